@@ -27,7 +27,7 @@ class SetupError(DistDLError, RuntimeError):
 
 
 class CheckpointError(DistDLError, OSError):
-    """A checkpoint could not be written or read, or is damaged; raised on every worker."""
+    """A checkpoint (then on every worker) or a file of arrays can't be written or read, is damaged, or was changed."""
 
 
 ONE_PROGRAM = (

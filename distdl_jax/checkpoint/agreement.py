@@ -43,8 +43,8 @@ class _Done(NamedTuple):
     value: Any
 
 
-class _FailedElsewhere(Exception):
-    """Ends this worker's work, since the work of another one has failed."""
+class _FailedElsewhere(BaseException):
+    """Ends this worker's work, since the work of another one has failed. It is no error of a file that is read."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.text)

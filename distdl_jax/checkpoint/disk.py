@@ -4,6 +4,7 @@ path/
   step-0000000100/            complete: it got this name when everything in it was on disk
   step-0000000100.1/          the same step, saved once more: it counts in place of the first
   .step-0000000200.5f3a91/    being written, being removed, or left by a job that was killed
+  step-0000000300.abandoned-5f3a91/    complete: a run has gone back to an earlier step, and on from there
 
 Several jobs may work there at once: a job that was requeued begins while the one before is ending. A folder changes
 hands by one operation, its rename. A writer completes a checkpoint by a rename, and whoever removes a folder gives it a
@@ -24,7 +25,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from distdl_jax.checkpoint.agreement import this_host
-from distdl_jax.errors import CheckpointError
+from distdl_jax.errors import CheckpointError, InvalidArgumentError
 
 _COMPLETE = re.compile(r"step-(\d{10,})(?:\.(\d+))?", re.ASCII)
 _UNFINISHED = re.compile(r"\.step-(\d{10,})\.[0-9a-f]+", re.ASCII)
@@ -197,6 +198,26 @@ def begin_folder(target: Disk, path: str, step: int, tidy: bool) -> str:
     unfinished = _unfinished(step)
     target.make_folder(os.path.join(path, unfinished))
     return unfinished
+
+
+def abandon_later(target: Disk, path: str, step: int, gone_on_from: int | None) -> None:
+    """Set the checkpoints aside that a run which goes on with `step`, from `gone_on_from`, has left behind.
+
+    **Raises:** `InvalidArgumentError` where that is not what it does, but checkpoints of higher steps are there.
+    """
+    folders = folders_in(path)
+    if not folders or (highest := folders[-1].step) <= step:
+        return
+    if gone_on_from is None or gone_on_from > step:
+        raise InvalidArgumentError(
+            f"`step` (={step}) must not be below that of the last checkpoint in {path}, {highest}: this one would be "
+            "removed first, and `restore` would return that one. A new run takes another folder; to go back to an "
+            "earlier step, call this Manager's `restore(specs, step)`, which sets the later ones aside."
+        )
+    for folder in folders:
+        if folder.step > gone_on_from and folder.step != step:
+            name = os.path.join(path, folder.name)
+            target.rename(name, f"{name}.abandoned-{secrets.token_hex(4)}")
 
 
 def complete_folder(target: Disk, path: str, unfinished: str, step: int) -> None:

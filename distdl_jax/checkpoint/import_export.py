@@ -17,8 +17,9 @@ from distdl_jax.checkpoint.disk import Disk, disk, naming, write_all, written_in
 from distdl_jax.checkpoint.manifest import Form
 from distdl_jax.checkpoint.writing import UnfinishedFile, world_of_specs
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.formats.arrays import ArrayInFile, arrays_in, some
+from distdl_jax.formats.arrays import ArrayInFile, arrays_in
 from distdl_jax.formats.hyperslabs import Pause, runs
+from distdl_jax.formats.plain_files import some
 from distdl_jax.formats.safetensors import METADATA, Tensor, bytes_of, is_storable, laid_out
 from distdl_jax.plans.decomposition import box_shape
 from distdl_jax.progress_line import bytes_shown, progress
@@ -142,15 +143,22 @@ def import_(path: str | os.PathLike[str], specs: Any) -> Any:
         return given[0]["path"]
 
     file: str = together(world, "the beginning of an import", lambda _: {"path": checked_path(path)}, alike)
+    found: dict[str, ArrayInFile] = {}
     leaves: list[Any] = []
 
-    def read(pause: Pause) -> None:
+    def prepare(_: Pause) -> None:
         arrays = arrays_in(file)
-        found = {name: _found(file, arrays, name, spec) for name, spec in wanted if spec is not None}
+        found.update((name, _found(file, arrays, name, spec)) for name, spec in wanted if spec is not None)
+
+    def read(pause: Pause) -> None:
+        for array in found.values():
+            array.file.check_name()  # now that all workers have opened it, all read the same one
         for name, spec in progress(wanted, label=f"import from {file}", unit="tensor"):
             leaves.append(None if spec is None else _block(found[name], name, spec, pause))
 
-    together(world, f"the import from {file}", read)
+    label = f"the import from {file}"
+    together(world, label, prepare)
+    together(world, label, read)
     return like_specs(specs, leaves)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from distdl_jax.checkpoint.agreement import checked_path, together
 from distdl_jax.checkpoint.disk import Disk, folders_in, remove_folder
-from distdl_jax.checkpoint.reading import restore, steps
-from distdl_jax.checkpoint.writing import Writing, begin, not_saved, world_of_specs
+from distdl_jax.checkpoint.reading import restore_with_step, steps
+from distdl_jax.checkpoint.writing import Run, Writing, begin, not_saved, world_of_specs
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.formats.hyperslabs import Pause
 from distdl_jax.transports.threads.current_world import simulated_world
@@ -57,20 +57,24 @@ class Manager:
         self.keep_every = None if keep_every is None else checked_integer("keep_every", keep_every, 1)
         self._writer: _Writer | None = None
         self._world: World | None = None
+        self._step: int | None = None  # where the run is
         self._closed = False
 
     def save(self, tree: Any, specs: Any, step: int) -> None:
         """Begin to save a tree; the arguments, and what is collective, are those of `dj.checkpoint.save`.
 
-        Once it returns, the arrays may be donated or changed.
+        Once it returns, the arrays may be donated or changed. Steps ascend: `restore` of this Manager goes back to an
+        earlier one.
 
-        **Raises,** on all workers: what `dj.checkpoint.save` raises, of this tree or of the one before.
+        **Raises,** on all workers: what `dj.checkpoint.save` raises, of this tree or of the one before;
+        `InvalidArgumentError` where the folder has a checkpoint of a higher step, of another run, say.
         """
         if self._closed:
             raise InvalidArgumentError("This Manager is closed: it saves nothing any more.")
         world = world_of_specs(specs)
         self.wait()
-        writing = begin(self.path, step, tree, specs, world, copied=True, tidy=self._world is None)
+        writing = begin(self.path, step, tree, specs, world, Run(self._step, begins=self._world is None))
+        self._step = writing.step
         if self._world is None and simulated_world.value is None:
             atexit.register(self._at_exit)  # after the world's own function, and so called before it
         self._world = world
@@ -92,9 +96,14 @@ class Manager:
             raise not_saved(writer.step, error) from error
 
     def restore(self, specs: Any, step: int | None = None) -> Any:
-        """Call `dj.checkpoint.restore`, once what was saved before is on disk. Collective."""
+        """Call `dj.checkpoint.restore`, once what was saved before is on disk. Collective.
+
+        The run goes on from that step: what was saved of later ones is set aside by the next `save` of one of them or
+        below, under the names `step-....abandoned-...`, which you may remove.
+        """
         self.wait()
-        return restore(self.path, specs, step)
+        self._step, tree = restore_with_step(self.path, specs, step)
+        return tree
 
     def steps(self) -> list[int]:
         """Return the complete steps, once what was saved before is on disk. Collective."""

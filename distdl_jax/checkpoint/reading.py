@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +18,8 @@ from distdl_jax.checkpoint.disk import Folder, folders_in
 from distdl_jax.checkpoint.manifest import MANIFEST, Block, Form, Leaf, Manifest, checksums, chunks, crc32, volume
 from distdl_jax.checkpoint.writing import world_of_specs
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
-from distdl_jax.formats.hyperslabs import Pause, fill, open_to_read, read_exactly
+from distdl_jax.formats.hyperslabs import Pause, fill
+from distdl_jax.formats.plain_files import PlainFile, read_exactly
 from distdl_jax.formats.safetensors import dtype_named
 from distdl_jax.plans.decomposition import Box, box_shape, intersect
 from distdl_jax.progress_line import Progress, bytes_shown
@@ -60,18 +60,25 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
     ...     restore(path, specs)["w"].tolist()
     [0.0, 1.0, 2.0]
     """
+    return restore_with_step(path, specs, step)[1]
+
+
+def restore_with_step(path: Any, specs: Any, step: int | None) -> tuple[int, Any]:
+    """Return the step that `restore` takes, and what it returns."""
     world = world_of_specs(specs)
 
     def arguments(_: Pause) -> dict[str, Any]:
         return {"path": checked_path(path), "step": None if step is None else checked_integer("step", step, 0)}
 
-    def choose(given: Mapping[int, Mapping[str, Any]]) -> tuple[str, bytes]:
+    def choose(given: Mapping[int, Mapping[str, Any]]) -> tuple[int, str, bytes]:
         check_same(given)
-        folder = os.path.join(given[0]["path"], _chosen(**given[0]).name)
-        with _read_from(folder), open(open_to_read(os.path.join(folder, MANIFEST), in_folder=True), "rb") as manifest:
-            return folder, manifest.read()
+        chosen = _chosen(**given[0])
+        folder = os.path.join(given[0]["path"], chosen.name)
+        with _read_from(folder):
+            manifest = PlainFile(os.path.join(folder, MANIFEST), in_folder=True)
+            return chosen.step, folder, manifest.text(manifest.size)
 
-    folder, text = together(world, "the choice of a checkpoint", arguments, choose)
+    found, folder, text = together(world, "the choice of a checkpoint", arguments, choose)
     needs: list[_Need | None] = []
 
     def prepare(_: Pause) -> None:
@@ -88,7 +95,7 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
     label = f"the reading of {os.path.basename(folder)}"
     together(world, label, prepare)
     together(world, label, read)
-    return like_specs(specs, leaves)
+    return found, like_specs(specs, leaves)
 
 
 @contextmanager
@@ -248,7 +255,8 @@ def _read(world: World, folder: str, needs: Sequence[_Need | None], pause: Pause
     boxes = [None if need is None else stored_box(need.spec.box, need.leaf.form) for need in needs]
     pairs = [(need.leaf.form.dtype, box) for need, box in zip(needs, boxes, strict=True) if need and box is not None]
     size = sum(dtype_named(dtype).itemsize * volume(box) for dtype, box in pairs)
-    with Files(folder) as files, bytes_shown(world, f"{os.path.basename(folder)}, read by worker 0", size) as shown:
+    files = Files(folder)
+    with bytes_shown(world, f"{os.path.basename(folder)}, read by worker 0", size) as shown:
         for need, box in zip(needs, boxes, strict=True):
             if need is None:
                 yield None
@@ -262,39 +270,14 @@ class Files:
     """The files of a folder, opened when needed; where many are open, the least recently used is closed."""
 
     def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self._descriptors: OrderedDict[str, int] = OrderedDict()
-        self._sizes: dict[str, int] = {}
+        self._folder = folder
+        self.file: Callable[[str], PlainFile] = lru_cache(_OPEN_FILES)(
+            lambda name: PlainFile(os.path.join(folder, name), in_folder=True)
+        )
 
     def path(self, name: str) -> str:
         """Return the path of a file."""
-        return os.path.join(self.folder, name)
-
-    def descriptor(self, name: str) -> int:
-        """Return the descriptor of a file; the next call may close it."""
-        if name not in self._descriptors:
-            if len(self._descriptors) == _OPEN_FILES:
-                os.close(self._descriptors.popitem(last=False)[1])
-            self._descriptors[name] = open_to_read(self.path(name), in_folder=True)
-        self._descriptors.move_to_end(name)
-        return self._descriptors[name]
-
-    def size(self, name: str) -> int:
-        """Return the number of bytes of a file."""
-        if name not in self._sizes:
-            self._sizes[name] = os.fstat(self.descriptor(name)).st_size
-        return self._sizes[name]
-
-    def close(self) -> None:
-        """Close all of them."""
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
-
-    def __enter__(self) -> Files:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return os.path.join(self._folder, name)
 
 
 class _Chunks:
@@ -344,7 +327,7 @@ class _Chunks:
 
     def _read_exactly(self, into: memoryview, offset: int) -> None:
         try:
-            read_exactly(self._files.descriptor(self._block.file), [into], offset)
+            read_exactly(self._files.file(self._block.file).descriptor, [into], offset)
         except EOFError:
             raise self._damaged("it ends too early", offset) from None
 
@@ -375,7 +358,7 @@ def read_leaf(
     itemsize = dtype_named(leaf.form.dtype).itemsize
     needed = [block for block in leaf.blocks if volume(intersect(block.box, wanted))]
     for block in needed:
-        if block.end(itemsize) > files.size(block.file):
+        if block.end(itemsize) > files.file(block.file).size:
             raise _damaged(files, leaf.path, block, "it ends too early")
     into = make()
     left = 0  # bytes of a block that are to be shown yet; rows that are read whole have more

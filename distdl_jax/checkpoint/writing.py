@@ -20,6 +20,7 @@ from distdl_jax.checkpoint.agreement import checked_path, together
 from distdl_jax.checkpoint.contents import Leaves, OwnBlock, Placeholders, agree_on_contents
 from distdl_jax.checkpoint.disk import (
     Disk,
+    abandon_later,
     begin_folder,
     complete_folder,
     disk,
@@ -46,6 +47,7 @@ from distdl_jax.checkpoint.manifest import (
 )
 from distdl_jax.errors import CheckpointError, DistDLError, InvalidArgumentError
 from distdl_jax.formats.hyperslabs import Pause
+from distdl_jax.formats.plain_files import LARGEST_TEXT
 from distdl_jax.formats.safetensors import bytes_of, laid_out
 from distdl_jax.partition import check_partitions
 from distdl_jax.plans.decomposition import box_shape
@@ -68,6 +70,16 @@ class Plan(NamedTuple):
     path: str
     step: int
     unfinished: str
+
+
+class Run(NamedTuple):
+    """The run of a Manager: the last step that it has restored or saved, if any, and whether it saves its first one.
+
+    What killed jobs have left half written goes with the first.
+    """
+
+    step: int | None
+    begins: bool
 
 
 class UnfinishedFile:
@@ -230,10 +242,12 @@ class Writing:
     def complete(self) -> None:
         """Make a complete checkpoint of what all workers have written, on the first worker."""
         with written_in(self._folder):
-            manifest = self._manifest()
+            manifest = self._manifest().to_json().encode()
+            if len(manifest) > LARGEST_TEXT:
+                raise CheckpointError(f"Its manifest would have {len(manifest)} bytes, more than {LARGEST_TEXT}.")
             for worker in range(self._world.size):
                 self.disk.remove(os.path.join(self._folder, worker_note(worker)))
-            write_file(self.disk, os.path.join(self._folder, MANIFEST), manifest.to_json().encode())
+            write_file(self.disk, os.path.join(self._folder, MANIFEST), manifest)
             self.disk.sync_folder(self._folder)
             complete_folder(self.disk, self._plan.path, self._plan.unfinished, self.step)
 
@@ -280,22 +294,21 @@ class Writing:
             self.disk.remove_folder(self._folder)
 
 
-def begin(
-    path: Any, step: Any, tree: Any, specs: Any, world: World, *, copied: bool = False, tidy: bool = False
-) -> Writing:
+def begin(path: Any, step: Any, tree: Any, specs: Any, world: World, run: Run | None = None) -> Writing:
     """Begin a checkpoint: agree on its contents, and make its folder. Collective in the world.
 
-    With `copied`, blocks are copied to the host, so that the arrays may change or go. With `tidy`, leftovers of killed
-    jobs in `path` are removed.
+    With a `run`, blocks are copied to the host, so that the arrays may change or go.
     """
 
     def arguments() -> dict[str, Any]:
         return {"path": checked_path(path), "step": checked_integer("step", step, 0)}
 
     def decide(leaves: Leaves, given: Mapping[str, Any]) -> Plan:
-        return Plan(leaves, **given, unfinished=begin_folder(disk.get(), **given, tidy=tidy))
+        if run is not None:
+            abandon_later(disk.get(), **given, gone_on_from=run.step)
+        return Plan(leaves, **given, unfinished=begin_folder(disk.get(), **given, tidy=run is not None and run.begins))
 
     plan, own, placeholders = agree_on_contents(
-        world, "the beginning of a checkpoint", tree, specs, arguments, decide, copied=copied
+        world, "the beginning of a checkpoint", tree, specs, arguments, decide, copied=run is not None
     )
     return Writing(world, plan, own, placeholders)

@@ -6,13 +6,14 @@ import os
 import queue
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import jax
 import numpy as np
 
 from distdl_jax.data.reading import ArrayReader, BatchReader, Order, Place, RowReader, SampleReader
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
 from distdl_jax.partition import Partition
 from distdl_jax.spec_trees import specs_by_path
 from distdl_jax.tensors import TensorSpec
@@ -58,7 +59,8 @@ def batches(
     - `epochs`: how often to go through the samples; None for ever. An iterable is gone through anew for each.
     - `drop_last`: leave out a last batch of an epoch that is smaller.
     - `prefetch`: how many batches a thread reads ahead; 0 for none.
-    - `state`: where to go on: the `state` that another such iterator had.
+    - `state`: where to go on: the `state` that another such iterator had. In the middle of an epoch, one over as many
+      samples, with the same `batch_size` and `key`.
 
     **Returns:** `Batches`. Not collective; a worker that a spec has no part for gets zero-volume arrays.
 
@@ -78,7 +80,8 @@ def batches(
         words = [int(word) for word in np.asarray(jax.random.key_data(key) if is_new else key).reshape(-1)]
     reader = _reader(source, spec, batch_size, halo)
     epochs = None if epochs is None else checked_integer("epochs", epochs, 0)
-    place = _place(state)
+    place, order_before = _place(state)
+    shown = f"`state` (epoch {place.epoch}, batch {place.batch})"
     left = None
     if isinstance(reader, RowReader):
         order = Order(reader.samples, checked_integer("batch_size", batch_size, 1), words, drop_last)
@@ -86,6 +89,9 @@ def batches(
             raise InvalidArgumentError(
                 f"`batch_size` (={batch_size}) leaves no batch of the {reader.samples} samples of `source`."
             )
+        place = place._replace(order=order.number)
+        if place.batch >= order.batches:
+            raise InvalidArgumentError(f"{shown} lies beyond the {order.batches} batches of an epoch.")
         read = _of_rows(reader, order, place, epochs)
         if epochs is not None:
             left = max(0, (epochs - place.epoch) * order.batches - place.batch)
@@ -93,21 +99,30 @@ def batches(
         raise InvalidArgumentError("`batch_size` and `key` must be None where `source` is an iterable over batches.")
     else:
         read = _as_they_come(reader, place, epochs)
+    if place.batch and order_before not in (None, place.order):
+        raise InvalidArgumentError(
+            f"{shown} is that of an iterator with another `batch_size`, `key` or number of "
+            f"samples: here it would go on at other ones. {{'epoch': {place.epoch}, 'batch': 0}} begins with an epoch."
+        )
+    if epochs is not None and place[:2] > (epochs, 0):
+        raise InvalidArgumentError(f"{shown} lies beyond the last of the `epochs` (={epochs}).")
     return Batches(read, place, checked_integer("prefetch", prefetch, 0), left)
 
 
 class Batches:
     """An iterator over batches, made by `dj.data.batches`.
 
-    - `state`: which batch is next, two small integers in a dict, for checkpoints: `{"epoch": 0, "batch": 3}`.
+    - `state`: which batch is next, three integers in a dict, for checkpoints: `{"epoch": 0, "batch": 3, "order": ...}`.
+      The last one tells this order of the samples from those of another batch size, say.
 
-    It may be closed before its end, as `with` does; that ends its thread.
+    It may be closed before its end, as `with` does, and by another thread; that ends its thread, and who waits for a
+    batch. A process that is forked makes an iterator of its own.
 
     >>> import distdl_jax as dj
     >>> spec = dj.TensorSpec((2,), dj.Partition().grid([1]))
     >>> with dj.data.batches(np.arange(10).reshape(5, 2), spec, 2) as batches:
     ...     next(batches).tolist(), batches.state
-    ([[0, 1], [2, 3]], {'epoch': 0, 'batch': 1})
+    ([[0, 1], [2, 3]], {'epoch': 0, 'batch': 1, 'order': 1571550454})
     """
 
     def __init__(self, read: _Read, place: Place, prefetch: int, left: int | None = None) -> None:
@@ -134,17 +149,19 @@ class Batches:
         return NotImplemented if self._left is None else self._left
 
     def __next__(self) -> Any:
-        batch, self._place = next(self._read) if self._ahead is None else self._ahead.next()
+        batch, self._place = next(self._read if self._ahead is None else self._ahead)
         if self._left is not None:
             self._left -= 1
         return jax.tree.map(jax.device_put, batch)
 
     def close(self) -> None:
-        """End the iterator, and its thread."""
+        """End the iterator, and its thread; who waits for a batch in another thread gets no more."""
         if self._ahead is not None:
             self._ahead.close()
-        else:
-            self._read.close()
+            return
+        read, self._read = self._read, _nothing()
+        with suppress(ValueError):  # another thread is in it: it gets this batch, and no other one
+            read.close()
 
     def __enter__(self) -> Batches:
         return self
@@ -167,6 +184,10 @@ def _of_rows(reader: RowReader, order: Order, place: Place, epochs: int | None) 
         place = Place(place.epoch + 1, 0)
 
 
+def _nothing() -> _Read:
+    yield from ()
+
+
 def _as_they_come(reader: BatchReader, place: Place, epochs: int | None) -> _Read:
     """Yield the batches that the source makes, each with the place after it."""
     while epochs is None or place.epoch < epochs:
@@ -174,8 +195,12 @@ def _as_they_come(reader: BatchReader, place: Place, epochs: int | None) -> _Rea
         for number, batch in enumerate(reader.all_batches()):
             if number >= place.batch:
                 yield batch, Place(place.epoch, number + 1)
-        if number < 0:
+        if number < 0 and not place.batch:
             return  # an iterator that was gone through
+        if number + 1 < place.batch:
+            raise InvalidArgumentError(
+                f"`state` (batch {place.batch}) lies beyond the last of the {number + 1} batches that `source` makes."
+            )
         place = Place(place.epoch + 1, 0)
 
 
@@ -189,14 +214,20 @@ class _Ahead:
         self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(count)
         self._closed = threading.Event()
         self._end: tuple[str, Any] | None = None
+        self._process = os.getpid()
         work = (read, self._queue, self._closed)
         threading.Thread(target=_fill_queue, args=work, name="batches read ahead", daemon=True).start()
 
-    def next(self) -> Any:
-        """Return the next batch."""
-        if self._closed.is_set():
-            raise StopIteration
+    def __next__(self) -> Any:
+        if os.getpid() != self._process:
+            raise SetupError(
+                f"This iterator over batches belongs to process {self._process}: process {os.getpid()}, which was "
+                "forked from it, has no thread that reads ahead. Make the iterator there, or with `prefetch=0`."
+            )
         kind, value = self._end or self._queue.get()
+        if self._closed.is_set():
+            self._wake()  # the next one who waits
+            raise StopIteration
         if kind == "batch":
             return value
         self._end = kind, value
@@ -205,8 +236,14 @@ class _Ahead:
         raise StopIteration
 
     def close(self) -> None:
-        """End the thread."""
-        self._closed.set()
+        """End the thread, and wake who waits for a batch."""
+        if os.getpid() == self._process:  # in a forked one nobody may hold the locks, or let them go
+            self._closed.set()
+            self._wake()
+
+    def _wake(self) -> None:
+        with suppress(queue.Full):  # so that there is something to get
+            self._queue.put_nowait(("end", None))
 
 
 def _fill_queue(read: Iterator[Any], batches: queue.Queue[tuple[str, Any]], closed: threading.Event) -> None:
@@ -229,15 +266,18 @@ def _fill_queue(read: Iterator[Any], batches: queue.Queue[tuple[str, Any]], clos
         put(("end", None))
 
 
-def _place(state: Mapping[str, Any] | None) -> Place:
+def _place(state: Mapping[str, Any] | None) -> tuple[Place, int | None]:
+    """Return the place in a state, and the number of its order, which older ones don't have."""
     if state is None:
-        return Place(0, 0)
+        return Place(0, 0), None
     try:
-        return Place(*(checked_integer(f"state[{name!r}]", state[name], 0) for name in Place._fields))
+        names = Place._fields if "order" in state else Place._fields[:2]
+        epoch, batch, *order = (checked_integer(f"state[{name!r}]", state[name], 0) for name in names)
+        return Place(epoch, batch), order[0] if order else None
     except (KeyError, TypeError, ValueError):
         raise InvalidTypeError(
-            f"`state` (={state!r}) must be the `state` of another such iterator: {{'epoch', 'batch'}}, "
-            "two integers of 0 or more."
+            f"`state` (={state!r}) must be the `state` of another such iterator: {{'epoch', 'batch', 'order'}}, "
+            "integers of 0 or more."
         ) from None
 
 

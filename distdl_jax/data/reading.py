@@ -6,6 +6,7 @@ The order depends on a key, an epoch and the number of samples alone, so it is t
 from __future__ import annotations
 
 import os
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -20,10 +21,11 @@ from distdl_jax.validation import is_numeric
 
 
 class Place(NamedTuple):
-    """The place of a run through the data: its epoch, and the next batch of it."""
+    """The place of a run through the data: its epoch, the next batch of it, and the number of its order, 0 for none."""
 
     epoch: int
     batch: int
+    order: int = 0
 
 
 class Order(NamedTuple):
@@ -34,7 +36,7 @@ class Order(NamedTuple):
 
     >>> order = Order(5, 2, None, False)
     >>> order.batches, order.epoch(0).tolist(), order.after(Place(0, 2))
-    (3, [0, 1, 2, 3, 4], Place(epoch=1, batch=0))
+    (3, [0, 1, 2, 3, 4], Place(epoch=1, batch=0, order=1571550454))
     """
 
     n: int
@@ -59,9 +61,15 @@ class Order(NamedTuple):
         generator = np.random.Philox(counter=[0, 0, 0, epoch], key=np.array(key, np.uint64))
         return np.argsort(generator.random_raw(self.n), kind="stable")
 
+    @property
+    def number(self) -> int:
+        """A number that tells it from other orders, in which the same place has other samples."""
+        return zlib.crc32(repr([int(self.n), self.size, self.words]).encode()) >> 1
+
     def after(self, place: Place) -> Place:
         """Return the place after a batch."""
-        return Place(place.epoch, place.batch + 1) if place.batch + 1 < self.batches else Place(place.epoch + 1, 0)
+        is_last = place.batch + 1 >= self.batches
+        return Place(place.epoch + is_last, 0 if is_last else place.batch + 1, self.number)
 
 
 class Reader:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import errno
-import lzma
+import mmap
 import operator
 import os
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from math import prod
 from typing import IO, Any
 
 import numpy as np
 
-from distdl_jax.errors import CheckpointError, InvalidArgumentError, InvalidTypeError, SetupError
-from distdl_jax.formats.hyperslabs import Pause, fill, open_to_read, read_exactly
+from distdl_jax.errors import CheckpointError, InvalidArgumentError, InvalidTypeError
+from distdl_jax.formats.chunked import open_hdf5, open_zarr
+from distdl_jax.formats.hyperslabs import Pause, box_of_index, fill
+from distdl_jax.formats.plain_files import PlainFile, chosen, damage_in_words, read_exactly
 from distdl_jax.formats.safetensors import dtype_named, read_header
 from distdl_jax.formats.strict_json import integers
 from distdl_jax.plans.decomposition import Box, box_shape
@@ -34,15 +32,16 @@ def open_array(path: str | os.PathLike[str], name: str | None = None) -> Any:
 
     **Arguments:**
 
-    - `path`: an npy file (which becomes a memory map), an npz or a safetensors file, an HDF5 file (`.h5`, `.hdf5`; it
-      takes h5py, the extra `hdf5`) or a Zarr array or group (a folder or zip file `.zarr`; it takes zarr, the extra
-      `zarr`).
+    - `path`: an npy, npz or safetensors file, an HDF5 file (`.h5`, `.hdf5`; it takes h5py, the extra `hdf5`) or a Zarr
+      array or group (a folder or zip file `.zarr`; it takes zarr, the extra `zarr`). A file that is read must not
+      change; a new one that gets its name does no harm.
     - `name`: which array of the file; not needed where it holds only one.
 
     **Returns:** an array that is sliced like numpy's, with `shape` and `dtype`; a slice of it is read.
 
     **Raises:** `InvalidArgumentError` where there is no array of that name, or a name is needed; `SetupError` where
-    the package is missing that reads such a file; `OSError` where it can't be read.
+    the package is missing that reads such a file; `CheckpointError` where it is damaged, or no plain file, or holds
+    Python objects; later, where it has changed, for a slice; `OSError` where it can't be read.
 
     >>> import tempfile, numpy as np
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -52,26 +51,18 @@ def open_array(path: str | os.PathLike[str], name: str | None = None) -> Any:
     """
     path = os.fspath(path)
     kind = os.path.splitext(path.rstrip("/"))[1]
-    found: dict[str, Any] = {}
     if kind in (".h5", ".hdf5"):
-        h5py = _package("h5py", "hdf5")
-        file = h5py.File(path, "r", locking="best-effort")
-        file.visititems(lambda at, value: found.update({at: value}) if isinstance(value, h5py.Dataset) else None)
-        return _one(path, found, name)
+        return open_hdf5(path, name)
     if kind == ".zarr":
-        opened = _package("zarr", "zarr").open(path, mode="r")
-        return opened if hasattr(opened, "dtype") else _one(path, dict(opened.arrays()), name)
-    if kind == ".npy":
-        return np.load(path, mmap_mode="r")
+        return open_zarr(path, name)
     try:
-        found = arrays_in(path)
+        return chosen(path, arrays_in(path), name)
     except CheckpointError as error:
-        if kind in (".npz", ".safetensors"):
+        if kind in (".npy", ".npz", ".safetensors") or not os.path.isfile(path):
             raise
         raise CheckpointError(
             f"`path` (={path!r}) must end in .npy, .npz, .safetensors, .h5, .hdf5 or .zarr, and be such a file: {error}"
         ) from None
-    return _one(path, found, name)
 
 
 def read(source: Any, box: Box | None, halo: Halo | None = None) -> np.ndarray[Any, Any]:
@@ -88,7 +79,8 @@ def read(source: Any, box: Box | None, halo: Halo | None = None) -> np.ndarray[A
 
     **Returns:** a numpy array in the source's dtype (in this machine's byte order). Not collective.
 
-    **Raises:** `InvalidArgumentError` where the box or the halo don't fit the array; `OSError`.
+    **Raises:** `InvalidArgumentError` where the box or the halo don't fit the array; `CheckpointError` where the file
+    is damaged or has changed; `OSError`.
 
     >>> x = np.arange(12).reshape(3, 4)
     >>> read(x, ((1, 3), (0, 2))).tolist(), read(x, ((1, 3), (0, 2)), halo=((1, 1), (1, 1))).shape
@@ -104,6 +96,7 @@ def read(source: Any, box: Box | None, halo: Halo | None = None) -> np.ndarray[A
         return array.read(wanted)
     if 0 in box_shape(wanted):
         return np.zeros(box_shape(wanted), native)
+    _check_mapped(array)
     found = np.asarray(array[tuple(slice(start, stop) for start, stop in wanted)])
     return np.ascontiguousarray(found, native).reshape(box_shape(wanted))
 
@@ -148,31 +141,28 @@ def _checked_box(box: Any, shape: tuple[int, ...]) -> Box:
     return ranges
 
 
-def _one(path: str, found: dict[str, Any], name: str | None) -> Any:
-    if name is None and len(found) == 1:
-        return next(iter(found.values()))
-    if name is None or name not in found:
-        raise InvalidArgumentError(f"`name` (={name!r}) must be that of an array in {path}. It holds {some(found)}.")
-    return found[name]
-
-
-def _package(name: str, extra: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise SetupError(f"To read such a file takes {name}: pip install 'distdl_jax[{extra}]' ({error}).") from None
+def _check_mapped(array: Any) -> None:
+    """Refuse a memory map whose file has become shorter: reading it would end the process by SIGBUS."""
+    memory = array
+    while isinstance(memory, np.ndarray):
+        memory = memory.base
+    if isinstance(memory, mmap.mmap) and not memory.closed and memory.size() < len(memory):
+        raise CheckpointError(
+            f"{getattr(array, 'filename', None) or 'A file'} has been cut while it is a memory map: it has "
+            f"{memory.size()} bytes."
+        )
 
 
 @dataclass(frozen=True)
 class ArrayInFile:
-    """An array in a file.
+    """An array in a file, sliced as numpy's are; integers and slices read no more than they ask for, in rows.
 
-    - `path`, `name`: the file, and the array's name in it.
+    - `file`, `name`: the file, and the array's name in it.
     - `is_fortran`: whether it is column-major.
     - `offset`: the first byte in the file; None where the array is compressed, in a member of a zip file.
     """
 
-    path: str
+    file: PlainFile
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -184,33 +174,50 @@ class ArrayInFile:
         """The number of dimensions."""
         return len(self.shape)
 
+    def __len__(self) -> int:
+        return len(np.broadcast_to(0, self.shape))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return self.read(tuple((0, n) for n in self.shape)).astype(dtype or self.dtype, copy=False)
+
+    def __getitem__(self, index: Any) -> Any:
+        if (place := box_of_index(index, self.shape)) is not None:
+            return self.read(place[0])[place[1]]
+        like = np.broadcast_to(np.empty((), self.dtype), self.shape)[index]  # where numpy refuses the index, so do we
+        rows, *rest = index if isinstance(index, tuple) else (index,)
+        if np.ndim(rows) == 1 and not isinstance(rows, str) and box_of_index((0, *rest), self.shape) is not None:
+            found = np.empty(like.shape, like.dtype)
+            for n, row in enumerate(np.arange(len(self))[rows]):
+                found[n] = self[(row, *rest)]
+            return found
+        return np.asarray(self)[index]
+
     def read(self, box: Box, pause: Pause = lambda: None) -> np.ndarray[Any, Any]:
         """Read a box of the array; `pause` is called between two pieces.
 
-        **Raises:** `OSError` where the file can't be read, `CheckpointError` where it is too short.
+        **Raises:** `OSError` where the file can't be read, `CheckpointError` where it is too short or has changed.
         """
+        self.file.check()
         into = np.empty(box_shape(box), self.dtype, order="F" if self.is_fortran else "C")
         shape, part, dest = self.shape, box, into
         if self.is_fortran:
             shape, part, dest = shape[::-1], box[::-1], into.T
         place = tuple((0, length) for length in dest.shape)
         first = self.offset
-        with open(open_to_read(self.path), "rb") as file:
 
-            def read(start: int, view: memoryview) -> None:
-                pause()
-                read_exactly(file.fileno(), [view], (first or 0) + start)
+        def read(start: int, view: memoryview) -> None:
+            pause()
+            read_exactly(self.file.descriptor, [view], (first or 0) + start)
 
-            try:
-                if first is None:
-                    with zipfile.ZipFile(file) as archive, archive.open(f"{self.name}.npy") as stream:
-                        _npy_header(stream)
-                        fill(_reader_of(stream, pause), shape, part, dest, place)
-                else:
-                    fill(read, shape, part, dest, place)
-            except (EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
-                text = f"{self.path} is damaged: {self.name!r} can't be read to its end. {error}"
-                raise CheckpointError(text) from None
+        with damage_in_words(self.file.path, self.name):
+            if first is None:
+                member = f"{self.name}.npy"
+                with self.file.stream() as file, zipfile.ZipFile(file) as archive, archive.open(member) as stream:
+                    _npy_header(stream)
+                    fill(_reader_of(stream, pause), shape, part, dest, place)
+            else:
+                fill(read, shape, part, dest, place)
+        self.file.check()
         return into.astype(self.dtype.newbyteorder("="), copy=False)
 
 
@@ -219,67 +226,57 @@ def arrays_in(path: str) -> dict[str, ArrayInFile]:
 
     **Raises:** `CheckpointError` where it is none of these, `OSError` where it can't be read.
     """
-    with open(open_to_read(path), "rb") as file, _damage_in_words(path):
-        begin = file.read(6)
-        file.seek(0)
+    file = PlainFile(path)
+    with damage_in_words(path), file.stream() as stream:
+        begin = stream.read(6)
+        stream.seek(0)
         if begin == _NPY:
-            return {"": _npy(path, "", file, 0, os.fstat(file.fileno()).st_size)}
+            return {"": _npy(file, "", stream, 0, file.size)}
         if begin[:4] == _ZIP:
-            return _npz(path, file)
-    return {
-        name: ArrayInFile(path, name, tensor.shape, dtype_named(tensor.dtype), tensor.offset)
-        for name, tensor in read_header(path).items()
-    }
+            return _npz(file, stream)
+        return {
+            name: _array(file, name, tensor.shape, dtype_named(tensor.dtype), tensor.offset, False)
+            for name, tensor in read_header(file).items()
+        }
 
 
-def some(names: Any) -> str:
-    """Return a few of the names, for messages."""
-    names = sorted(names)
-    return (", ".join(map(repr, names[:8])) or "nothing") + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-
-
-@contextmanager
-def _damage_in_words(path: str) -> Iterator[None]:
-    """Raise any exception of the readers of zip files and of numpy's headers as damage to the file."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # of a place before the file
-            raise
-        text = str(error) or type(error).__name__
-        raise CheckpointError(f"{path} is damaged, or no file of numpy's: {text}.") from None
-
-
-def _npz(path: str, file: IO[bytes]) -> dict[str, ArrayInFile]:
+def _npz(file: PlainFile, plain: IO[bytes]) -> dict[str, ArrayInFile]:
     found = {}
-    with zipfile.ZipFile(file) as archive:
+    with zipfile.ZipFile(plain) as archive:
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
             with archive.open(member) as stream:
                 if stream.read(6) != _NPY:
-                    raise CheckpointError(f"{path} is no npz file: its member {member.filename!r} is no array.")
+                    raise CheckpointError(f"{file.path} is no npz file: its member {member.filename!r} is no array.")
             if member.compress_type != zipfile.ZIP_STORED:
                 with archive.open(member) as stream:
-                    found[name] = _npy(path, name, stream, None, member.file_size)
+                    found[name] = _npy(file, name, stream, None, member.file_size)
                 continue
-            file.seek(member.header_offset + 26)  # the header of a member, and the lengths of what follows it
-            lengths = file.read(4)
+            plain.seek(member.header_offset + 26)  # the header of a member, and the lengths of what follows it
+            lengths = plain.read(4)
             begin = member.header_offset + 30 + sum(int.from_bytes(lengths[i : i + 2], "little") for i in (0, 2))
-            file.seek(begin)
-            found[name] = _npy(path, name, file, begin, min(begin + member.file_size, os.fstat(file.fileno()).st_size))
+            plain.seek(begin)
+            found[name] = _npy(file, name, plain, begin, min(begin + member.file_size, file.size))
     return found
 
 
-def _npy(path: str, name: str, stream: IO[bytes], begin: int | None, end: int) -> ArrayInFile:
+def _npy(file: PlainFile, name: str, stream: IO[bytes], begin: int | None, end: int) -> ArrayInFile:
     """Read a header; `begin`, `end`: the bytes of the array with its header in the file, or in a compressed stream."""
     shape, is_fortran, dtype = _npy_header(stream)
     if dtype.hasobject:
-        raise CheckpointError(f"{path} holds Python objects under {name!r}, and not numbers.")
+        raise CheckpointError(f"{file.path} holds Python objects under {name!r}, and not numbers.")
     if stream.tell() + prod(integers([*shape])) * dtype.itemsize > end:
         raise ValueError(f"{name!r} is too short for its shape, {shape}")
-    return ArrayInFile(path, name, shape, dtype, None if begin is None else stream.tell(), is_fortran)
+    return _array(file, name, shape, dtype, None if begin is None else stream.tell(), is_fortran)
+
+
+def _array(
+    file: PlainFile, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int | None, is_fortran: bool
+) -> ArrayInFile:
+    """Return an array of which numpy can have a part; `ValueError` for too many dimensions, say."""
+    if np.broadcast_to(np.empty((), dtype), shape).dtype != dtype:
+        raise ValueError(f"{name!r} is of dtype {dtype}, whose elements are arrays")
+    return ArrayInFile(file, name, shape, dtype, offset, is_fortran)
 
 
 def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

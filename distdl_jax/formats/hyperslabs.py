@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from math import prod
@@ -12,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distdl_jax.errors import CheckpointError
 from distdl_jax.plans.decomposition import Box
 
 ROW = 2**14
@@ -150,31 +146,24 @@ def fill(
         dest[slab.into] = buffer[:nbytes].view(into.dtype).reshape(slab.shape)[slab.cut]
 
 
-def open_to_read(path: str, *, in_folder: bool = False) -> int:
-    """Open a regular file; `in_folder`: and no symbolic link, which may lead out of its folder.
+def box_of_index(index: Any, shape: Sequence[int]) -> tuple[Box, tuple[int | slice, ...]] | None:
+    """Return the box that an index of integers and slices lies in, and the index within it; None for another index.
 
-    **Raises:** `CheckpointError` for anything else: a pipe would be waited for for ever.
+    >>> box_of_index((1, slice(-1, 0, -2)), (3, 6))
+    (((1, 2), (1, 6)), (0, slice(None, None, -2)))
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (os.O_NOFOLLOW if in_folder else 0))
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise CheckpointError(f"{path} is a symbolic link, which is not followed.") from None
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise CheckpointError(f"{path} is no file, but a folder, a pipe or a device.")
-    return descriptor
-
-
-def read_exactly(descriptor: int, into: Sequence[memoryview], offset: int) -> None:
-    """Fill views, one after the other, with the bytes of a file from `offset` on; `EOFError` where it ends before."""
-    missing = sum(map(len, into)) - os.preadv(descriptor, into, offset)
-    if not missing:
-        return
-    for view in into:
-        while view:
-            count = os.preadv(descriptor, [view], offset)
-            if not count:
-                raise EOFError
-            view, offset = view[count:], offset + count
+    keys = list(index) if isinstance(index, tuple) else [index]
+    if (at := next((n for n, key in enumerate(keys) if key is Ellipsis), None)) is not None:
+        keys[at : at + 1] = [slice(None)] * (len(shape) - len(keys) + 1)
+    keys += [slice(None)] * (len(shape) - len(keys))
+    box: list[tuple[int, int]] = []
+    within: list[int | slice] = []
+    for key, n in zip(keys, shape, strict=False):
+        if isinstance(key, slice):
+            places = range(*key.indices(n))
+            box.append((min(places[0], places[-1]), max(places[0], places[-1]) + 1) if places else (0, 0))
+            within.append(slice(None, None, places.step))
+        elif isinstance(key, int | np.integer) and not isinstance(key, bool) and -n <= key < n:
+            box.append((int(key) % n, int(key) % n + 1))
+            within.append(0)
+    return (tuple(box), tuple(within)) if len(box) == len(keys) == len(shape) else None

@@ -7,7 +7,6 @@ format knows only one kind, and that since recently, are pairs of floats: a dime
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from distdl_jax.errors import CheckpointError
-from distdl_jax.formats.hyperslabs import open_to_read, read_exactly
+from distdl_jax.formats.plain_files import PlainFile
 from distdl_jax.formats.strict_json import fields, integers, parsed, typed
 
 METADATA = "__metadata__"
@@ -113,30 +112,22 @@ def laid_out(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes,
     return len(text).to_bytes(8, "little") + text, found, begin + place
 
 
-def read_header(path: str) -> dict[str, Tensor]:
+def read_header(file: PlainFile) -> dict[str, Tensor]:
     """Return the tensors of a file, by name. As the format asks for, they fill the file, one after the other.
 
     **Raises:** `CheckpointError` where it is no safetensors file; `OSError` where it can't be read.
     """
-    descriptor = open_to_read(path)
     try:
-        size = os.fstat(descriptor).st_size
-        head = bytearray(8)
-        read_exactly(descriptor, [memoryview(head)], 0)
-        length = int.from_bytes(head, "little")
-        if length > min(size - 8, _LARGEST_HEADER):
+        length = int.from_bytes(file.text(8), "little")
+        if length > min(file.size - 8, _LARGEST_HEADER):
             raise EOFError
-        text = bytearray(length)
-        read_exactly(descriptor, [memoryview(text)], 8)
-        found = _tensors(typed(parsed(bytes(text)), dict), 8 + length)
+        found = _tensors(typed(parsed(file.text(length, 8)), dict), 8 + length)
     except (EOFError, ValueError) as error:
         reason = str(error) or "it has no header of one"
-        raise CheckpointError(f"{path} is no safetensors file, or it is damaged: {reason}.") from None
-    finally:
-        os.close(descriptor)
+        raise CheckpointError(f"{file.path} is no safetensors file, or it is damaged: {reason}.") from None
     end = max((tensor.offset + tensor.nbytes for tensor in found.values()), default=8 + length)
-    if end != size:
-        raise CheckpointError(f"{path} is damaged: it should have {end} bytes, and has {size}.")
+    if end != file.size:
+        raise CheckpointError(f"{file.path} is damaged: it should have {end} bytes, and has {file.size}.")
     return found
 
 

@@ -112,9 +112,10 @@ def test_few_files_are_open_at_a_time(tmp_path: Path) -> None:
             os.path.realpath(f"/proc/self/fd/{fd}").startswith(f"{tmp_path}/") for fd in os.listdir("/proc/self/fd")
         )
 
-    with Files(str(tmp_path)) as files:
-        for name in [*names, *names[:4], names[20]]:
-            assert os.pread(files.descriptor(name), 99, 0).decode() == name
-            assert 1 <= count_open() <= 32
-        assert os.pread(files.descriptor(names[39]), 99, 0).decode() == names[39]
+    files = Files(str(tmp_path))
+    for name in [*names, *names[:4], names[20]]:
+        assert os.pread(files.file(name).descriptor, 99, 0).decode() == name
+        assert 1 <= count_open() <= 32
+    assert os.pread(files.file(names[39]).descriptor, 99, 0).decode() == names[39]
+    del files
     assert count_open() == 0

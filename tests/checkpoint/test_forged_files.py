@@ -274,3 +274,16 @@ def test_negative_offsets(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
     with pytest.raises(dj.CheckpointError, match="-8 is no integer from 0 to"):
         arrays_in(str(tmp_path / "x"))
+
+
+def test_a_manifest_of_20_gigabytes(tmp_path: Path) -> None:
+    """It is refused on all workers before it is read."""
+
+    def program() -> None:
+        with pytest.raises(dj.CheckpointError, match=r"manifest\.json is damaged: 20000000000 bytes of text are more"):
+            checkpoint.restore(tmp_path, specs())
+
+    (tmp_path / "step-0000000000").mkdir()
+    (tmp_path / "step-0000000000" / "manifest.json").touch()
+    os.truncate(tmp_path / "step-0000000000" / "manifest.json", 20 * 10**9)
+    dj.simulate(2, program)

@@ -103,17 +103,64 @@ def test_what_is_kept(keep: int | None, keep_every: int | None, kept: list[int],
     assert sorted(os.listdir(tmp_path)) == [f"step-{step:010d}" for step in kept]
 
 
-def test_the_step_just_saved_is_kept(tmp_path: Path) -> None:
-    """Also where a run went back to an earlier step, and later ones are there."""
+def value_spec() -> TensorSpec:
+    return TensorSpec((), dj.Partition(), replicated=True)
 
-    def program() -> list[int]:
-        spec = TensorSpec((), dj.Partition(), replicated=True)
-        with checkpoint.Manager(tmp_path, keep=2) as manager:
-            for step in (100, 200, 300, 150):
-                manager.save(step, spec, step)
-            return manager.steps()
 
-    assert dj.simulate(1, program) == [[150, 200, 300]]
+@pytest.mark.parametrize("keep", [3, None])
+def test_a_new_run_in_the_folder_of_an_old_one(keep: int | None, tmp_path: Path) -> None:
+    """Its first save is refused on all workers, whatever is kept, and nothing is lost; so is one that goes back."""
+
+    def program() -> None:
+        with checkpoint.Manager(tmp_path, keep=None) as old:
+            for step in (100, 200, 300):
+                old.save(step, value_spec(), step)
+            with pytest.raises(dj.InvalidArgumentError, match=r"`step` \(=150\) must not .* in .*, 300: this"):
+                old.save(150, value_spec(), 150)
+        for restored in (False, True):
+            with checkpoint.Manager(tmp_path, keep) as new:
+                if restored:  # but counts from 0 again
+                    assert int(new.restore(value_spec())) == 300
+                with pytest.raises(dj.InvalidArgumentError, match=r"`step` \(=1\) must not .* another folder;"):
+                    new.save(1, value_spec(), 1)
+                assert new.steps() == [100, 200, 300]
+                new.save(300, value_spec(), 300)
+
+    dj.simulate(2, program)
+    assert sorted(os.listdir(tmp_path)) == ["step-0000000100", "step-0000000200", "step-0000000300.2"]
+
+
+def test_going_on_from_an_earlier_step(tmp_path: Path) -> None:
+    """What was saved after it is kept under other names, and the new run's steps count; in the same job or another."""
+
+    def program() -> list[list[int]]:
+        seen = []
+        with checkpoint.Manager(tmp_path, keep=3) as manager:
+            for step in range(10, 15):
+                manager.save(step, value_spec(), step)
+            assert int(manager.restore(value_spec(), 12)) == 12 and manager.steps() == [12, 13, 14]
+            manager.save(15, value_spec(), 15)  # it has only looked at an earlier one
+            seen.append(manager.steps())
+            manager.restore(value_spec(), 13)
+            manager.save(-14, value_spec(), 14)
+            seen.append(manager.steps())
+        with checkpoint.Manager(tmp_path, keep=3) as manager:
+            manager.restore(value_spec(), 13)
+            assert checkpoint.latest_step(tmp_path) == 14
+            for step in (13, 14, 15, 16):
+                manager.save(100 * step, value_spec(), step)
+                assert int(manager.restore(value_spec())) == 100 * step
+            return [*seen, manager.steps()]
+
+    assert dj.simulate(2, program)[1] == [[13, 14, 15], [13, 14], [14, 15, 16]]
+    aside = [name for name in os.listdir(tmp_path) if "abandoned" in name]
+    assert sorted(name.split(".")[0] for name in aside) == ["step-0000000014", "step-0000000015"]
+    (tmp_path / "again").mkdir()
+    for name in aside:
+        (tmp_path / name).rename(tmp_path / "again" / name.split(".")[0])
+    assert dj.simulate(1, lambda: [int(checkpoint.restore(tmp_path / "again", value_spec(), n)) for n in (14, 15)]) == [
+        [-14, 15]
+    ]
 
 
 @pytest.mark.parametrize(

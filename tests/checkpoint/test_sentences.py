@@ -15,9 +15,9 @@ from checkpoint.recorded_disk import FailingDisk, disk_used
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
-from distdl_jax.checkpoint import reading
 from distdl_jax.checkpoint.disk import Disk, remove_folder
-from distdl_jax.formats.hyperslabs import open_to_read
+from distdl_jax.formats import plain_files
+from distdl_jax.formats.plain_files import open_to_read
 
 
 def spec() -> TensorSpec:
@@ -160,7 +160,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_read(
         CALLS["save"](tmp_path)
         with monkeypatch.context() as patch:
             dj.Partition().allgather_data(None)
-            patch.setattr(reading, "open_to_read", opens)
+            patch.setattr(plain_files, "open_to_read", opens)
             kind, text = raised(lambda: CALLS["restore"](tmp_path))
             dj.Partition().allgather_data(None)
         assert kind is dj.CheckpointError

@@ -112,7 +112,7 @@ def saves(path: Path, its: TurnDisk, steps: list[int], value: float, managed: bo
             else:
                 manager.save(np.full(3, its_value), spec, step)
                 manager.wait()
-        except dj.CheckpointError:
+        except (dj.CheckpointError, dj.InvalidArgumentError):  # or the other job has saved a higher step
             said.append((step, its_value, False))
         except Killed:
             said.append((step, its_value, False))
@@ -156,7 +156,8 @@ def test_drawn_interleavings(part: int, tmp_path: Path) -> None:
     def check(path: Path, said: list[tuple[int, float, bool]], seed: int) -> None:
         spec = TensorSpec((3,), dj.Partition())
         steps = checkpoint.steps(path)
-        if missing := {step for step, _, saved in said if saved} - {*steps}:
+        aside = {int(name[5:15]) for name in os.listdir(path) if "abandoned" in name}  # by a manager's lower step
+        if missing := {step for step, _, saved in said if saved} - {*steps} - aside:
             broken.append(f"seed {seed}: lacks {missing}")
         for step in steps:
             try:
@@ -168,7 +169,7 @@ def test_drawn_interleavings(part: int, tmp_path: Path) -> None:
                     broken.append(f"seed {seed}: {found} of {step}")
         with checkpoint.Manager(path, keep=1) as manager:
             manager.save(np.zeros(3), spec, 9)
-        if os.listdir(path) != ["step-0000000009"]:
+        if [name for name in os.listdir(path) if "abandoned" not in name] != ["step-0000000009"]:
             broken.append(f"seed {seed}: left {os.listdir(path)}")
 
     raised = saved = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -142,7 +144,8 @@ def test_it_goes_on_from_any_state(prefetch: int) -> None:
             next(first)
         state = first.state
         first.close()
-        assert state == {"epoch": place // 3, "batch": place % 3}
+        assert state == {"epoch": place // 3, "batch": place % 3, "order": state["order"]}
+        del state["order"]  # older ones have none
         rest = labels(batch_size=4, key=KEY, epochs=3, prefetch=prefetch, state=state)
         assert everything[place:] == rest
     loader = Loader()
@@ -159,7 +162,7 @@ def test_the_state_in_a_checkpoint(tmp_path: Path) -> None:
         dj.checkpoint.save(tmp_path, its.state, its.state_spec(P))
         state = dj.checkpoint.restore(tmp_path, its.state_spec(P))
         again = batches(LABELS, TensorSpec((), P, replicated=True), 4, KEY, state=state)
-        assert again.state == its.state == {"epoch": 0, "batch": 1}
+        assert again.state == its.state == {"epoch": 0, "batch": 1, "order": its.state["order"]}
         assert next(again).tolist() == next(its).tolist()
 
     dj.simulate(2, program)
@@ -305,7 +308,7 @@ def one(shape: tuple[int, ...]) -> TensorSpec:
         *(
             (
                 {"source": IMAGES, "spec": (4, 6), "batch_size": 2, "state": {"epoch": epoch, "batch": batch}},
-                r"`state` \(=\{.*\}\) must be the `state` of another such iterator: .*, two integers of 0 or more",
+                r"`state` \(=\{.*\}\) must be the `state` of another such iterator: .*, integers of 0 or more",
             )
             for epoch, batch in ((0.7, 1), (0, 1.9), (0, np.asarray(1.0)), ("0", 1), (0, -1))
         ),
@@ -322,10 +325,112 @@ def test_wrong_arguments(arguments: dict, sentence: str) -> None:
 
 
 @pytest.mark.simulated(1)
+@pytest.mark.parametrize(
+    "changed", [{"batch_size": 3}, {"key": KEY + 1}, {"key": None}, {"source": LABELS[:10]}, {"batch_size": 1}]
+)
+@pytest.mark.parametrize("batch", [0, 2])
+def test_the_state_of_another_iterator(batch: int, changed: dict[str, Any]) -> None:
+    """In the middle of an epoch it is refused; at its beginning it says what it said."""
+    arguments = {"source": LABELS, "spec": one(()), "batch_size": 4, "key": KEY, "epochs": 3}
+    its = batches(**arguments)
+    for _ in range(3 + batch):
+        next(its)
+    state = {name: jax.numpy.asarray(number) for name, number in its.state.items()}
+    assert len([*batches(**arguments, state=state)]) == 6 - batch
+    assert its.state["order"] == batches(**arguments | {"key": jax.random.wrap_key_data(KEY)}).state["order"]
+    if batch == 0:
+        next(batches(**arguments | changed, state=state))
+        return
+    with pytest.raises(dj.InvalidArgumentError, match=r"`state` \(epoch 1, batch 2\) is that of an iterator with"):
+        batches(**arguments | changed, state=state)
+
+
+@pytest.mark.simulated(1)
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_state_beyond_the_end(prefetch: int) -> None:
+    """It is refused, and not that of an iterator which was gone through."""
+    its = batches(LABELS, one(()), 4, epochs=2)
+    assert len([*its]) == 6 and [*batches(LABELS, one(()), 4, epochs=2, state=its.state)] == []
+    for epoch, batch in ((0, 3), (2, 1), (3, 0)):
+        with pytest.raises(dj.InvalidArgumentError, match=r"`state` \(.*\) lies beyond the"):
+            batches(LABELS, one(()), 4, epochs=2, state={"epoch": epoch, "batch": batch})
+    spec = {"x": one((4, 6)), "y": one(())}
+    assert [*batches(Loader(), spec, state={"epoch": 0, "batch": 3}, prefetch=prefetch)] == []
+    with pytest.raises(dj.InvalidArgumentError, match="lies beyond the last of the 3 batches that `source` makes"):
+        next(batches(Loader(), spec, state={"epoch": 0, "batch": 4}, prefetch=prefetch))
+
+
+@pytest.mark.simulated(1)
+@pytest.mark.limit(20)
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_it_is_closed_by_another_thread(prefetch: int) -> None:
+    """All who wait in next are woken, though the source gives no batch."""
+    waits, may_go_on = threading.Event(), threading.Event()
+
+    def source() -> Any:
+        yield np.zeros((2, 3))
+        waits.set()
+        assert may_go_on.wait(60)
+        yield np.ones((2, 3))
+
+    its = batches(source(), one((3,)), prefetch=prefetch)
+    found: list[list[float]] = []
+    threads = [
+        threading.Thread(target=lambda: found.append([float(batch[0, 0]) for batch in its]))
+        for _ in range(3 if prefetch else 1)
+    ]
+    for thread in threads:
+        thread.start()
+    assert waits.wait(60)
+    its.close()
+    if not prefetch:
+        may_go_on.set()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    may_go_on.set()
+    assert len(found) == len(threads)
+    assert next(its, None) is None
+    its.close()
+
+
+FORKED = """
+import os, signal, sys
+import numpy as np
+import distdl_jax as dj
+from distdl_jax.errors import SetupError
+
+spec = dj.TensorSpec((), dj.Partition().create_partition_inclusive([0]))
+its = dj.data.batches(np.arange(8.0), spec, 2)
+next(its)
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    try:
+        next(its)
+    except SetupError as error:
+        its.close()
+        print(error, flush=True)
+        os._exit(0)
+    os._exit(1)
+assert os.waitpid(child, 0)[1] == 0
+assert len([*its]) == 3
+"""
+
+
+def test_a_forked_process_has_no_thread_that_reads_ahead(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(FORKED)
+    command = [sys.executable, tmp_path / "program.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "which was forked from it, has no thread that reads ahead" in done.stdout
+
+
+@pytest.mark.simulated(1)
 @pytest.mark.parametrize("kind", [int, np.int64, np.asarray, jax.numpy.asarray], ids=lambda kind: kind.__name__)
 def test_a_state_of_integers_of_every_kind(kind: Any) -> None:
     its = batches(IMAGES, one((4, 6)), 2, state={"epoch": kind(0), "batch": kind(3)})
-    assert its.state == {"epoch": 0, "batch": 3}
+    assert its.state == {"epoch": 0, "batch": 3, "order": its.state["order"]}
 
 
 @pytest.mark.simulated(1)

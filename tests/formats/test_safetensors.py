@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import distdl_jax as dj
+from distdl_jax.formats.plain_files import PlainFile
 from distdl_jax.formats.safetensors import CODES, COMPLEX, bytes_of, dtype_named, is_storable, laid_out, read_header
 
 safetensors = pytest.importorskip("safetensors")
@@ -58,7 +59,7 @@ def test_complex_numbers_are_pairs(tmp_path: Path) -> None:
         assert sorted(json.loads(file.metadata()[COMPLEX])) == ["double", "single"]
         assert file.get_tensor("double").tolist() == [5, -6]
         assert file.get_tensor("single").tolist() == [[1, 2], [3, -4]]
-    found = read_header(str(tmp_path / "x.safetensors"))
+    found = read_header(PlainFile(str(tmp_path / "x.safetensors")))
     assert {name: (tensor.dtype, tensor.shape) for name, tensor in found.items()} == {
         "single": ("complex64", (2,)),
         "double": ("complex128", ()),
@@ -73,7 +74,7 @@ def test_what_the_package_writes_is_read(tmp_path: Path) -> None:
     arrays["complex"] = np.array([1 + 2j], np.complex64)
     save_file(arrays, tmp_path / "x.safetensors", {"some": "text"})
     content = (tmp_path / "x.safetensors").read_bytes()
-    for name, tensor in read_header(str(tmp_path / "x.safetensors")).items():
+    for name, tensor in read_header(PlainFile(str(tmp_path / "x.safetensors"))).items():
         got = np.frombuffer(content, dtype_named(tensor.dtype), int(np.prod(tensor.shape)), tensor.offset)
         np.testing.assert_array_equal(got.reshape(tensor.shape), arrays.pop(name), strict=True)
     assert not arrays
@@ -83,14 +84,14 @@ def test_what_the_package_writes_is_read(tmp_path: Path) -> None:
 def test_what_is_no_such_file_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(dj.CheckpointError, match=r"x is no safetensors file, or it is damaged"):
-        read_header(str(tmp_path / "x"))
+        read_header(PlainFile(str(tmp_path / "x")))
 
 
 def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
     written(tmp_path / "x", {"a": np.ones(4)})
     (tmp_path / "x").write_bytes((tmp_path / "x").read_bytes()[:-1])
     with pytest.raises(dj.CheckpointError, match=r"x is damaged: it should have \d+ bytes, and has \d+"):
-        read_header(str(tmp_path / "x"))
+        read_header(PlainFile(str(tmp_path / "x")))
 
 
 def test_what_has_no_place_in_it() -> None:

@@ -1,0 +1,158 @@
+"""Plain files of other programs, which may be forged or damaged, and may change while they are read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import IO, Any
+
+from distdl_jax.errors import CheckpointError, DistDLError, InvalidArgumentError
+
+LARGEST_TEXT = 2**30
+"""Bytes of a manifest, or of the metadata of a Zarr store, at most."""
+
+
+def open_to_read(path: str, *, in_folder: bool = False) -> int:
+    """Open a regular file; `in_folder`: and no symbolic link, which may lead out of its folder.
+
+    **Raises:** `CheckpointError` for anything else: a pipe would be waited for for ever.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (os.O_NOFOLLOW if in_folder else 0))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CheckpointError(f"{path} is a symbolic link, which is not followed.") from None
+        if error.errno == errno.ENXIO:  # a socket
+            raise no_file(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise no_file(path)
+    return descriptor
+
+
+def no_file(path: str) -> CheckpointError:
+    """Return the error for what is read as a file, and is none."""
+    return CheckpointError(f"{path} is no file, but a folder, a pipe or a device.")
+
+
+def read_exactly(descriptor: int, into: Sequence[memoryview], offset: int) -> None:
+    """Fill views, one after the other, with the bytes of a file from `offset` on; `EOFError` where it ends before."""
+    missing = sum(map(len, into)) - os.preadv(descriptor, into, offset)
+    if not missing:
+        return
+    for view in into:
+        while view:
+            count = os.preadv(descriptor, [view], offset)
+            if not count:
+                raise EOFError
+            view, offset = view[count:], offset + count
+
+
+class PlainFile:
+    """A regular file that has to stay as it is while arrays of it are read.
+
+    It is kept open, and read at given places: a file that gets its name does not matter, nor do threads and forks.
+    Where it is unpickled it is opened by its name. With `by_name` it is not kept open, but read by another package.
+    """
+
+    def __init__(
+        self, path: str, stamp: tuple[int, int] | None = None, *, in_folder: bool = False, by_name: bool = False
+    ) -> None:
+        self.path = path
+        self.descriptor = open_to_read(path, in_folder=in_folder)
+        self._of: int | str = path if by_name else self.descriptor
+        self._stamp = stamp or _stamp(self.descriptor)
+        close = weakref.finalize(self, os.close, self.descriptor)
+        if by_name:
+            close()
+            self.check_text(self.size)
+        if stamp:
+            self.check()
+
+    @property
+    def size(self) -> int:
+        """The number of its bytes."""
+        return self._stamp[0]
+
+    def check(self) -> None:
+        """Refuse a file that has been changed since it was opened."""
+        try:
+            is_same = _stamp(self._of) == self._stamp
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
+            raise CheckpointError(
+                f"{self.path} has been changed since it was opened: what is read may belong to neither the old nor the "
+                "new one. Write a new file, and rename it when it is complete."
+            )
+
+    def check_name(self) -> None:
+        """Refuse a file in whose place there is another one, of which other workers may have read."""
+        if not os.path.samestat(os.stat(self.path), os.fstat(self.descriptor)):
+            raise CheckpointError(f"{self.path} has been replaced by another file while the workers read it.")
+
+    def check_text(self, nbytes: int) -> None:
+        """Refuse a text (a manifest, a header) that is too long to be one, before it is read."""
+        if nbytes > LARGEST_TEXT:
+            raise CheckpointError(f"{self.path} is damaged: {nbytes} bytes of text are more than {LARGEST_TEXT}.")
+
+    def text(self, nbytes: int, start: int = 0) -> bytes:
+        """Return bytes of text; `EOFError` where the file ends before."""
+        self.check_text(nbytes)
+        found = bytearray(nbytes)
+        read_exactly(self.descriptor, [memoryview(found)], start)
+        return bytes(found)
+
+    def stream(self) -> IO[bytes]:
+        """Open the file once more, for a reader with a place of its own; refuse another file of its name."""
+        self.check_name()
+        return open(open_to_read(self.path), "rb")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PlainFile, (self.path, self._stamp)
+
+
+def _stamp(of: int | str) -> tuple[int, int]:
+    """Return the size of a file, and when it was last written."""
+    found = os.stat(of)
+    return found.st_size, found.st_mtime_ns
+
+
+@contextmanager
+def damage_in_words(path: str, name: str | None = None, *others: type[Exception]) -> Iterator[None]:
+    """Raise what the packages that read a file raise, but for `others`, as damage to it.
+
+    **Raises:** `CheckpointError`, which names the file and the array; `OSError` where the file system is to blame.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (DistDLError, *others)):
+            raise
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # of a place before the file
+            if error.filename is not None:
+                raise
+            raise OSError(error.errno, error.strerror, path) from None
+        array = "" if name is None else f" {name!r} can't be read:"
+        text = str(error).rstrip(".") or type(error).__name__
+        raise CheckpointError(f"{path} is damaged, or not what its name says:{array} {text}.") from None
+
+
+def chosen(path: str, arrays: Mapping[str, Any], name: str | None) -> Any:
+    """Return the array of that name, or the only one."""
+    if name is None and len(arrays) == 1:
+        return next(iter(arrays.values()))
+    if name is None or name not in arrays:
+        raise InvalidArgumentError(f"`name` (={name!r}) must be that of an array in {path}. It holds {some(arrays)}.")
+    return arrays[name]
+
+
+def some(names: Iterable[str]) -> str:
+    """Return a few of the names, for messages."""
+    names = sorted(names)
+    return (", ".join(map(repr, names[:8])) or "nothing") + (f" and {len(names) - 8} more" if len(names) > 8 else "")
