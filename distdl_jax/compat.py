@@ -352,6 +352,18 @@ def found_not_finite() -> tuple[str, str] | None:
     return None
 
 
+def check_for_nans_again() -> None:
+    """Have `jax_debug_nans` see this thread's results, which it does no more once JAX has lowered a `custom_vmap`.
+
+    Private: `jax._src.api._post_hook_state`, `jax._src.config`. JAX's own `jaxpr_as_fun` would have to put it back.
+    """
+    from jax._src import api, config
+
+    unset = config.config_ext.unset
+    if config.debug_nans.get_local() is unset and config.debug_infs.get_local() is unset:
+        api._post_hook_state.set_local(unset)
+
+
 def ordered_effect(name: str) -> Any:
     """Return a new effect, whose operations run in the order of the program, also in loops and under `jax.checkpoint`.
 
@@ -362,17 +374,14 @@ def ordered_effect(name: str) -> Any:
 
     kind = type("OrderedEffect", (effects.Effect,), {"__str__": lambda self: name})
     for accepted in (
-        effects.ordered_effects,
-        effects.lowerable_effects,
-        effects.control_flow_allowed_effects,
-        effects.custom_derivatives_allowed_effects,
-        effects.remat_allowed_effects,
+        *(effects.ordered_effects, effects.lowerable_effects, effects.control_flow_allowed_effects),
+        *(effects.custom_derivatives_allowed_effects, effects.remat_allowed_effects),
     ):
         accepted.add_type(kind)
     return kind()
 
 
-def new_cpu_device(threads: int) -> jax.Device:
+def new_cpu_device(threads: int) -> Any:
     """Return a CPU device on a client of its own, which runs programs in the thread that calls them.
 
     Private: `jaxlib.xla_client.make_cpu_client`, and that it sizes its pool by NPROC. A public way to make a client, or
@@ -384,10 +393,8 @@ def new_cpu_device(threads: int) -> jax.Device:
     os.environ["NPROC"] = str(threads)
     try:
         client: Any = xla_client.make_cpu_client(asynchronous=False)
-        device: jax.Device = client.devices()[0]
-        return device
+        return client.devices()[0]
     finally:
-        if before is None:
-            del os.environ["NPROC"]
-        else:
+        del os.environ["NPROC"]
+        if before is not None:
             os.environ["NPROC"] = before
