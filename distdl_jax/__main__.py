@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import sys
 
-if __name__ == "__main__" and not sys.flags.safe_path:
-    del sys.path[0]  # the working folder, whose socket.py, say, is not the standard library's
+if __name__ == "__main__" and sys.argv[0] == __file__ and not sys.flags.safe_path:
+    del sys.path[0]  # Python's -m: the working folder, whose socket.py, say, is not the standard library's
 
 import argparse
 from collections.abc import Sequence
