@@ -7,9 +7,11 @@ distributed layers give block for block what the sequential layers give.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # `typing` would come from the folder that `python -m distdl_jax` is called in
 if TYPE_CHECKING:
+    from typing import Any
+
     from distdl_jax import checkpoint, data, functional, graphs, machine, nn, optim, random, solvers
     from distdl_jax.advice.advise import advise
     from distdl_jax.autodiff.forward_mode import hvp, jvp, linear_transpose, linearize

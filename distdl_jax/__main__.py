@@ -15,8 +15,12 @@ is known of others.
 
 from __future__ import annotations
 
-import argparse
 import sys
+
+if __name__ == "__main__" and sys.argv[0] == __file__ and not sys.flags.safe_path:
+    del sys.path[0]  # Python's -m: the working folder, whose socket.py, say, is not the standard library's
+
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 

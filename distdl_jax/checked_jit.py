@@ -17,7 +17,14 @@ from jax import Array
 from jax.core import Tracer
 
 from distdl_jax.agreement.replay import Agreed
-from distdl_jax.compat import hiding_frames, is_staged, is_transformed, set_last_program, wait_for_program
+from distdl_jax.compat import (
+    check_for_nans_again,
+    hiding_frames,
+    is_staged,
+    is_transformed,
+    set_last_program,
+    wait_for_program,
+)
 from distdl_jax.errors import PLAN_OF, PlanError, SetupError
 from distdl_jax.programs.diagnosis import problem_text
 from distdl_jax.programs.ir import Flow, Program
@@ -287,8 +294,10 @@ def _unequal(fun: Callable[..., Any]) -> Callable[..., Any]:
 def _listen_for_compilations() -> None:
     def compiled(event: str, duration_secs: float, **kwargs: str | int) -> None:
         # JAX says so of a compilation that fails, too, while its error passes.
-        if event == "/jax/core/compile/backend_compile_duration" and sys.exc_info()[1] is trace_context.handled:
-            trace_context.to_compile = False
+        if event == "/jax/core/compile/backend_compile_duration":
+            check_for_nans_again()
+            if sys.exc_info()[1] is trace_context.handled:
+                trace_context.to_compile = False
 
     jax.monitoring.register_event_duration_secs_listener(compiled)
 

@@ -377,6 +377,18 @@ def found_not_finite() -> tuple[str, str] | None:
     return None
 
 
+def check_for_nans_again() -> None:
+    """Have `jax_debug_nans` see this thread's results, which it does no more once JAX has lowered a `custom_vmap`.
+
+    Private: `jax._src.api._post_hook_state`, `jax._src.config`. JAX's own `jaxpr_as_fun` would have to put it back.
+    """
+    from jax._src import api, config
+
+    unset = config.config_ext.unset
+    if config.debug_nans.get_local() is unset and config.debug_infs.get_local() is unset:
+        api._post_hook_state.set_local(unset)
+
+
 def ordered_effect(name: str) -> Any:
     """Return a new effect, whose operations run in the order of the program, also in loops and under `jax.checkpoint`.
 
@@ -387,11 +399,8 @@ def ordered_effect(name: str) -> Any:
 
     kind = type("OrderedEffect", (effects.Effect,), {"__str__": lambda self: name})
     for accepted in (
-        effects.ordered_effects,
-        effects.lowerable_effects,
-        effects.control_flow_allowed_effects,
-        effects.custom_derivatives_allowed_effects,
-        effects.remat_allowed_effects,
+        *(effects.ordered_effects, effects.lowerable_effects, effects.control_flow_allowed_effects),
+        *(effects.custom_derivatives_allowed_effects, effects.remat_allowed_effects),
     ):
         accepted.add_type(kind)
     return kind()

@@ -229,5 +229,6 @@ def _is_terminal() -> bool:
 
 
 def _stderr_may_be_gone() -> suppress:
-    """Return a context in which stderr may be closed, or its reader gone: no work ends for that."""
-    return suppress(OSError, ValueError)
+    """Return a context in which stderr may be closed, its reader gone, or a program's own object in its place, without
+    `isatty` or `flush`: no work ends for that."""
+    return suppress(Exception)

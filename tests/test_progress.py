@@ -31,6 +31,27 @@ def captured(monkeypatch):
     return stderr
 
 
+class OwnStream:
+    """What some programs put in the place of stderr, to write to two files, say: it has one method."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+
+@pytest.mark.world(1)
+def test_a_stream_that_can_only_write(monkeypatch, tmp_path):
+    captured(monkeypatch)
+    monkeypatch.setattr(sys, "stderr", stream := OwnStream())
+    assert sum(dj.progress(range(3), label="numbers")) == 3
+    assert "numbers: 3 of 3 steps" in stream.text
+    spec = dj.TensorSpec((2,), dj.Partition().grid([1]))
+    dj.checkpoint.save(tmp_path / "run", np.ones(2), spec, 1)
+    assert dj.checkpoint.restore(tmp_path / "run", spec).tolist() == [1, 1]
+
+
 @pytest.mark.world(2)
 def test_worker_0_alone_writes_under_mpi(monkeypatch):
     written = captured(monkeypatch)

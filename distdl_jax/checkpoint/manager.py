@@ -17,7 +17,7 @@ from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.formats.hyperslabs import Pause
 from distdl_jax.transports.threads.current_world import simulated_world
 from distdl_jax.validation import checked_integer
-from distdl_jax.watchdog.abort import end_the_job
+from distdl_jax.watchdog.abort import end_the_job, is_forked
 from distdl_jax.world import World
 
 LOOKS_EVERY = 0.25
@@ -126,6 +126,8 @@ class Manager:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if is_forked():  # what a worker has forked leaves, and the checkpoint is the worker's
+            return
         if kind is None:
             self.close()
             return
@@ -136,6 +138,8 @@ class Manager:
             self._writer.cancel()
 
     def _at_exit(self) -> None:
+        if is_forked():
+            return
         try:
             self.close()
         except Exception as error:

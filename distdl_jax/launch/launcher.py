@@ -7,7 +7,12 @@ import os
 import re
 import select
 import socket
+import stat
 import time
+
+LAUNCH = "DISTDL_JAX_SUPERVISOR_LAUNCH"
+"""The environment variable with a worker's `launch()`, for the processes that it starts: who finds its own there was
+started by no launcher, and must not speak for the worker."""
 
 MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 """The number of processes, as the launchers of MPICH and its relatives, Open MPI and MVAPICH set it."""
@@ -44,7 +49,22 @@ def local_rank() -> int | None:
     return _number(_LOCAL_RANKS) if job_size() > 1 else 0
 
 
+def launch() -> str:
+    """Return what tells this process's launch from one in a worker of it: the connection to the launcher, or a name."""
+    if "PMI_FD" not in os.environ:
+        return ".".join(os.environ.get(name, "") for name in ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID"))
+    with contextlib.suppress(ValueError, OSError):
+        connection = os.fstat(int(os.environ["PMI_FD"]))
+        return str(connection.st_ino) if stat.S_ISSOCK(connection.st_mode) else ""
+    return ""  # not handed on
+
+
+_IS_INSIDE_A_WORKER = LAUNCH in os.environ and launch() in ("", os.environ[LAUNCH])
+
+
 def _number(names: tuple[str, ...]) -> int | None:
+    if _IS_INSIDE_A_WORKER:
+        return None
     found = (re.match(r"\d+", os.environ.get(name, "")) for name in names)
     return next((int(number[0]) for number in found if number), None)
 
@@ -78,7 +98,7 @@ def report_normal_end() -> None:
 
 def _say_to_launcher(command: str) -> int | None:
     """Say something by the protocol PMI 1, which MPICH talks unless told otherwise; return the descriptor."""
-    if os.environ.get("MPIR_CVAR_PMI_VERSION", "1") == "1":
+    if os.environ.get("MPIR_CVAR_PMI_VERSION", "1") == "1" and not _IS_INSIDE_A_WORKER:
         with contextlib.suppress(KeyError, ValueError, OSError):
             connection = int(os.environ["PMI_FD"])
             os.write(connection, command.encode())

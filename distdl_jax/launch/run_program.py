@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-import ctypes
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]  # this folder
+
+import atexit
+import builtins
 import faulthandler
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
+
+if __name__ == "__main__":  # the library that the supervisor is of, and of that folder nothing else
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    import_module("distdl_jax")
+    del sys.path[0]
 
 from distdl_jax.launch import supervised
 from distdl_jax.launch.launcher import job_size
@@ -22,8 +33,7 @@ from distdl_jax.launch.launcher import job_size
 def main(arguments: Sequence[str]) -> None:
     """Run `python *arguments` in this process."""
     supervised.connect()
-    if sys.platform == "linux":  # PR_SET_PDEATHSIG: no worker outlives its supervisor
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    atexit.register(_leave_if_forked, os.getpid())  # before everything, and so called after all
     if job_size() > 1:
         _show_stacks()
     if arguments[0] in ("-m", "-c"):
@@ -42,13 +52,28 @@ def _show_stacks() -> None:
         os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGTERM))
 
 
+def _leave_if_forked(worker: int) -> None:
+    """End a process that the worker has forked here: MPI, and XLA's threads, are the worker's, not its to end."""
+    if os.getpid() != worker:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        os._exit(supervised.exit_status or 0)
+
+
 def run_file(path: str, arguments: Sequence[str] = ()) -> None:
-    """Run `python path *arguments`.
+    """Run `python path *arguments`: a file, or a folder or zip file with a `__main__.py`.
 
     **Raises:** `SystemExit`, with a sentence, where there is no such file.
     """
+    folder = os.path.join(os.getcwd(), path)
+    spec = PathFinder.find_spec("__main__", [folder])
+    if spec is not None and spec.loader is not None:
+        _set_first_path(folder)
+        _run_spec(spec, [path, *arguments])
+        return
     if not Path(path).is_file():
-        raise SystemExit(f"{sys.executable}: there is no file {path!r}.")
+        raise SystemExit(f"{sys.executable}: there is no file {path!r}, nor a folder with a __main__.py.")
     file = str(Path(path).absolute())
     _set_first_path(str(Path(path).resolve().parent))
     loader = SourceFileLoader("__main__", file)
@@ -66,17 +91,22 @@ def run_module(name: str, arguments: Sequence[str] = ()) -> None:
 
     **Raises:** `SystemExit`, with a sentence, where there is no such module.
     """
-    _set_first_path(os.getcwd())
+    if not name.startswith("distdl_jax."):  # a command of the library's
+        _set_first_path(os.getcwd())
     sys.argv = ["-m", *arguments]
     spec = _find_program(name)
+    _run_spec(spec, [str(spec.origin), *arguments])
+
+
+def _run_spec(spec: ModuleSpec, argv: list[str]) -> None:
     loader: Any = spec.loader
-    _run(lambda: loader.get_code(spec.name), [str(spec.origin), *arguments], spec.origin, loader, spec)
+    _run(lambda: loader.get_code(spec.name), argv, spec.origin, loader, spec)
 
 
 def _set_first_path(folder: str) -> None:
-    """Put the current folder first in `sys.path` for -m, where Python would."""
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = folder
+    """Put a folder first in `sys.path`, where Python would."""
+    if not sys.flags.safe_path:
+        sys.path.insert(0, folder)
 
 
 def _find_program(name: str) -> ModuleSpec:
@@ -97,23 +127,40 @@ def _run(
 ) -> None:
     """Run what `code` returns as the main module of this process."""
     main: Any = ModuleType("__main__")
-    main.__annotations__, main.__loader__, main.__spec__ = {}, loader, spec
+    main.__annotations__, main.__builtins__, main.__loader__, main.__spec__ = {}, builtins, loader, spec
     main.__package__ = None if spec is None else spec.parent
     if file is not None:
         main.__file__, main.__cached__ = file, None if spec is None else spec.cached
     sys.modules["__main__"], sys.argv = main, argv
     try:
-        _execute(code(), main)
+        try:
+            _execute(code(), main)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            _show(error)
+            raise SystemExit(1) from None
     except SystemExit as leaving:
         supervised.program_has_ended(_exit_status(leaving.code))
         raise
     except KeyboardInterrupt:
+        supervised.exit_status = 128 + signal.SIGINT
         raise
-    except BaseException as error:
-        error.__traceback__ = trace = _of_the_program(error.__traceback__)
+
+
+def _show(error: BaseException) -> None:
+    """Show what has ended the program, as Python does; a hook may leave by `sys.exit`, or fail."""
+    error.__traceback__ = trace = _of_the_program(error.__traceback__)
+    try:
         sys.excepthook(type(error), error, trace)
-        supervised.program_has_ended(1)
-        raise SystemExit(1) from None
+    except SystemExit:
+        raise
+    except BaseException as second:
+        second.__context__, second.__traceback__ = None, _of_the_program(second.__traceback__)
+        with suppress(Exception):  # nothing to write to
+            for title, each in (("Error in sys.excepthook:", second), ("\nOriginal exception was:", error)):
+                sys.stderr.write(f"{title}\n")
+                sys.__excepthook__(type(each), each, each.__traceback__)
 
 
 def _execute(code: CodeType, main: ModuleType) -> None:
@@ -121,8 +168,10 @@ def _execute(code: CodeType, main: ModuleType) -> None:
 
 
 def _exit_status(code: object) -> int:
-    """Return the exit status that Python makes of what `SystemExit` was given."""
-    return code if isinstance(code, int) else int(code is not None)
+    """Return the exit status that Python makes of what `SystemExit` was given; not 0 for what is cut to 0 (256)."""
+    if isinstance(code, int):
+        return int(code) and (code & 0xFF or 1)
+    return int(code is not None)
 
 
 def _of_the_program(trace: TracebackType | None) -> TracebackType | None:

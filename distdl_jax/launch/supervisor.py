@@ -15,11 +15,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from distdl_jax.launch.gpus import choose_gpu, computes_on_gpu, visible_gpus
 from distdl_jax.launch.launcher import abort_job, job_size, local_rank, local_size, report_normal_end, worker_text
-from distdl_jax.launch.supervised import CHANNEL, ENDS, FAILED, IN_WORLD, STARTS_MPI
+from distdl_jax.launch.supervised import CHANNEL, ENDS, FAILED, IN_WORLD, STARTS_MPI, get_signal_at_end_of_parent
 from distdl_jax.launch.worker_environment import usable_cores, worker_environment
 from distdl_jax.settings import current_settings
 
@@ -32,6 +33,9 @@ handler, may wait for the others for ever."""
 
 GRACE = 1.0
 """Seconds in which other workers can end as one has that did it with status 0, but without a word to them."""
+
+SI_KERNEL = 0x80
+"""How Linux marks what a terminal sends; that has no sender, but neither has a signal from outside of a container."""
 
 _FROM_A_TERMINAL = {signal.SIGINT, signal.SIGQUIT}
 _PASSED_ON = {signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGWINCH}
@@ -49,11 +53,14 @@ def supervise(command: Sequence[str], start_limit: float | None = None) -> NoRet
     workers_here = local_size()
     environment = {**os.environ, **worker_environment(os.environ, workers_here, *usable_cores(workers_here)), **_gpu()}
     signal.signal(signal.SIGCHLD, lambda *_: None)  # what is ignored never wakes a process that waits for signals
+    launcher = os.getppid()
+    get_signal_at_end_of_parent(signal.SIGCHLD)
     # Descriptors of the launcher's (PMI's) go on to the worker.
-    worker = subprocess.Popen(command, env={**environment, CHANNEL: str(tells)}, close_fds=False)
+    environment[CHANNEL] = f"{os.getpid()}:{tells}:{hears}"
+    worker = subprocess.Popen(command, env=environment, close_fds=False)
     os.close(tells)
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
-    _end_as(worker, _watch(worker, hears, start_limit))
+    _end_as(worker, _watch(worker, launcher, hears, start_limit))
 
 
 def _gpu() -> dict[str, str]:
@@ -72,7 +79,7 @@ def _gpu() -> dict[str, str]:
     return choice.added
 
 
-def _watch(worker: subprocess.Popen[bytes], hears: int, start_limit: float | None) -> list[str]:
+def _watch(worker: subprocess.Popen[bytes], launcher: int, hears: int, start_limit: float | None) -> list[str]:
     """Wait until the worker has ended; return the events that it has told."""
     events: list[str] = []
     limit, waited = start_limit or current_settings().timeout.waiting, 0.0
@@ -80,6 +87,8 @@ def _watch(worker: subprocess.Popen[bytes], hears: int, start_limit: float | Non
         began, in_world = time.monotonic(), IN_WORLD in events
         _pass_on(_next_signal(None if in_world else LONGEST_TURN), worker)  # in a world its own watchdog watches
         events += _read(hears)
+        if job_size() > 1 and os.getppid() != launcher:
+            _abort(worker, f"{worker_text(worker.pid)} ends, as its launcher has.\n", 1)
         if in_world:
             continue
         if job_size() > 1 and (status := _failed(events)) and not _is_over(worker, LONGEST_END):
@@ -112,7 +121,6 @@ def _is_over(worker: subprocess.Popen[bytes], seconds: float) -> bool:
 def _abort(worker: subprocess.Popen[bytes], text: str, status: int) -> NoReturn:
     """End a job whose worker lives on."""
     _say(text)
-    status = status & 0xFF or 1
     abort_job(status)
     worker.kill()
     worker.wait()
@@ -128,23 +136,26 @@ def _next_signal(seconds: float | None) -> signal.struct_siginfo | int | None:
 
 
 def _pass_on(came: signal.struct_siginfo | int | None, worker: subprocess.Popen[bytes]) -> None:
-    """Pass a signal on to the worker, unless it has got the signal itself.
-
-    A terminal sends its signals to all processes in the foreground, and launchers theirs to the process group that they
-    have made for the worker, which this process leads.
-    """
+    """Pass a signal on to the worker, whoever has sent it, unless the worker has got it with its process group."""
     number = came if isinstance(came, int) or came is None else came.si_signo
-    if number is None or number == signal.SIGCHLD:
-        return
-    if not isinstance(came, int) and came is not None:
-        by_kernel = came.si_pid == 0
-        by_launcher = came.si_pid == os.getppid() and os.getpgrp() == os.getpid() and job_size() > 1
-        if by_kernel or by_launcher:
-            return
-    elif number in _FROM_A_TERMINAL:
+    if came is None or number is None or number == signal.SIGCHLD:
         return
     with contextlib.suppress(ProcessLookupError):
-        worker.send_signal(number)
+        if not _is_for_the_group(came) or os.getpgid(worker.pid) != os.getpgrp():
+            worker.send_signal(number)
+
+
+def _is_for_the_group(came: signal.struct_siginfo | int) -> bool:
+    """Return whether a signal is one that goes to a whole process group.
+
+    A terminal sends its signals to all processes in the foreground, and launchers theirs to the process group that they
+    have made for the worker, which this process leads. Who else has sent one (`docker stop` has no number in here) may
+    mean this process alone: a signal that comes twice does less harm than one that is lost.
+    """
+    if isinstance(came, int):
+        return came in _FROM_A_TERMINAL
+    by_launcher = 0 < came.si_pid == os.getppid() and os.getpgrp() == os.getpid() and job_size() > 1
+    return came.si_code == SI_KERNEL or by_launcher
 
 
 def _end_as(worker: subprocess.Popen[bytes], events: list[str]) -> NoReturn:
@@ -199,7 +210,15 @@ def _say(text: str) -> None:
 
 
 def worker_command(arguments: Sequence[str]) -> list[str]:
-    """Return the command that runs a worker's program as `python *arguments` does, with this Python's options."""
+    """Return the command that runs a worker's program as `python *arguments` does, with this Python's options.
+
+    It names a file, not a module: Python would look for that in the working folder first.
+    """
     options = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
-    del options[-1 if options[-1] == "-mdistdl_jax" else -2 :]
-    return [sys.executable, *options, "-m", "distdl_jax.launch.run_program", *arguments]
+    name = options.pop()
+    letters = name.removesuffix("distdl_jax")  # "-BOmdistdl_jax", or two words, "-BOm" and the name
+    if letters in ("", name):
+        letters = options.pop() if options else ""
+    if len(letters) > 2:
+        options.append(letters[:-1])
+    return [sys.executable, *options, str(Path(__file__).with_name("run_program.py")), *arguments]

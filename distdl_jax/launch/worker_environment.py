@@ -25,7 +25,7 @@ def worker_environment(environment: Mapping[str, str], local_workers: int, cores
     - `local_workers`: how many workers share this host.
     - `cores`: how many cores this process may use; `bound`: whether they are for this worker alone.
     """
-    added = {}
+    added = {"UCX_DEBUG_SIGNO": "0"}  # to UCX, below MPI, SIGHUP is a wish to debug, and ends nothing
     if sys.platform == "linux" and "MALLOC_ARENA_MAX" not in environment:
         added["GLIBC_TUNABLES"] = HUGE_PAGES
     if local_workers > 1:

@@ -217,6 +217,23 @@ def test_found_not_finite() -> None:
     assert found == [None, ("jit(logarithm)", "nan")] and compat.found_not_finite() is None
 
 
+@what_breaks(compat.check_for_nans_again)
+def test_nans_are_found_after_what_turns_the_check_off() -> None:
+    logarithm = jax.jit(lambda x: jnp.log(x))
+    jax.config.update("jax_debug_nans", True)
+    try:
+        for _ in range(2):
+            logarithm(1.0)
+        with jax.debug_nans(False):  # as JAX itself does while it lowers a `custom_vmap`
+            compat.check_for_nans_again()
+            assert np.isnan(logarithm(-1.0))
+        compat.check_for_nans_again()
+        with pytest.raises(FloatingPointError):
+            logarithm(-1.0)
+    finally:
+        jax.config.update("jax_debug_nans", False)
+
+
 @what_breaks(compat.scan_counts)
 def test_the_arguments_of_a_scan() -> None:
     def f(x: Any, w: Any) -> Any:

@@ -44,6 +44,7 @@ def wait_for(process: subprocess.Popen[str], word: str) -> None:
         ("pass", 0),
         ("raise SystemExit(3)", 3),
         ("raise SystemExit('words')", 1),
+        ("raise SystemExit(True)", 1),
         ("import os; os._exit(4)", 4),
         ("1 / 0", 1),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
@@ -66,6 +67,14 @@ def test_input_options_and_group():
     process = start(program, "-O")
     output, errors = process.communicate("as it came", timeout=patience(60))
     assert output.split() == ["as", "it", "came", "1", str(os.getpgrp()), "True"], errors
+
+
+@pytest.mark.parametrize("words", [["-BOm", "distdl_jax"], ["-BOmdistdl_jax"], ["-B", "-O", "-mdistdl_jax"]])
+def test_options_in_one_word(words):
+    program = "import sys; print(sys.flags.dont_write_bytecode, sys.flags.optimize, *sys.argv)"
+    command = [sys.executable, *words, "-c", program, "-x"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(PYTHONDONTWRITEBYTECODE=""))
+    assert done.stdout.split() == ["1", "1", "-c", "-x"], done.stderr
 
 
 def test_what_it_sets_before_the_worker_starts():
@@ -111,11 +120,76 @@ print(len(came))
 """
 
 
+SENDS_TO_THE_GROUP = """
+import os, signal, subprocess, sys
+command = [sys.executable, "-m", "distdl_jax", "-c", {program!r}]
+ranks = dict(os.environ, PMI_SIZE="2", PMI_RANK="0")
+job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=ranks)
+assert job.stdout.readline() == "ready\\n"
+os.killpg(job.pid, signal.SIGTERM)
+print(job.communicate()[0], job.returncode)
+"""
+
+
 def test_a_signal_to_the_supervisor_is_passed_on():
     process = start(HANDLES)
     wait_for(process, "ready")
     process.terminate()
     assert process.communicate(timeout=patience(60))[0].strip() == "1" and process.returncode == 0
+
+
+@pytest.mark.parametrize("leaves", ["setsid", "setpgrp"])
+def test_a_worker_that_left_its_group_gets_the_launchers_signals(leaves, tmp_path):
+    program = HANDLES.replace("import signal", f"import os; os.{leaves}()\nimport signal")
+    script = tmp_path / "sends.py"
+    script.write_text(SENDS_TO_THE_GROUP.format(program=program))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment())
+    assert done.stdout.split() == ["1", "0"], done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="namespaces")
+@pytest.mark.parametrize("job", ["1", "2"])
+@pytest.mark.parametrize("below", [[], ["sh", "-c", '"$@"; exit $?', "sh"]], ids=["process 1", "below a shell"])
+def test_a_signal_from_outside_of_its_container_is_passed_on(below, job):
+    """As of `docker stop`, or Slurm, which have no process number in there."""
+    own = ["unshare", "--pid", "--fork", "--user", "--map-root-user"]
+    if subprocess.run([*own, "true"], capture_output=True).returncode:
+        pytest.skip("namespaces can't be made here")
+    command = [*own, *below, *SUPERVISED, "-c", HANDLES]
+    ranks = environment(PMI_SIZE=job, PMI_RANK="0")
+    process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, env=ranks)
+    wait_for(process, "ready")
+    supervisor = process.pid
+    for _ in range(2 if below else 1):
+        supervisor = int(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text())
+    os.kill(supervisor, signal.SIGTERM)
+    assert process.communicate(timeout=patience(60))[0].strip() == "1" and process.returncode == 0
+
+
+def has_ended(process: int) -> bool:
+    path = Path(f"/proc/{process}/stat")
+    return not path.exists() or "Z" in path.read_text().split()[2]
+
+
+def wait_for_the_end(*processes: int) -> None:
+    until = time.monotonic() + patience(20)
+    while not all(map(has_ended, processes)):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG")
+def test_no_supervisor_outlives_its_launcher():
+    """As where hydra's proxy is killed; the worker has a session of its own."""
+    program = "import os, time; os.setsid(); print(os.getppid(), os.getpid(), flush=True); time.sleep(10_000)"
+    launcher = f"import subprocess; subprocess.run({[*SUPERVISED, '-c', program]!r})"
+    ranks = environment(PMI_SIZE="2", PMI_RANK="0")
+    process = subprocess.Popen([sys.executable, "-c", launcher], text=True, stdout=subprocess.PIPE, env=ranks)
+    assert process.stdout is not None
+    processes = map(int, process.stdout.readline().split())
+    process.kill()
+    process.wait()
+    wait_for_the_end(*processes)
 
 
 def test_no_worker_outlives_its_supervisor():
@@ -124,10 +198,7 @@ def test_no_worker_outlives_its_supervisor():
     worker = int(process.stdout.readline())
     process.kill()
     process.wait()
-    until = time.monotonic() + patience(20)
-    while Path(f"/proc/{worker}").exists() and "Z" not in Path(f"/proc/{worker}/stat").read_text().split()[2]:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for_the_end(worker)
 
 
 def test_on_a_terminal():
@@ -175,15 +246,7 @@ print("caught", caught, flush=True)
 def test_a_signal_to_a_whole_group_comes_once(tmp_path):
     """Launchers send signals to the group that the supervisor leads, and the worker is in."""
     script = tmp_path / "sends.py"
-    script.write_text(
-        "import os, signal, subprocess, sys, time\n"
-        f"command = [sys.executable, '-m', 'distdl_jax', '-c', {HANDLES!r}]\n"
-        "job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True,\n"
-        "                       env={**os.environ, 'PMI_SIZE': '2', 'PMI_RANK': '0'})\n"
-        "assert job.stdout.readline() == 'ready\\n'\n"
-        "os.killpg(job.pid, signal.SIGTERM)\n"
-        "print(job.communicate()[0], job.returncode)\n"
-    )
+    script.write_text(SENDS_TO_THE_GROUP.format(program=HANDLES))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment())
     assert done.stdout.split() == ["1", "0"], done.stderr
 
@@ -199,3 +262,47 @@ def test_exit_handlers_of_a_worker_that_is_alone_take_their_time():
     process = start("import atexit, time; atexit.register(lambda: (time.sleep(7), print('done'))); raise SystemExit(3)")
     output, errors = process.communicate(timeout=patience(60))
     assert (output, process.returncode) == ("done\n", 3), errors
+
+
+def test_a_program_that_closes_all_descriptors(tmp_path):
+    """As daemons do; its own files then have the pipe's number, and get nothing. The supervisor hears of its end."""
+    program = (
+        "import os, sys, time\n"
+        "os.closerange(3, 256)\n"
+        f"files = [os.open(os.path.join({str(tmp_path)!r}, str(i)), os.O_CREAT | os.O_RDWR) for i in range(60)]\n"
+        "import atexit, signal\n"
+        "atexit.register(time.sleep, 1000)\n"
+        "sys.exit(True)\n"
+    )
+    done = subprocess.run(
+        [*SUPERVISED, "-c", program], capture_output=True, text=True, env=environment(PMI_SIZE="2", PMI_RANK="0")
+    )
+    assert done.returncode == 1 and "ended with exit status 1, before it had a partition" in done.stderr, done.stderr
+    assert len(list(tmp_path.iterdir())) == 60 and not any(file.read_bytes() for file in tmp_path.iterdir())
+
+
+def test_a_hangup_ends_a_worker_with_mpi():
+    """Which UCX, below MPI, would keep from it."""
+    process = start(
+        "import os, signal, time\nfrom mpi4py import MPI\nos.kill(os.getpid(), signal.SIGHUP)\ntime.sleep(9)"
+    )
+    errors = process.communicate(timeout=patience(60))[1]
+    assert process.returncode == -signal.SIGHUP, errors
+
+
+INSIDE = """
+import os, subprocess, sys
+import distdl_jax as dj
+P = dj.Partition()
+tool = [sys.executable, "-m", "distdl_jax", "-c", "raise SystemExit(3)"]
+for close in (True, False):
+    assert subprocess.run(tool, close_fds=close).returncode == 3
+assert dj.functional.all_sum_reduce(dj.zero_volume_tensor(1), P, axes_keep=()).size == 0
+os.write(1, b"done\\n")
+"""
+
+
+def test_a_tool_that_a_worker_runs_ends_with_a_status():
+    """Its supervisor, which has the environment of a worker and its connection to the launcher, is not the worker's."""
+    status, output = run(2, "-m", "distdl_jax", "-c", INSIDE, anew=True)
+    assert (status, output.split()) == (0, ["done", "done"]), output
