@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.agreement.shapes import exchange_named_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
@@ -46,6 +47,7 @@ class _How:
     reach: Reach
 
 
+@compared
 def grid_sample(
     x: Array,
     grid: Array,
@@ -133,7 +135,7 @@ def affine_grid(theta: Array, P_x: Partition, size: Sequence[int], align_corners
       gets the gradient that its own points make. Outside P_x it is not looked at.
     - `P_x`: the partition of the output, P_n x P_c x P_{D-1} x ... x P_0.
     - `size`: the lengths of the whole output, N x C x m_{D-1} x ... x m_0.
-    - `align_corners`: as `grid_sample` has it.
+    - `align_corners`: as `grid_sample` has it. Nobody compares it, and `size`, with the other workers'.
 
     **Returns:** n x m_{D-1} x ... x m_0 x D, of theta's dtype, for this worker's balanced block of the output; outside
     P_x, the same with n = 0 and no points.
