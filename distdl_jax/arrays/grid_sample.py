@@ -26,7 +26,7 @@ from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes, taking_part
 from distdl_jax.tracing.tie import tie
-from distdl_jax.validation import checked_boolean, checked_integers, is_real
+from distdl_jax.validation import check_length, checked_boolean, checked_integers, is_real
 from distdl_jax.world import World
 
 MODES = ("bilinear", "nearest")
@@ -154,6 +154,8 @@ def affine_grid(theta: Array, P_x: Partition, size: Sequence[int], align_corners
             f"`size` (={sizes}) must hold a length for each dimension of P_x ({shape_text(P_x.shape)}), which has 3 or "
             "more."
         )
+    for length in sizes[2:]:
+        check_length("size", sizes, length)
     theta = jnp.asarray(theta)
     if P_x.rank is None:
         return jnp.zeros((0,) * (dims + 1) + (dims,), theta.dtype)
