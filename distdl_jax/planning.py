@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from distdl_jax.errors import InvalidArgumentError, SetupError
 from distdl_jax.partition import Partition
 from distdl_jax.programs.ir import Program
-from distdl_jax.validation import checked_integer
+from distdl_jax.validation import MOST_WORKERS, checked_integer
 from distdl_jax.world import Transport, Workers
 
 
@@ -25,8 +25,8 @@ def planning_world(n: int, rank: int = 0) -> Partition:
 
     **Returns:** the `Partition` of all `n` workers.
 
-    **Raises:** `InvalidArgumentError` where `n` is below 1, or `rank` not one of 0 to n - 1; `InvalidTypeError` where
-    one is not an integer.
+    **Raises:** `InvalidArgumentError` where `n` is below 1 or above 2^24, or `rank` not one of 0 to n - 1;
+    `InvalidTypeError` where one is not an integer.
 
     >>> import numpy
     >>> import distdl_jax as dj
@@ -37,7 +37,7 @@ def planning_world(n: int, rank: int = 0) -> Partition:
     >>> plan.output(1), plan.output(4095)
     (float32[2048, 100], float32[1, 0])
     """
-    n = checked_integer("n", n, least=1)
+    n = checked_integer("n", n, least=1, most=MOST_WORKERS)
     rank = checked_integer("rank", rank)
     if not 0 <= rank < n:
         raise InvalidArgumentError(f"`rank` (={rank}) must be one of the {n} workers, 0 to {n - 1}.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 Sizes = int | Sequence[int]
+MOST_WORKERS: Final = 2**24
+"""Plans name workers one by one: so many take 2 GB."""
+MOST_ALONG: Final = 2**27
+"""The longest output of which a plan lists what each entry reads: so many take 10 GB."""
 Padding = int | str | Sequence[int | tuple[int, int]]
 
 
@@ -25,19 +29,31 @@ def check_function(name: str, value: Any) -> None:
         raise InvalidTypeError(f"`{name}` (={value!r}) must be a function.")
 
 
-def checked_integer(name: str, value: Any, least: int | None = None) -> int:
-    """Return the argument `name` as an int, which is not below `least`; True is no integer."""
+def checked_integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """Return the argument `name` as an int, which is not below `least`, nor above `most`; True is no integer."""
     try:
         number = _integer(value)
     except TypeError:
         raise InvalidTypeError(f"`{name}` (={value!r}) must be an integer.") from None
     if least is not None and number < least:
         raise InvalidArgumentError(f"`{name}` (={number}) must be {least} or more.")
+    if most is not None and number > most:
+        raise InvalidArgumentError(f"`{name}` (={number}) must be at most {most}.")
     return number
+
+
+def check_length(name: str, value: Any, length: int) -> None:
+    """Refuse the argument `name`, with which a tensor has a `length` along a dimension of which no plan can be made."""
+    if length > MOST_ALONG:
+        raise InvalidArgumentError(
+            f"`{name}` (={value!r}) makes a dimension {length} long, but at most {MOST_ALONG} can be planned."
+        )
 
 
 def checked_integers(name: str, values: Any, *, or_one: bool = False) -> tuple[int, ...]:
     """Return the argument `name`, a sequence of integers (or one integer, with `or_one`), as a tuple."""
+    if isinstance(values, range) and len(values) > MOST_WORKERS:
+        raise InvalidArgumentError(f"`{name}` (={values!r}) must be at most {MOST_WORKERS} integers.")
     try:
         return tuple(map(_integer, (values,) if or_one and not isinstance(values, Iterable) else values))
     except TypeError:

@@ -27,7 +27,7 @@ from distdl_jax.nn.sequential import Sequential
 from distdl_jax.partition import Partition
 from distdl_jax.planning import planning_world
 from distdl_jax.tensors import TensorSpec
-from distdl_jax.validation import checked_dtype, checked_integer, checked_integers
+from distdl_jax.validation import MOST_WORKERS, checked_dtype, checked_integer, checked_integers
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,11 @@ def advise(
         raise InvalidArgumentError(f"`x_shape` (={shape}) must be two lengths or more, each 1 or more.")
     if optimiser not in OPTIMISERS:
         raise InvalidArgumentError(f"`optimiser` (={optimiser!r}) must be one of {', '.join(OPTIMISERS)}.")
-    P = workers if isinstance(workers, Partition) else planning_world(checked_integer("workers", workers, least=1))
+    P = (
+        workers
+        if isinstance(workers, Partition)
+        else planning_world(checked_integer("workers", workers, least=1, most=MOST_WORKERS))
+    )
     clock = Stopwatch(machine if isinstance(machine, Machine) else load(machine or "infiniband-hdr"), number)
     prices = Prices(P.size, clock, OPTIMISERS[optimiser])
     search = Search.of(Graph(network, shape, number), prices, None if memory is None else _bytes(memory))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from distdl_jax.errors import DistDLError
+from distdl_jax.agreement.arguments import calls, differing_calls
+from distdl_jax.errors import DistDLError, PlanError
 from distdl_jax.idle_workers import say_who_is_idle
 from distdl_jax.world import Workers, World
 
@@ -13,9 +14,9 @@ T = TypeVar("T")
 
 
 class _Failed(NamedTuple):
-    """The decision of a team of which a worker raised."""
+    """The decision of a team of which a worker raised; of no worker, where their programs differ."""
 
-    worker: int
+    worker: int | None
     error: DistDLError
 
 
@@ -30,7 +31,8 @@ def agree(
 
     Collective in `team` (world ranks, in the same order on all workers), for use while tracing. `label` says what the
     agreement is for, in the same words on all workers. Where `contribute` raises a `DistDLError` on some worker, all
-    workers of the team raise it, so that none waits for ever. `decide` must not raise.
+    workers of the team raise it, so that none waits for ever; and a `PlanError` where the functions that they are in
+    got other plain arguments. `decide` must not raise.
     """
     say_who_is_idle(world)
     mine: T | DistDLError
@@ -40,15 +42,20 @@ def agree(
         mine = error
 
     def decide_unless_failed(contributions: dict[int, Any]) -> Any:
-        failures = (_Failed(w, contributions[w]) for w in team if isinstance(contributions[w], DistDLError))
-        return next(failures, None) or decide(contributions)
+        values = {worker: value for worker, (value, _) in contributions.items()}
+        failures = (_Failed(w, values[w]) for w in team if isinstance(values[w], DistDLError))
+        if failed := next(failures, None):
+            return failed
+        difference = differing_calls({worker: calls for worker, (_, calls) in contributions.items()})
+        return _Failed(None, PlanError(difference)) if difference else decide(values)
 
+    contribution = mine, calls()
     decision = (
-        world.agree(team, label, mine, decide_unless_failed)
+        world.agree(team, label, contribution, decide_unless_failed)
         if len(team) > 1
-        else decide_unless_failed({world.rank: mine})
+        else decide_unless_failed({world.rank: contribution})
     )
     if isinstance(decision, _Failed):
         worker, failure = decision
-        raise failure if worker == world.rank else type(failure)(f"On worker {worker}: {failure}")
+        raise failure if worker in (world.rank, None) else type(failure)(f"On worker {worker}: {failure}")
     return decision

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.agreement.shapes import exchange_named_shapes
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
@@ -25,7 +26,7 @@ from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes, taking_part
 from distdl_jax.tracing.tie import tie
-from distdl_jax.validation import checked_boolean, checked_integers, is_real
+from distdl_jax.validation import check_length, checked_boolean, checked_integers, is_real
 from distdl_jax.world import World
 
 MODES = ("bilinear", "nearest")
@@ -46,6 +47,7 @@ class _How:
     reach: Reach
 
 
+@compared
 def grid_sample(
     x: Array,
     grid: Array,
@@ -133,7 +135,7 @@ def affine_grid(theta: Array, P_x: Partition, size: Sequence[int], align_corners
       gets the gradient that its own points make. Outside P_x it is not looked at.
     - `P_x`: the partition of the output, P_n x P_c x P_{D-1} x ... x P_0.
     - `size`: the lengths of the whole output, N x C x m_{D-1} x ... x m_0.
-    - `align_corners`: as `grid_sample` has it.
+    - `align_corners`: as `grid_sample` has it. Nobody compares it, and `size`, with the other workers'.
 
     **Returns:** n x m_{D-1} x ... x m_0 x D, of theta's dtype, for this worker's balanced block of the output; outside
     P_x, the same with n = 0 and no points.
@@ -152,6 +154,8 @@ def affine_grid(theta: Array, P_x: Partition, size: Sequence[int], align_corners
             f"`size` (={sizes}) must hold a length for each dimension of P_x ({shape_text(P_x.shape)}), which has 3 or "
             "more."
         )
+    for length in sizes[2:]:
+        check_length("size", sizes, length)
     theta = jnp.asarray(theta)
     if P_x.rank is None:
         return jnp.zeros((0,) * (dims + 1) + (dims,), theta.dtype)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 from jax import Array
 
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.arrays.arguments import Sizes, checked_dimensions, checked_per_axis
 from distdl_jax.arrays.rearrangement import OVER_WORKERS, Rearrangement, Rule, plan_rearrangement
 from distdl_jax.errors import InvalidArgumentError
@@ -15,6 +16,7 @@ from distdl_jax.primitives.plan import ShapeDtypes, plan_and_run
 from distdl_jax.validation import checked_axis
 
 
+@compared
 def pixel_shuffle(
     x: Array, P_x: Partition, upscale_factor: Sizes, axes: Sizes | None = None, *, channel_axis: int = 1
 ) -> Array:
@@ -51,6 +53,7 @@ def pixel_shuffle(
     return _shuffled("pixel_shuffle", x, P_x, upscale_factor, axes, channel_axis)
 
 
+@compared
 def pixel_unshuffle(
     x: Array, P_x: Partition, downscale_factor: Sizes, axes: Sizes | None = None, *, channel_axis: int = 1
 ) -> Array:
@@ -82,6 +85,7 @@ def pixel_unshuffle(
     return _shuffled("pixel_unshuffle", x, P_x, downscale_factor, axes, channel_axis)
 
 
+@compared
 def depth_to_space(
     x: Array, P_x: Partition, block_size: Sizes, axes: Sizes | None = None, *, channel_axis: int = -1
 ) -> Array:
@@ -117,6 +121,7 @@ def depth_to_space(
     return _shuffled("depth_to_space", x, P_x, block_size, axes, channel_axis)
 
 
+@compared
 def space_to_depth(
     x: Array, P_x: Partition, block_size: Sizes, axes: Sizes | None = None, *, channel_axis: int = -1
 ) -> Array:

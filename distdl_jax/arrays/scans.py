@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 from distdl_jax.agreement.agree import agree
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.agreement.shapes import exchange_shapes, shape_dtype_of
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
@@ -52,6 +53,7 @@ class ScanPlan(Plan):
         return ShapeDtype(self.inputs[worker].shape, self.dtype)
 
 
+@compared
 def associative_scan(
     f: Callable[[Tree, Tree], Tree], x: Tree, P_x: Partition, axis: int = 0, reverse: bool = False
 ) -> Tree:
@@ -64,7 +66,8 @@ def associative_scan(
 
     **Arguments:**
 
-    - `f`: from two trees like x to one. It is associative, and works on all entries along `axis` at once.
+    - `f`: from two trees like x to one. It is associative, and works on all entries along `axis` at once. The
+      same on all workers, which is not compared.
     - `x`: this worker's block, or a tree of blocks, each on P_x and cut alike along `axis`; along other dimensions
       their lengths may differ. Blocks may be uneven and empty. Zero-volume outside P_x.
     - `P_x`: the partition, of as many dimensions as each tensor.
@@ -125,6 +128,7 @@ def plan_associative_scan(
     return plans
 
 
+@compared
 def cumsum(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
     """Add up the entries of a tensor on `P_x` along `axis`, which may be split: `jnp.cumsum`, `torch.cumsum`.
 
@@ -151,6 +155,7 @@ def cumsum(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
     return _cumulative("cumsum", x, P_x, axis, reverse)
 
 
+@compared
 def cumprod(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
     """Multiply the entries of a tensor on `P_x` along `axis`, which may be split: `jnp.cumprod`, `torch.cumprod`.
 
@@ -180,6 +185,7 @@ def cumprod(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array
     return _cumulative("cumprod", x, P_x, axis, reverse)
 
 
+@compared
 def cummax(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
     """Return the largest entry so far of a tensor on `P_x` along `axis`, which may be split: `jax.lax.cummax`.
 
@@ -209,6 +215,7 @@ def cummax(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
     return _cumulative("cummax", x, P_x, axis, reverse)
 
 
+@compared
 def cummin(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
     """Return the smallest entry so far of a tensor on `P_x` along `axis`, which may be split: `jax.lax.cummin`.
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_range, balanced_ranges, index_of
@@ -135,6 +136,7 @@ def _checked_line(segment_ids: Any, num_segments: int) -> tuple[Rows, int]:
     return ids, n
 
 
+@compared
 def segment_max(
     x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
 ) -> Array:
@@ -167,6 +169,7 @@ def segment_max(
     return _grouped(x, P_x, segment_ids, num_segments, axis, P_y, "max")
 
 
+@compared
 def segment_min(
     x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
 ) -> Array:
@@ -197,6 +200,7 @@ def segment_min(
     return _grouped(x, P_x, segment_ids, num_segments, axis, P_y, "min")
 
 
+@compared
 def segment_softmax(x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0) -> Array:
     """Apply the softmax to the entries of a split tensor with the same number: the attention of graph networks.
 
@@ -226,6 +230,7 @@ def segment_softmax(x: Array, P_x: Partition, segment_ids: Any, num_segments: in
     return _grouped(x, P_x, segment_ids, num_segments, axis, None, "softmax")
 
 
+@compared
 def segment_mean(
     x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
 ) -> Array:

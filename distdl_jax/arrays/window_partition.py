@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.arrays.arguments import Sizes, checked_dimensions, checked_per_axis
 from distdl_jax.arrays.rearrangement import OVER_WORKERS, Rearrangement, Rule, plan_rearrangement
@@ -19,6 +20,7 @@ from distdl_jax.primitives.block_checks import owned_grid
 from distdl_jax.primitives.plan import ShapeDtypes, plan_and_run
 
 
+@compared
 def window_partition(x: Array, P_x: Partition, window_size: Sizes, axes: Sizes | None = None) -> Array:
     """Cut a tensor on `P_x` into windows that don't overlap, and leave every worker whole windows.
 
@@ -72,6 +74,7 @@ def plan_window_partition(
     return plan_rearrangement(shape_dtypes, P_x, _partition_rule(_window(window_size, axes, P_x), P_x.dim))
 
 
+@compared
 def window_reverse(x: Array, P_x: Partition, axes: Sizes | None = None) -> Array:
     """Put the windows of `window_partition` together again, to balanced blocks on `P_x`.
 
@@ -115,6 +118,7 @@ def partition_of_windows(P_x: Partition, axes: Sequence[int]) -> CartesianPartit
     return _partition_rule(dict.fromkeys(axes, 1), P_x.dim).partitions(P_x)[1]
 
 
+@compared
 def window_mask(x: Array, P_x: Partition, window_size: Sizes, shift: Sizes, axes: Sizes | None = None) -> Array:
     """Say which tokens of this worker's windows were neighbours before the tensor was rolled back by `shift`.
 

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.plans.decomposition import balanced_sizes
-from distdl_jax.validation import checked_integer
+from distdl_jax.validation import MOST_WORKERS, checked_integer
 
 FEW = 32
 """So many nodes are not cut any more."""
@@ -35,14 +35,14 @@ def order_nodes(positions: ArrayLike, parts: int) -> NDArray[np.int64]:
     **Returns:** the old number of each node in the new order, n integers.
 
     **Raises:** `InvalidTypeError` where positions are no real numbers; `InvalidArgumentError` where they have not two
-    dimensions, or are not finite, or `parts` is below 1.
+    dimensions, or are not finite, or `parts` is below 1 or above 2^24.
 
     >>> order_nodes([[0.0, 0.0], [1.0, 0.5], [0.1, 0.2], [0.9, 0.1]], 2).tolist()
     [0, 2, 3, 1]
 
     Source: Berger and Bokhari (1987), IEEE Transactions on Computers C-36, recursive bisection.
     """
-    places, parts = np.asarray(positions), checked_integer("parts", parts, 1)
+    places, parts = np.asarray(positions), checked_integer("parts", parts, 1, MOST_WORKERS)
     if not (np.issubdtype(places.dtype, np.floating) or np.issubdtype(places.dtype, np.integer)):
         raise InvalidTypeError(f"`positions` (of dtype {places.dtype}) must hold real numbers, coordinates.")
     if places.ndim != 2 or places.shape[1] == 0 or not np.isfinite(places).all():

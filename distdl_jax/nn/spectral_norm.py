@@ -84,7 +84,7 @@ class SpectralNorm(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checked_integer("n_power_iterations", self.n_power_iterations, 1)
+        checked_integer("n_power_iterations", self.n_power_iterations, 1, 2**12)  # each is traced
         if not is_real(self.eps) or self.eps <= 0:
             raise InvalidArgumentError(f"`eps` (={self.eps!r}) must be a number above 0.")
         if not self._weight.rows:

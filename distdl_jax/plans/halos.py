@@ -16,6 +16,9 @@ from distdl_jax.plans.decomposition import Box, ProductGrid, Range, box_shape
 from distdl_jax.plans.exchange import Exchange, per_dimension
 from distdl_jax.plans.messages import ExchangePlan
 
+MOST_ROUNDS = 2**16
+"""A periodic halo is planned round by round."""
+
 
 def needed_ranges(
     owned: ProductGrid, halos: Sequence[Sequence[Sequence[int]]], periodic: tuple[bool, ...] = ()
@@ -56,6 +59,10 @@ def needed_ranges(
             raise InvalidArgumentError(
                 f"`halos` asks for entries around the blocks in dimension {d}, which is periodic and has no entries: "
                 "there is nothing to wrap around."
+            )
+        if wrap and max((width for pair in widest[d].values() for width in pair), default=0) > MOST_ROUNDS * n:
+            raise InvalidArgumentError(
+                f"`halos` asks for entries that are more than {MOST_ROUNDS} times around dimension {d}, of length {n}."
             )
     return tuple(
         tuple(_widened(own, widest[d][i], None if wraps[d] else n) for i, own in enumerate(owned.ranges[d]))

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 
 from jax import Array
 
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import team_at
@@ -114,6 +115,7 @@ def plan_reduce_scatter(shape_dtypes: ShapeDtypes, P_x: Partition, axes: int | S
     return GatherPlan("reduce_scatter", inputs, dtype, blocks, scattered, gathers=False)
 
 
+@compared
 def all_gather(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
     """Give every worker the blocks of all workers along `axes`, put side by side.
 
@@ -149,6 +151,7 @@ def all_gather(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
     return plan_and_run(P_x.world, P_x.ranks, label, partial(plan_all_gather, P_x=P_x, axes=gathered), x)
 
 
+@compared
 def reduce_scatter(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
     """Sum the workers' blocks along `axes`, and leave each worker its balanced block of the sum.
 

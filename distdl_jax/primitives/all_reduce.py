@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_axes
@@ -194,6 +195,7 @@ def plan_all_reduce(
     return {"sum": sums, "mean": MeanPlan(sums), "prod": ProductPlan(sums)}[op]
 
 
+@compared
 def all_reduce(
     x: Array,
     P_x: Partition,
@@ -244,6 +246,7 @@ def all_reduce(
     return plan_and_run(P_x.world, team.ranks, f"all_reduce ({op}) on {P_x.describe()}", plan, x)
 
 
+@compared
 def all_max(
     x: Array,
     P_x: Partition,

@@ -11,6 +11,7 @@ from itertools import chain
 import jax
 from jax import Array
 
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.alike import representatives, workers_of
 from distdl_jax.plans.broadcasting import reduction_axes, reduction_teams
@@ -127,6 +128,7 @@ def teams_of(P_x: Partition, axes: tuple[int, ...], known: ShapeDtypes) -> tuple
     return tuple(team for team in teams if any(worker in known for worker in team))
 
 
+@compared
 def all_sum_reduce(
     x: Array,
     P_x: Partition,

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 from jax import Array
 
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.plans.shape_dtype import shape_text
@@ -47,6 +48,7 @@ def all_to_all_partition(P_x: Partition, split_axis: int, concat_axis: int) -> C
     return P_x.grid(shape, ranks.tolist())
 
 
+@compared
 def all_to_all(x: Array, P_x: Partition, split_axis: int, concat_axis: int) -> Array:
     """Split `x` along `split_axis` over the workers that hold blocks along `concat_axis`, and put those side by side.
 

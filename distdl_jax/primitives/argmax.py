@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition, check_partitions
@@ -19,6 +20,7 @@ from distdl_jax.tracing.materialize import materialize
 from distdl_jax.validation import checked_axis
 
 
+@compared
 def argmax(x: Array, P_x: Partition, axis: int = 1) -> Array:
     """Return the index, in the whole tensor, of the largest element along `axis`: `jnp.argmax` of a split tensor.
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.alike import representatives, workers_of
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
@@ -263,6 +264,7 @@ def plan_broadcast(
     return plan_replication(shape_dtypes, rule, P_x, P_y, is_broadcast=True, preserve_batch=preserve_batch)
 
 
+@compared
 def broadcast(
     x: Array,
     P_x: Partition,

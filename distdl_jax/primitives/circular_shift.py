@@ -9,6 +9,7 @@ from functools import partial
 import jax
 from jax import Array
 
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
@@ -50,6 +51,7 @@ def plan_roll(shape_dtypes: ShapeDtypes, P_x: Partition, shift: Sizes, axis: Siz
     return RollPlan("roll", inputs, common_dtype("x", inputs, P_x.ranks), exchange)
 
 
+@compared
 def roll(x: Array, P_x: Partition, shift: Sizes, axis: Sizes) -> Array:
     """Shift a tensor on `P_x` round along `axis`: `jnp.roll` of the whole, `torch.roll`.
 

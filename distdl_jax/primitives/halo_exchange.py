@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from distdl_jax.agreement.agree import agree
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.agreement.shapes import shape_dtype_of
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partition import Partition, check_partitions
@@ -124,6 +125,7 @@ def plan_halo_exchange(
     return HaloExchangePlan(movement, {worker: halo[worker] for worker in movement.workers})
 
 
+@partial(compared, but=("halo",))
 def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, periodic: Sequence[bool] = ()) -> Array:
     """Widen the blocks of a tensor on `P_x` by what their neighbours hold.
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
@@ -197,6 +198,7 @@ def _reduce(x: Array, P_x: Partition, op: Reduction, axes: Axes, keepdims: bool,
     return y if keepdims else lax.squeeze(y, along)
 
 
+@compared
 def mean(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> Array:
     """Return the mean along dimensions of a split tensor, `jnp.mean`: every worker gets the means for its own block.
 
@@ -233,6 +235,7 @@ def mean(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> 
     return _reduce(x, P_x, "mean", axes, keepdims)
 
 
+@compared
 def var(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True, ddof: int = 0) -> Array:
     """Return the variance along dimensions of a split tensor: `jnp.var`, of which every worker gets its block.
 
@@ -266,6 +269,7 @@ def var(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True, ddof
     return _reduce(x, P_x, "var", axes, keepdims, checked_integer("ddof", ddof, 0))
 
 
+@compared
 def std(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True, ddof: int = 0) -> Array:
     """Return the standard deviation along dimensions of a split tensor, `jnp.std`: the root of `var`.
 
@@ -294,6 +298,7 @@ def std(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True, ddof
     return jnp.sqrt(y) if P_x.active else y
 
 
+@compared
 def max(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> Array:
     """Return the largest entries along dimensions of a split tensor: `jnp.max`, of which every worker gets its block.
 
@@ -326,6 +331,7 @@ def max(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> A
     return _reduce(x, P_x, "max", axes, keepdims)
 
 
+@compared
 def min(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> Array:
     """Return the smallest entries along dimensions of a split tensor: `jnp.min`, of which every worker gets its block.
 
@@ -356,6 +362,7 @@ def min(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> A
     return _reduce(x, P_x, "min", axes, keepdims)
 
 
+@compared
 def sum(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> Array:
     """Return the sum along dimensions of a split tensor: `jnp.sum`, of which every worker gets its block.
 

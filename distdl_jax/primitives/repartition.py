@@ -7,6 +7,7 @@ from functools import partial
 
 from jax import Array
 
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.alike import derived, on_grids
@@ -58,6 +59,7 @@ def plan_repartition(
     return RepartitionPlan("repartition", inputs, dtype, exchange, preserve_batch)
 
 
+@compared
 def repartition(x: Array, P_x: Partition, P_y: Partition, *, preserve_batch: bool = True) -> Array:
     """Move a tensor of D dimensions from `P_x` (p_0 x ... x p_{D-1}) to `P_y` (q_0 x ... x q_{D-1}).
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax import Array
 
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
@@ -88,6 +89,7 @@ def plan_reshape(shape_dtypes: ShapeDtypes, P_x: Partition, P_y: Partition, shap
     return ReshapePlan(inputs, _FlatPlan("reshape", flat, dtype, reshaping))
 
 
+@compared
 def reshape(x: Array, P_x: Partition, P_y: Partition, shape: int | Sequence[int]) -> Array:
     """Reshape a tensor on `P_x`, in row-major order, to one of `shape` on `P_y`: `jnp.reshape` of the whole.
 

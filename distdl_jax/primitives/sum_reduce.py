@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from jax import Array
 
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import BroadcastRule
@@ -40,6 +41,7 @@ def plan_sum_reduce(
     return plan_replication(shape_dtypes, rule, P_x, P_y, is_broadcast=False, preserve_batch=preserve_batch)
 
 
+@compared
 def sum_reduce(
     x: Array,
     P_x: Partition,

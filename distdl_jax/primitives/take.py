@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jax import Array
 
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
@@ -93,6 +94,7 @@ def plan_segment_sum(
     return TakePlan("segment_sum", inputs, common_dtype("x", inputs, P_x.ranks), exchange, takes=False)
 
 
+@compared
 def take(x: Array, P_x: Partition, indices: Any, axis: int = 0, P_y: Partition | None = None) -> Array:
     """Take rows of a split tensor by their numbers: `jnp.take` of the whole.
 
@@ -135,6 +137,7 @@ def take(x: Array, P_x: Partition, indices: Any, axis: int = 0, P_y: Partition |
     return _run(x, P_x, P_y, f"take of {rows!r} along {axis}", plan)
 
 
+@compared
 def segment_sum(
     x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
 ) -> Array:

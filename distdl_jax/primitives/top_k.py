@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition, check_partitions
@@ -81,6 +82,7 @@ def plan_top_k(shape_dtypes: ShapeDtypes, P_x: Partition, k: int, axis: int = -1
     return TopKPlan(k, axis, blocks, *(plan_all_gather(each, P_x, axis) for each in (values, places)))
 
 
+@compared
 def top_k(x: Array, P_x: Partition, k: int, axis: int = -1) -> tuple[Array, Array]:
     """Return the `k` largest elements along `axis`, and their indices in the whole: `jax.lax.top_k` of a split tensor.
 

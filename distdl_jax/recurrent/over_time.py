@@ -38,6 +38,10 @@ class OverTimePlan(BlocksPlan):
     carry: Mapping[int, tuple[int, ...]] = field(hash=False)
 
 
+_MOST_LAYERS = 2**16
+"""Each is an object, with parameters of its own."""
+
+
 class OverTime(Recurrent):
     """The base of recurrent layers: `num_layers` cells of a kind, one above the other."""
 
@@ -56,7 +60,7 @@ class OverTime(Recurrent):
                 f"`P_x` ({shape_text(self.P_x.shape)}) must have shape P_n x ... x 1 x P_f: the sequence, the "
                 "dimension in front of the features, can't be split, since its steps depend on each other."
             )
-        checked_integer("num_layers", self.num_layers, 1)
+        checked_integer("num_layers", self.num_layers, 1, _MOST_LAYERS)
         _ = self._cells
 
     @cached_property

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import jax
 from jax import Array
 
+from distdl_jax.agreement.arguments import compared
 from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition
@@ -14,6 +15,7 @@ from distdl_jax.spectral.fourier import Axes, Kind, check_transform, plan_fourie
 from distdl_jax.validation import checked_integer
 
 
+@compared
 def fft(
     x: Array,
     P_x: Partition,
@@ -63,6 +65,7 @@ def fft(
     return _transform("fft", x, P_x, _one_of(axes, axis), norm, n)
 
 
+@compared
 def ifft(
     x: Array,
     P_x: Partition,
@@ -107,6 +110,7 @@ def ifft(
     return _transform("ifft", x, P_x, _one_of(axes, axis), norm, n)
 
 
+@compared
 def rfft(
     x: Array,
     P_x: Partition,
@@ -152,6 +156,7 @@ def rfft(
     return _transform("rfft", x, P_x, _one_of(axes, axis), norm, n)
 
 
+@compared
 def irfft(
     x: Array,
     P_x: Partition,
@@ -195,6 +200,7 @@ def irfft(
     return _transform("irfft", x, P_x, _one_of(axes, axis), norm, n)
 
 
+@compared
 def fftn(
     x: Array,
     P_x: Partition,
@@ -236,6 +242,7 @@ def fftn(
     return _transform("fft", x, P_x, axes, norm, s=s)
 
 
+@compared
 def ifftn(
     x: Array,
     P_x: Partition,
@@ -277,6 +284,7 @@ def ifftn(
     return _transform("ifft", x, P_x, axes, norm, s=s)
 
 
+@compared
 def rfftn(
     x: Array,
     P_x: Partition,
@@ -318,6 +326,7 @@ def rfftn(
     return _transform("rfft", x, P_x, axes, norm, s=s)
 
 
+@compared
 def irfftn(
     x: Array,
     P_x: Partition,

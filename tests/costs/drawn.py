@@ -1,6 +1,6 @@
 """Networks that are drawn: layers of all families whose plans say what they do, with uneven and empty blocks.
 
-`python tests/costs/drawn.py FIRST COUNT` checks so many of them.
+`PYTHONPATH=tests python tests/costs/drawn.py FIRST COUNT` checks so many of them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from drawn_grids import Draw, grid, one_of
 from foreseen import Build, Network, check_foreseen
 
 import distdl_jax as dj
 from distdl_jax import nn
 
-Draw = np.random.Generator
 Menu = Sequence[Callable[[Draw, dj.Partition, tuple[int, ...]], Any]]
 """Makes layers for an input on a partition, of a global shape."""
 
@@ -74,20 +74,6 @@ def network(draw: Draw, spec: dj.TensorSpec, menu: Menu, first: Sequence[Any] = 
             continue  # this one does not fit
         layers.append(layer)
     return nn.Sequential(*layers), spec
-
-
-def grid(draw: Draw, P: dj.Partition, dims: int) -> dj.Partition:
-    """Return some workers of the world, in any order, on a grid."""
-    shape, left, world = [1] * dims, P.world.size, dj.Partition.of_workers(P.world, range(P.world.size))
-    for d in draw.permutation(dims)[:3]:
-        shape[d] = int(draw.integers(1, left + 1))
-        left //= shape[d]
-    return world.grid(shape, draw.permutation(world.size)[: np.prod(shape)].tolist())
-
-
-def one_of(draw: Draw, *choices: Any) -> Any:
-    """Return one of the choices."""
-    return choices[draw.integers(len(choices))]
 
 
 def moved(draw: Draw, P: dj.Partition, extent: tuple[int, ...]) -> Any:

@@ -4,6 +4,7 @@ import ast
 import gc
 import sys
 import threading
+import weakref
 from functools import partial
 
 import jax
@@ -255,3 +256,19 @@ def test_all_workers_may_read_arrays_at_once(tmp_path):
         sys.setswitchinterval(switching)
         gc.set_threshold(*collecting)
     assert loads == [[3] * 300] * 12 and ast.parse is parse
+
+
+def test_programs_of_workers_that_are_no_more_are_freed():
+    """Once the last simulation of a process has ended, JAX's caches have nothing of its workers' worlds."""
+
+    def program():
+        P = dj.Partition()
+        layer = nn.DistributedLinear(P.grid([1, 1]), P.grid([1, 2]), P.grid([2, 1]), 4, 3)
+        x = on_root(P, 2, 4)
+        step = dj.jit(dj.value_and_grad(lambda params: jnp.sum(layer(params, x))))
+        step(layer.init(jax.random.key(0)))
+        return weakref.ref(P.world)
+
+    worlds = dj.simulate(2, program)
+    gc.collect()
+    assert [world() for world in worlds] == [None, None]

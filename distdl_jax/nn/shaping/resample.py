@@ -22,7 +22,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.collectives import mean_dtype
 from distdl_jax.primitives.plan import Action, Plan, ShapeDtypes
 from distdl_jax.primitives.repartition import RepartitionPlan, plan_repartition
-from distdl_jax.validation import is_integer, is_real, per_feature
+from distdl_jax.validation import check_length, is_integer, is_real, per_feature
 from distdl_jax.world import Workers, World
 
 PAD_MODES = ("constant", "reflect", "replicate", "circular")
@@ -153,6 +153,8 @@ class DistributedUpsample(Sampling):
         outputs = math.floor(n * scale) if scale is not None else (self._sizes or ())[d]
         if scale is not None and n and not outputs:
             raise PlanError(f"`scale_factor` (={scale:g} in feature dimension {d}) leaves nothing of {n} elements.")
+        name = "size" if scale is None else "scale_factor"
+        check_length(name, getattr(self, name), outputs)
         o = np.arange(outputs)
         if self.mode == "nearest":
             inputs = np.minimum(o * n // outputs if scale is None else np.floor(o / scale).astype(int), n - 1)
@@ -199,6 +201,8 @@ class DistributedAdaptiveAvgPool(Sampling):
             raise InvalidArgumentError(
                 f"`output_size` (={output_size!r}) must be an integer, 1 or more, or {P_x.dim - 2} of them or None."
             )
+        for m in sizes:
+            check_length("output_size", output_size, m or 0)
         vars(self).update(P_x=P_x, output_size=tuple(m if m is None else int(m) for m in sizes))
 
     def _dtype(self, dtype: np.dtype) -> np.dtype:
@@ -279,6 +283,7 @@ class DistributedPad(Sampling):
                 if n + low + high >= 0
                 else f"`padding` (={(low, high)}) takes more away than a dimension of length {n} has."
             )
+        check_length("padding", (low, high), n + low + high)
         places = np.arange(-low, n + high)
         ones = np.ones((1, places.size))
         if self.mode == "circular":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,6 +43,13 @@ def one_more_runs() -> Iterator[None]:
     finally:
         with _lock:
             _running -= 1
+
+
+def where_none_runs(action: Callable[[], None]) -> None:
+    """Do something that no run may meet, unless a `dj.simulate` runs; none begins meanwhile."""
+    with _lock:
+        if not _running:
+            action()
 
 
 def simulations_run() -> bool:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import operator
+import ctypes
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
-from distdl_jax.transports.threads.current_world import simulated_world
+import jax
+
+from distdl_jax.errors import InvalidTypeError, SetupError
+from distdl_jax.transports.threads.current_world import simulated_world, where_none_runs
 from distdl_jax.transports.threads.worker_output import shown_by_worker
 from distdl_jax.transports.threads.workers import Workers
+from distdl_jax.validation import checked_integer
 
 R = TypeVar("R")
+
+_MOST_WORKERS = 2**13
+"""Linux gives a process some 30,000 threads at most, and each worker has three or more."""
 
 
 def simulate(n: int, program: Callable[..., R], *args: Any) -> list[R]:
@@ -19,7 +26,8 @@ def simulate(n: int, program: Callable[..., R], *args: Any) -> list[R]:
 
     In the program `dj.Partition()` is the partition of the `n` workers, and everything works as over MPI: jit, all
     transformations, agreements, `dj.jit` and `dj.check`, and the errors. Every worker has a CPU device of its own.
-    A function that the workers share is traced and compiled for each of them, and anew in every call of `simulate`.
+    A function that the workers share is traced and compiled for each of them, and anew in every call of `simulate`,
+    which frees its programs, and JAX's other caches with them, when it ends.
 
     A mistake that would have workers wait for ever is found where they begin to: all of them raise at once. An
     exception on one worker ends the others. As in the comparison of `dj.jit`, a send waits for its receive: what
@@ -30,7 +38,7 @@ def simulate(n: int, program: Callable[..., R], *args: Any) -> list[R]:
 
     **Arguments:**
 
-    - `n`: how many workers, 1 or more.
+    - `n`: how many workers, 1 to 8192.
     - `program`: called on each worker. It must make its partitions itself; what it changes outside itself (globals,
       files, `jax.config`) all workers share.
     - `args`: what it is called with. All workers get the same objects.
@@ -51,15 +59,25 @@ def simulate(n: int, program: Callable[..., R], *args: Any) -> list[R]:
         raise SetupError("A program that runs in dj.simulate can't call dj.simulate in its turn.")
     if not callable(program):
         raise InvalidTypeError(f"`program` (={program!r}) must be a function; it is called on every worker.")
-    try:
-        size = operator.index(n)
-    except TypeError:
-        raise InvalidTypeError(f"`n` (={n!r}) must be an integer: the number of workers.") from None
-    if size < 1:
-        raise InvalidArgumentError(f"`n` (={n!r}) must be 1 or more: the number of workers.")
+    size = checked_integer("n", n, least=1, most=_MOST_WORKERS)
     with shown_by_worker() as columns:
         workers = Workers(size, each_turn=columns.show if columns else None)
         try:
             return workers.run(program, *args)
         finally:
             workers.close()
+            where_none_runs(_free_programs)
+
+
+def _free_programs() -> None:
+    """Free what was compiled for workers that are no more: JAX's caches have it by their worlds, and never ask again.
+
+    The caches are those of the process. They stay where a world of MPI is open: a worker that traced anew what the
+    others have in their caches would wait for them.
+    """
+    mpi = sys.modules.get("distdl_jax.transports.mpi.world")
+    if mpi is not None and mpi.opened:
+        return
+    jax.clear_caches()
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps what threads have freed
+        trim(0)
