@@ -36,7 +36,7 @@ from distdl_jax.layer.pictures import draw_layer
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import union
-from distdl_jax.primitives.block_checks import by_class
+from distdl_jax.primitives.block_checks import by_class, check_placeholders, outside
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec, check_spec
@@ -295,6 +295,7 @@ class PartitionedLayer(BaseLayer):
     def _checked(self, x: ShapeDtypes, params: ParamShapeDtypes | None) -> tuple[ShapeDtypes, ParamShapeDtypes]:
         """Return the shapes and dtypes of exactly the layer's workers; refuse parameters that are not as specs say."""
         x = by_class("x", self.P_x, taking_part(x, self._team))
+        check_placeholders("x", x, self.input_partition.ranks)
         if params is None:
             return x, self._param_shapes(self._param_dtype(x))
         check_params(params, self.param_specs())
@@ -326,7 +327,7 @@ class PartitionedLayer(BaseLayer):
         **Raises:** `PlanError`, on every worker of the layer, where x or a parameter does not fit.
         """
         if self.P_x.world.rank not in self._team:
-            return x
+            return outside(self.P_x.world, x)
         with jax.named_scope(type(self).__name__):
             params = unboxed(params)
             return self._run(self._agree_on_plan(params, x), params, x)
