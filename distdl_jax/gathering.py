@@ -37,7 +37,7 @@ def gather(tree: Any, specs: Any, root: int = 0) -> Any:
     - `tree`: this worker's pytree of blocks: parameters, gradients, an optimiser's state, a module of equinox. A leaf
       outside of its spec's partition is not looked at: an optimiser may hold something in the place of a placeholder.
     - `specs`: a pytree of the same structure with a `TensorSpec` for each leaf (`layer.param_specs()`, `specs_like`).
-      A spec in place of a whole subtree counts for all its leaves; None leaves the subtree as it is.
+      A spec in place of a whole subtree counts for all its leaves; None leaves a subtree, not all, as it is.
     - `root`: the rank in the world of the worker that gets the whole tensors.
 
     **Returns:** a pytree of the same structure: the global tensors on the root, zero-volume arrays elsewhere. Of
@@ -222,6 +222,7 @@ def _move(
     """Return the tree after its leaves have moved, by one agreement and eagerly by one program for all of them."""
     given = [spec for spec in specs_by_path(specs).values() if spec is not None]
     if not given:
+        leaves_with_specs(tree, specs)
         return tree
     check_partitions(**{f"the partition of spec {n}": spec.partition for n, spec in enumerate(given)})
     world = given[0].partition.world

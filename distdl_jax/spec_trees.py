@@ -9,6 +9,7 @@ import jax
 from jax.tree_util import keystr
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.tensors import TensorSpec
 
@@ -33,8 +34,13 @@ def is_spec(spec: Any) -> bool:
 def specs_by_path(specs: Any, name: str = "specs") -> dict[Path, TensorSpec | None]:
     """Return the leaves of a pytree of specs, the argument `name`, by path.
 
-    **Raises:** `InvalidTypeError` where one is neither a spec nor None.
+    **Raises:** `InvalidTypeError` where one is neither a spec nor None, or a partition stands for all of them.
     """
+    if isinstance(specs, Partition):  # to JAX a pytree without leaves, as are those in a module's fields
+        raise InvalidTypeError(
+            f"`{name}` (={specs!r}) must be a TensorSpec, or a pytree of them, but is a partition: "
+            "TensorSpec(global_shape, P) describes a tensor on it."
+        )
     found = dict(jax.tree.leaves_with_path(specs, is_leaf=is_spec))
     for path, spec in found.items():
         if not is_spec(spec):
@@ -67,8 +73,9 @@ def leaves_with_specs(
 ) -> list[Leaf]:
     """Return the leaves of `tree`, each with its spec; `specs` has the structure of `tree`, or of a prefix.
 
-    Every leaf has a spec or None, and every TensorSpec a leaf, so that nothing is left out in silence. `names`: of the
-    two arguments, for messages. Values of the type `masked` are left out.
+    Every leaf has a spec or None, and every TensorSpec a leaf, so that nothing is left out in silence; None for all of
+    a tree would leave out everything. `names`: of the two arguments, for messages. Values of the type `masked` are left
+    out.
 
     **Raises:** `InvalidArgumentError` where that is not so, `InvalidTypeError` where a leaf of `specs` is no spec.
     """
@@ -79,7 +86,9 @@ def leaves_with_specs(
     values = [(path, value) for path, value in values if path not in left_out]
     below, _ = match(unused, left_out)
     problem = None
-    if without := [path for path, _ in values if path not in found]:
+    if specs is None and values:
+        problem = f"is None. Leave out the call where all of `{names[0]}` is to stay as it is."
+    elif without := [path for path, _ in values if path not in found]:
         problem = f"has none for `{names[0]}{keystr(without[0])}`."
     elif unused := [path for path in unused if path not in below]:
         problem = (
