@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -142,3 +143,30 @@ def check_shape(name: str, shape: tuple[int, ...], spec: TensorSpec, expected: t
             f"{on}`{name}` has shape {shape}, but its spec ({shape_text(spec.global_shape)} on "
             f"{shape_text(spec.partition.shape)} workers{copies}) says {expected} on this worker."
         )
+
+
+def masked_places(**trees: Any) -> tuple[str, ...]:
+    """Return the paths in `trees`, an optimiser's state, say, of the leaves that a mask of optax has left out."""
+    masked = getattr(sys.modules.get("optax"), "MaskedNode", None)
+    if masked is None:
+        return ()
+    return tuple(
+        f"{name}{keystr(path)}"
+        for name, tree in trees.items()
+        for path, value in jax.tree.leaves_with_path(tree, is_leaf=lambda value: isinstance(value, masked))
+        if isinstance(value, masked)
+    )
+
+
+def different_masks(places: Mapping[int, Sequence[str]]) -> str | None:
+    """Return what to say of masks that differ between workers, given by rank as `masked_places`; None of equal ones."""
+    (first, expected), *others = sorted(places.items())
+    for worker, found in others:
+        if different := sorted({*expected} ^ {*found}):
+            has, lacks = (worker, first) if different[0] in found else (first, worker)
+            return (
+                f"`{different[0]}` is masked on worker {has}, but not on worker {lacks}. A mask that looks at this "
+                "worker's arrays differs, for a placeholder has one dimension. Make it from the specs: "
+                "jax.tree.map(lambda spec: len(spec.global_shape) > 1, specs)."
+            )
+    return None

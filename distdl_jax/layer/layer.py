@@ -336,8 +336,7 @@ class PartitionedLayer(BaseLayer):
 
     def _agree_on_plan(self, params: Any, x: Array) -> Any:
         """Return the plan of a call, the same on all of the layer's workers, which meet for it while JAX traces."""
-        x_shapes, shapes, _ = self._agree_on_shapes(params, x)
-        return self.plan(x_shapes, shapes)
+        return self.plan(*self._agree_on_shapes(params, x)[:2])
 
     def _agree_on_shapes(self, params: Any, x: Array, *choose: Any) -> tuple[ShapeDtypes, ParamShapeDtypes, Any]:
         """Return the shapes and dtypes of x and of the parameters on all of the layer's workers, and a choice."""
