@@ -30,6 +30,7 @@ from distdl_jax.programs.diagnosis import problem_text
 from distdl_jax.programs.ir import Flow, Program
 from distdl_jax.programs.report import Report
 from distdl_jax.source_lines import function_name
+from distdl_jax.spec_trees import different_masks, masked_places
 from distdl_jax.tracing.constant_inputs import constants_text
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.effect_free_call import call_without_effect, unread_inputs
@@ -196,7 +197,8 @@ class CheckedFunction(Generic[P, R]):
         with worker_status().traced(agreed.get(signature)) as agreements:
             with trace_context.set(compared=True, sizes_agreed=True), worlds_used() as worlds:
                 traced = self._inner.trace(*args, **kwargs)
-            world, log = _compare(self._name, traced.jaxpr.jaxpr, worlds)
+            masked = masked_places(args=args, kwargs=kwargs, **_result_of(traced))
+            world, log = _compare(self._name, traced.jaxpr.jaxpr, worlds, masked)
             if not agreements.replayed:
                 counts_in = self._counts_in.setdefault(worker_status(), log)
                 self._counts_in[worker_status()] = log if counts_in is log else None
@@ -304,12 +306,13 @@ def _listen_for_compilations() -> None:
 
 @dataclass(frozen=True)
 class _Contribution:
-    """A worker's program for the comparison: whether it has 64-bit numbers, its operations, where values come from,
+    """A worker's program for the comparison: 64-bit numbers or not, operations, where values come from, masked leaves,
     and the calls before it."""
 
     x64: bool
     program: Program
     flow: Flow
+    masked: tuple[str, ...]
     earlier: Earlier = field(compare=False)
 
 
@@ -319,7 +322,16 @@ _SEVERAL_WORLDS = (
 )
 
 
-def _compare(name: str, jaxpr: Any, worlds: list[World]) -> tuple[World | None, CallLog | None]:
+def _result_of(traced: Any) -> dict[str, Any]:
+    """Return what a traced function gives, as `result`; nothing where a user's node takes arrays only."""
+    with suppress(Exception):
+        return {"result": traced.out_info}
+    return {}
+
+
+def _compare(
+    name: str, jaxpr: Any, worlds: list[World], masked: tuple[str, ...]
+) -> tuple[World | None, CallLog | None]:
     """Raise on all workers where the programs of the function don't complete together.
 
     Returns the world that it belongs to, if any; where all must call it, the log that its calls count in.
@@ -335,7 +347,8 @@ def _compare(name: str, jaxpr: Any, worlds: list[World]) -> tuple[World | None, 
         return world, None
     start, call_log = perf_counter(), world.calls
     earlier = Earlier(0, None) if call_log is None else call_log.earlier()
-    mine = _Contribution(bool(jax.config.jax_enable_x64), program, flow, earlier)  # type: ignore[attr-defined, unused-ignore]
+    x64 = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined, unused-ignore]
+    mine = _Contribution(x64, program, flow, masked, earlier)
 
     def decide(contributions: dict[int, _Contribution]) -> tuple[str | None, int | None]:
         programs = {worker: one.program for worker, one in contributions.items()}
@@ -344,6 +357,8 @@ def _compare(name: str, jaxpr: Any, worlds: list[World]) -> tuple[World | None, 
         earlier = {worker: one.earlier for worker, one in contributions.items()}
         if (problem := _different_widths(contributions)) is not None:
             return problem, 0
+        if (problem := different_masks({worker: one.masked for worker, one in contributions.items()})) is not None:
+            return f"{name}: {problem}", 0
         if (different := different_earlier_calls(name, earlier)) is not None:
             return different[0], 0
         return problem_text(name, programs, {worker: one.flow for worker, one in contributions.items()}), number

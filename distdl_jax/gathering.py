@@ -34,9 +34,10 @@ def gather(tree: Any, specs: Any, root: int = 0) -> Any:
 
     **Arguments:**
 
-    - `tree`: this worker's pytree of blocks: parameters, gradients, an optimiser's state, a module of equinox.
+    - `tree`: this worker's pytree of blocks: parameters, gradients, an optimiser's state, a module of equinox. A leaf
+      outside of its spec's partition is not looked at: an optimiser may hold something in the place of a placeholder.
     - `specs`: a pytree of the same structure with a `TensorSpec` for each leaf (`layer.param_specs()`, `specs_like`).
-      A spec in place of a whole subtree counts for all its leaves; None leaves the subtree as it is.
+      A spec in place of a whole subtree counts for all its leaves; None leaves a subtree, not all, as it is.
     - `root`: the rank in the world of the worker that gets the whole tensors.
 
     **Returns:** a pytree of the same structure: the global tensors on the root, zero-volume arrays elsewhere. Of
@@ -133,7 +134,7 @@ class _LeafPlan(Plan):
     def run(self, world: World, x: Array) -> Array:
         """Return this worker's block afterwards, given its block `x`."""
         if world.rank not in self.workers:
-            return x
+            return x if x.size == 0 else tie(nothing(x.dtype), x)
         x = x.reshape(self._blocks[world.rank].shape) if world.rank in self.sources else tie(nothing(x.dtype), x)
         for movement in self.movements:
             x = movement.run(world, x)
@@ -221,13 +222,18 @@ def _move(
     """Return the tree after its leaves have moved, by one agreement and eagerly by one program for all of them."""
     given = [spec for spec in specs_by_path(specs).values() if spec is not None]
     if not given:
+        leaves_with_specs(tree, specs)
         return tree
     check_partitions(**{f"the partition of spec {n}": spec.partition for n, spec in enumerate(given)})
     world = given[0].partition.world
     root = _checked_root(root, world)
     team = tuple(sorted({root}.union(*(spec.partition.ranks for spec in given))))
     if world.rank not in team:
-        return tree
+        placed = [
+            value if spec is None or np.size(value) == 0 else jnp.zeros((0,), _shape_dtype(f"tree{path}", value).dtype)
+            for path, value, spec in leaves_with_specs(tree, specs)
+        ]
+        return jax.tree.unflatten(jax.tree.structure(tree), placed)
     leaves: list[Leaf] = []
     moving: list[tuple[str, Any, TensorSpec]] = []
 

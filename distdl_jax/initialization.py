@@ -124,7 +124,7 @@ def init(initializers: Any, specs: Any, key: Array, dtype: DTypeLike = jnp.float
 
     - `initializers`: a function of (key, shape, dtype) like the `jax.nn.initializers` for each leaf of `specs`: a
       pytree of the same structure, where a function in place of a subtree counts for all its leaves.
-    - `specs`: a pytree of `TensorSpec`; None in it stays None.
+    - `specs`: a pytree of `TensorSpec`; None in it stays None, and what holds no spec as it is.
     - `key`: a JAX random key, the same on every worker. Leaf i of n, in JAX's order of leaves, gets
       `jax.random.split(key, n)[i]`.
     - `dtype`: of the parameters.
@@ -144,8 +144,11 @@ def init(initializers: Any, specs: Any, key: Array, dtype: DTypeLike = jnp.float
     ((5, 2), 2)
     """
     named = {keystr(path): spec for path, spec in specs_by_path(specs).items() if spec is not None}
+    if specs is None:
+        raise InvalidTypeError("`specs` (=None) must be a TensorSpec, or a pytree of them.")
 
     def broadcast(initializer: Any, below: Any) -> Any:
+        specs_by_path(below)  # a partition in the place of a spec
         return jax.tree.map(lambda spec: None if spec is None else initializer, below, is_leaf=is_spec)
 
     try:

@@ -18,7 +18,7 @@ from distdl_jax.agreement.agree import agree
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.spec_trees import check_alike, check_shape, leaves_with_specs
+from distdl_jax.spec_trees import check_alike, check_shape, different_masks, leaves_with_specs, masked_places
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.validation import is_numeric
 
@@ -80,7 +80,12 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
         specs_of_params.update(zip(paths, [leaf.spec for leaf in pairs], strict=True))
         return [(keystr(path), _shape_dtype(leaf)) for path, leaf in leaves]
 
-    states = agree(world, tuple(range(world.size)), "specs_like", contribution)
+    everywhere = agree(
+        world, tuple(range(world.size)), "specs_like", lambda: (contribution(), masked_places(state=state))
+    )
+    if (problem := different_masks({worker: places for worker, (_, places) in everywhere.items()})) is not None:
+        raise PlanError(problem)
+    states = {worker: entries for worker, (entries, _) in everywhere.items()}
     check_alike({worker: [(path, None) for path, _ in entries] for worker, entries in states.items()}, "state")
     places = _Places(tuple(path for path, _ in leaves), tuple(specs_of_params))
     everyone = Partition.of_workers(world, range(world.size))

@@ -44,7 +44,8 @@ def check_replicated(tree: Any, specs: Any) -> Any:
 
     **Returns:** `tree`, as it is.
 
-    **Raises:** `PlanError`, on all workers that hold copies of a value that differs, naming it and two of them. In a
+    **Raises:** `InvalidArgumentError`, with or without the setting, where `specs` has not the structure of `tree`;
+    `PlanError`, on all workers that hold copies of a value that differs, naming it and two of them. In a
     jitted function JAX raises it once the function has run, as an error of its runtime with this text in it.
 
     Collective among the workers that hold copies: the first of them sends its values to the others.
@@ -54,10 +55,11 @@ def check_replicated(tree: Any, specs: Any) -> Any:
     >>> check_replicated({"scale": 2.0}, {"scale": dj.TensorSpec((), P)})
     {'scale': 2.0}
     """
+    pairs = leaves_with_specs(tree, specs)
     if not current_settings().debug:
         return tree
     groups: dict[tuple[Partition, tuple[int, ...]], list[tuple[str, Any]]] = {}
-    for path, value, spec in leaves_with_specs(tree, specs):
+    for path, value, spec in pairs:
         if spec is not None and _has_copies(spec):
             groups.setdefault((spec.partition, spec.replicated), []).append((f"tree{path}", value))
     where = user_line()

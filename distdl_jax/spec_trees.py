@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -9,6 +10,7 @@ import jax
 from jax.tree_util import keystr
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.tensors import TensorSpec
 
@@ -33,8 +35,13 @@ def is_spec(spec: Any) -> bool:
 def specs_by_path(specs: Any, name: str = "specs") -> dict[Path, TensorSpec | None]:
     """Return the leaves of a pytree of specs, the argument `name`, by path.
 
-    **Raises:** `InvalidTypeError` where one is neither a spec nor None.
+    **Raises:** `InvalidTypeError` where one is neither a spec nor None, or a partition stands for all of them.
     """
+    if isinstance(specs, Partition):  # to JAX a pytree without leaves, as are those in a module's fields
+        raise InvalidTypeError(
+            f"`{name}` (={specs!r}) must be a TensorSpec, or a pytree of them, but is a partition: "
+            "TensorSpec(global_shape, P) describes a tensor on it."
+        )
     found = dict(jax.tree.leaves_with_path(specs, is_leaf=is_spec))
     for path, spec in found.items():
         if not is_spec(spec):
@@ -67,8 +74,9 @@ def leaves_with_specs(
 ) -> list[Leaf]:
     """Return the leaves of `tree`, each with its spec; `specs` has the structure of `tree`, or of a prefix.
 
-    Every leaf has a spec or None, and every TensorSpec a leaf, so that nothing is left out in silence. `names`: of the
-    two arguments, for messages. Values of the type `masked` are left out.
+    Every leaf has a spec or None, and every TensorSpec a leaf, so that nothing is left out in silence; None for all of
+    a tree would leave out everything. `names`: of the two arguments, for messages. Values of the type `masked` are left
+    out.
 
     **Raises:** `InvalidArgumentError` where that is not so, `InvalidTypeError` where a leaf of `specs` is no spec.
     """
@@ -79,7 +87,9 @@ def leaves_with_specs(
     values = [(path, value) for path, value in values if path not in left_out]
     below, _ = match(unused, left_out)
     problem = None
-    if without := [path for path, _ in values if path not in found]:
+    if specs is None and values:
+        problem = f"is None. Leave out the call where all of `{names[0]}` is to stay as it is."
+    elif without := [path for path, _ in values if path not in found]:
         problem = f"has none for `{names[0]}{keystr(without[0])}`."
     elif unused := [path for path in unused if path not in below]:
         problem = (
@@ -133,3 +143,30 @@ def check_shape(name: str, shape: tuple[int, ...], spec: TensorSpec, expected: t
             f"{on}`{name}` has shape {shape}, but its spec ({shape_text(spec.global_shape)} on "
             f"{shape_text(spec.partition.shape)} workers{copies}) says {expected} on this worker."
         )
+
+
+def masked_places(**trees: Any) -> tuple[str, ...]:
+    """Return the paths in `trees`, an optimiser's state, say, of the leaves that a mask of optax has left out."""
+    masked = getattr(sys.modules.get("optax"), "MaskedNode", None)
+    if masked is None:
+        return ()
+    return tuple(
+        f"{name}{keystr(path)}"
+        for name, tree in trees.items()
+        for path, value in jax.tree.leaves_with_path(tree, is_leaf=lambda value: isinstance(value, masked))
+        if isinstance(value, masked)
+    )
+
+
+def different_masks(places: Mapping[int, Sequence[str]]) -> str | None:
+    """Return what to say of masks that differ between workers, given by rank as `masked_places`; None of equal ones."""
+    (first, expected), *others = sorted(places.items())
+    for worker, found in others:
+        if different := sorted({*expected} ^ {*found}):
+            has, lacks = (worker, first) if different[0] in found else (first, worker)
+            return (
+                f"`{different[0]}` is masked on worker {has}, but not on worker {lacks}. A mask that looks at this "
+                "worker's arrays differs, for a placeholder has one dimension. Make it from the specs: "
+                "jax.tree.map(lambda spec: len(spec.global_shape) > 1, specs)."
+            )
+    return None

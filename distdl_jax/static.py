@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache, wraps
 from typing import Any
 
 import jax
 
-from distdl_jax.validation import checked_boolean
+from distdl_jax.validation import checked_boolean, python_integers
 
 
 class Static:
@@ -19,7 +20,8 @@ class Static:
     of a flax module, without a wrapper: to JAX it is a pytree without leaves, and part of the key of its caches.
 
     Fields of a dataclass, and arguments of its own `__init__`, that a class annotates as `bool` must be truth values;
-    that is checked before all else, and they become bools.
+    that is checked before all else, and they become bools. Other fields get Python's integers in place of numpy's,
+    with which equal layers would not print alike on all workers.
     """
 
     __slots__ = ()
@@ -34,8 +36,10 @@ class Static:
 
     def __post_init__(self) -> None:
         cls: Any = type(self)
-        for name in _fields(cls):
-            object.__setattr__(self, name, checked_boolean(name, getattr(self, name)))
+        flags = _fields(cls)
+        for name in (field.name for field in fields(cls) if field.init):
+            value = getattr(self, name)
+            object.__setattr__(self, name, checked_boolean(name, value) if name in flags else python_integers(value))
 
 
 @cache
@@ -52,7 +56,7 @@ def _with_checked_fields(post_init: Callable[..., None]) -> Callable[..., None]:
     @wraps(post_init)
     def checked(self: Any, *args: Any) -> None:
         Static.__post_init__(self)
-        post_init(self, *args)
+        post_init(self, *map(python_integers, args))
 
     return checked
 
@@ -63,7 +67,7 @@ def _with_checked_arguments(init: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(init)
     def checked(*args: Any, **options: Any) -> None:
-        given = list(args)
+        given, options = python_integers(list(args)), {name: python_integers(value) for name, value in options.items()}
         for name, place in places.items():
             if name in options:
                 options[name] = checked_boolean(name, options[name])
@@ -71,4 +75,4 @@ def _with_checked_arguments(init: Callable[..., None]) -> Callable[..., None]:
                 given[place] = checked_boolean(name, given[place])
         init(*given, **options)
 
-    return checked if places else init
+    return checked

@@ -67,6 +67,15 @@ def _integer(value: Any) -> int:
     return operator.index(value)
 
 
+def python_integers(value: Any) -> Any:
+    """Return numpy's integers, and JAX's where they are concrete, as Python's; in tuples and lists, too."""
+    if type(value) in (tuple, list):
+        return type(value)(map(python_integers, value))
+    if getattr(getattr(value, "dtype", None), "kind", None) in ("i", "u") and not value.shape and not is_traced(value):
+        return operator.index(value)
+    return value
+
+
 def checked_boolean(name: str, value: Any) -> bool:
     """Return the argument `name`, a bool or one of the integers 0 and 1, as a bool.
 

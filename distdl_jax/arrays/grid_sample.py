@@ -21,7 +21,7 @@ from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import Range, balanced_range, index_of
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.primitives.block_checks import common_dtype, owned_grid
+from distdl_jax.primitives.block_checks import common_dtype, outside, owned_grid
 from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes, taking_part
@@ -100,7 +100,8 @@ def grid_sample(
     """
     how = _checked(P_x, mode, padding_mode, align_corners, max_displacement)
     if not P_x.active:
-        return x
+        outside(P_x.world, grid, "grid")
+        return outside(P_x.world, x)
     with jax.named_scope("grid_sample"):
         label = f"grid_sample, {how}, on {P_x.describe()}"
         blocks = exchange_named_shapes(P_x.world, tuple(sorted(P_x.ranks)), label, {"x": x, "grid": grid})

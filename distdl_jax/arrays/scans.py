@@ -20,7 +20,7 @@ from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid, box_shape, ranges_of_sizes
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.block_checks import common_dtype, owned_grid
+from distdl_jax.primitives.block_checks import common_dtype, outside, owned_grid
 from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
@@ -98,7 +98,7 @@ def associative_scan(
     if not leaves:
         raise InvalidArgumentError("`x` must hold an array or more.")
     if not P_x.active:
-        return x
+        return jax.tree.map(lambda leaf: outside(P_x.world, leaf), x)
 
     def flat(function: Callable[..., Tree]) -> Callable[..., Leaves]:
         return lambda *sides: jax.tree.leaves(function(*(jax.tree.unflatten(structure, side) for side in sides)))
@@ -270,7 +270,7 @@ def plan_cumulative(kind: str, shape_dtypes: ShapeDtypes, P_x: Partition, axis: 
 def _cumulative(kind: str, x: Array, P_x: Partition, axis: int, reverse: bool) -> Array:
     axis, reverse = _checked(P_x, axis, reverse)
     if not P_x.active:
-        return x
+        return outside(P_x.world, x)
     scan, combine = _KINDS[kind]
     with jax.named_scope(kind):
         label = f"{kind} along {axis}, reverse {reverse}, on {P_x.describe()}"

@@ -16,7 +16,7 @@ from distdl_jax.arrays.arguments import Sizes, checked_dimensions, checked_per_a
 from distdl_jax.arrays.rearrangement import OVER_WORKERS, Rearrangement, Rule, plan_rearrangement
 from distdl_jax.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_range, index_of
-from distdl_jax.primitives.block_checks import owned_grid
+from distdl_jax.primitives.block_checks import outside, owned_grid
 from distdl_jax.primitives.plan import ShapeDtypes, plan_and_run
 
 
@@ -148,6 +148,7 @@ def window_mask(x: Array, P_x: Partition, window_size: Sizes, shift: Sizes, axes
     by = checked_per_axis("shift", shift, _axes(axes, P_x), 0)
     tokens = int(np.prod(tuple(sizes.values())))
     if not P_x.active:
+        outside(P_x.world, x)
         return jnp.zeros((0, tokens, tokens), bool)
     label = f"window_mask of {sizes} shifted by {by} on {P_x.describe()}"
     blocks = exchange_shapes(P_x.world, tuple(sorted(P_x.ranks)), label, x)

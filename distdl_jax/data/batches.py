@@ -284,13 +284,17 @@ def _place(state: Mapping[str, Any] | None) -> tuple[Place, int | None]:
 def _reader(source: Any, spec: Any, batch_size: int | None, halo: Any) -> RowReader | BatchReader:
     structure: Any = jax.tree.structure(spec)
     specs = jax.tree.leaves(spec)
+    if not specs:
+        raise InvalidArgumentError(f"`spec` (={spec!r}) must hold a TensorSpec for each array of a sample or batch.")
     try:
         halos = [None] * len(specs) if halo is None else structure.flatten_up_to(halo)
     except ValueError as error:
         raise InvalidArgumentError(f"`halo` must have the structure of `spec`: {error}") from None
     try:
         arrays = structure.flatten_up_to(source)
-    except ValueError:
+    except ValueError as error:
+        if isinstance(source, Mapping) and 0 not in source:  # no data set, then
+            raise InvalidArgumentError(f"`source` must have the structure of `spec`: {error}") from None
         arrays = []
     of_batches = structure, specs, halos, batch_size
     if arrays and all(isinstance(array, str | os.PathLike) or hasattr(array, "shape") for array in arrays):

@@ -23,6 +23,7 @@ from distdl_jax.layer.layer import PartitionedLayer
 from distdl_jax.layer.parameters import Params, ParamShapeDtypes
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.primitives.block_checks import outside
 from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.tensors import TensorSpec, zero_volume_tensor
 from distdl_jax.validation import (
@@ -269,6 +270,7 @@ class DistributedMixtureOfExperts(PartitionedLayer):
             )
         world = self.P_x.world
         if world.rank not in self._team:
+            outside(world, x)
             return x if state is None else (x, state)
         with jax.named_scope("DistributedMixtureOfExperts"):
             params = self._opened(params)

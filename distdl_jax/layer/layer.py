@@ -40,7 +40,7 @@ from distdl_jax.layer.pictures import draw_layer
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import union
-from distdl_jax.primitives.block_checks import by_class
+from distdl_jax.primitives.block_checks import by_class, check_placeholders, outside
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.source_lines import user_line
 from distdl_jax.static import Static
@@ -289,6 +289,7 @@ class PartitionedLayer(BaseLayer):
     def _checked(self, x: ShapeDtypes, params: ParamShapeDtypes | None) -> tuple[ShapeDtypes, ParamShapeDtypes]:
         """Return the shapes and dtypes of exactly the layer's workers; refuse parameters that are not as specs say."""
         x = by_class("x", self.P_x, taking_part(x, self._team))
+        check_placeholders("x", x, self.input_partition.ranks)
         if params is None:
             return x, self._param_shapes(self._param_dtype(x))
         check_params(params, self.param_specs())
@@ -320,7 +321,7 @@ class PartitionedLayer(BaseLayer):
         **Raises:** `PlanError`, on every worker of the layer, where x or a parameter does not fit.
         """
         if self.P_x.world.rank not in self._team:
-            return x
+            return outside(self.P_x.world, x)
         with jax.named_scope(type(self).__name__):
             params = self._opened(params)
             return self._run(self._agree_on_plan(params, x), params, x)
@@ -333,8 +334,7 @@ class PartitionedLayer(BaseLayer):
 
     def _agree_on_plan(self, params: Any, x: Array) -> Any:
         """Return the plan of a call, the same on all of the layer's workers, which meet for it while JAX traces."""
-        x_shapes, shapes, _ = self._agree_on_shapes(params, x)
-        return self.plan(x_shapes, shapes)
+        return self.plan(*self._agree_on_shapes(params, x)[:2])
 
     def _agree_on_shapes(self, params: Any, x: Array, *choose: Any) -> tuple[ShapeDtypes, ParamShapeDtypes, Any]:
         """Return the shapes and dtypes of x and of the parameters on all of the layer's workers, and a choice."""

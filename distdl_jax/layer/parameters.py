@@ -21,7 +21,7 @@ from distdl_jax.plans.decomposition import balanced_ranges
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_gather import GatherPlan
-from distdl_jax.primitives.block_checks import common_dtype, owned_grid
+from distdl_jax.primitives.block_checks import check_placeholders, common_dtype, owned_grid
 from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.halo_exchange import plan_ranges
 from distdl_jax.primitives.packing import joined_slices
@@ -312,7 +312,9 @@ def check_params(params: ParamShapeDtypes, specs: Specs, of: str = "params") -> 
                     f'On worker {worker}: `{of}` must hold "{name}" on every worker, but holds {sorted(blocks)}.'
                 )
             expected = spec.block_shapes.get(worker)
-            if expected is not None and blocks[name].shape != expected:
+            if expected is None:
+                check_placeholders(f'{of}["{name}"]', {worker: blocks[name]}, ())
+            elif blocks[name].shape != expected:
                 raise PlanError(
                     f'On worker {worker}: `{of}["{name}"]` has shape {blocks[name].shape}, but this worker\'s block of '
                     f"{shape_text(spec.global_shape)} on {shape_text(spec.partition.shape)} workers is {expected}."

@@ -19,7 +19,7 @@ from distdl_jax.layer.layer import describe
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.primitives.block_checks import common_dtype, owned_grid
+from distdl_jax.primitives.block_checks import common_dtype, outside, owned_grid
 from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.static import Static
 from distdl_jax.tracing.tie import tie
@@ -84,7 +84,8 @@ class Loss(Static):
 
         **Raises:** `PlanError`, on every worker of P_x, where blocks don't fit.
         """
-        if self.P_x.rank is None:
+        if not self.P_x.active:
+            outside(self.P_x.world, prediction, "prediction")
             nothing = tie(jnp.zeros((), accumulation_dtype(np.dtype(prediction.dtype))), prediction)
             return prediction if self.reduction == "none" else nothing
         with jax.named_scope(type(self).__name__):

@@ -61,6 +61,7 @@ class _Primitive(ParameterFreeLayer):
 
     def __post_init__(self) -> None:
         check_partitions(**{name: value for name, value in self._arguments.items() if name in ("P_x", "P_y")})
+        _ = self._copied  # dimensions that are none
 
     @property
     def _arguments(self) -> dict[str, Any]:
@@ -240,6 +241,10 @@ class ReduceScatter(_Primitive, function=functional.reduce_scatter, plan=plan_re
 
     P_x: Partition
     axes: int | tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checked_axes("axes", self.axes, self.P_x.shape)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from distdl_jax.layer.input_checks import check_probability, checked_key
 from distdl_jax.layer.layer import ParameterFreeLayer
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.work import Work, elementwise
-from distdl_jax.primitives.block_checks import common_dtype, owned_grid
+from distdl_jax.primitives.block_checks import common_dtype, outside, owned_grid
 from distdl_jax.primitives.plan import Action, Computes, Plan, ShapeDtypes, Unmoved
 from distdl_jax.random import standard_uniform
 
@@ -99,4 +99,4 @@ class Dropout(ParameterFreeLayer):
             return jnp.where(numbers < 1 - self.p, x * scale, jnp.zeros((), x.dtype))
 
     def _apply(self, x: Array) -> Array:
-        return x
+        return x if self.P_x.active else outside(self.P_x.world, x)

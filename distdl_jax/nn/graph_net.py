@@ -25,7 +25,7 @@ from distdl_jax.nn.sequential import Sequential
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_ranges
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.primitives.block_checks import common_dtype, owned_grid
+from distdl_jax.primitives.block_checks import common_dtype, outside, owned_grid
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.primitives.rows import Rows
 from distdl_jax.primitives.take import TakePlan, plan_segment_sum, plan_take, segment_sum, take
@@ -210,7 +210,7 @@ class DistributedGraphNetBlock(Static):
         **Raises:** `PlanError`, on every worker of P_x, where an input or a parameter does not fit.
         """
         if not self.P_x.active:
-            return nodes, edges
+            return outside(self.P_x.world, nodes, "nodes"), outside(self.P_x.world, edges, "edges")
         with jax.named_scope("DistributedGraphNetBlock"):
             team, arrays = tuple(sorted(self.P_x.ranks)), {"nodes": nodes, "edges": edges}
             shapes = exchange_named_shapes(self.P_x.world, team, describe(self), arrays)

@@ -21,6 +21,7 @@ from distdl_jax.nn.shaping.global_pool import DistributedGlobalAvgPool
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.work import Work, elementwise
+from distdl_jax.primitives.block_checks import outside
 from distdl_jax.primitives.plan import (
     BOTH,
     Action,
@@ -143,8 +144,8 @@ class DistributedSqueezeExcitation(Network):
         return ScalingPlan(blocks, *plans)
 
     def _forward(self, run: RunPart, x: Array) -> Array:
-        if self.P_x.rank is None:
-            return x
+        if not self.P_x.active:
+            return outside(self.P_x.world, x)
         with jax.named_scope(type(self).__name__):
             self.plan(exchange_shapes(self.P_x.world, tuple(sorted(self.P_x.ranks)), describe(self), x))  # checks x
             (squeeze, fc1), (excite, fc2) = self._parts

@@ -15,11 +15,11 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from distdl_jax.agreement.agree import agree
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError, SetupError
 from distdl_jax.partition import Partition, check_workers
 from distdl_jax.primitives import all_sum_reduce
 from distdl_jax.primitives.collectives import accumulation_dtype
-from distdl_jax.spec_trees import check_shape, leaves_with_specs, specs_by_path
+from distdl_jax.spec_trees import check_shape, different_masks, leaves_with_specs, masked_places, specs_by_path
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.validation import check_not_negative, checked_integers
 
@@ -91,6 +91,9 @@ class Whole:
                         check_shape(f"tree{path}", jnp.shape(block), spec, spec.local_shape)
             return [np.dtype(jnp.result_type(block)) for _, block, _ in self.leaves(trees[0])]
 
+        def masks_and_dtypes() -> tuple[tuple[str, ...], list[np.dtype]]:
+            return masked_places(tree=trees[0]), check()
+
         workers = self.workers
         specs = [spec for spec in jax.tree.leaves(self._specs) if isinstance(spec, TensorSpec)]
         if missing := {worker for spec in specs for worker in spec.partition.ranks} - set(workers.ranks):
@@ -99,9 +102,11 @@ class Whole:
             )
         if not workers.active:
             return check()
-        dtypes = agree(workers.world, workers.ranks, f"{self._label} on {workers.describe()}", check)
+        found = agree(workers.world, workers.ranks, f"{self._label} on {workers.describe()}", masks_and_dtypes)
+        if (problem := different_masks({worker: places for worker, (places, _) in found.items()})) is not None:
+            raise PlanError(problem)
         owners = [spec.partition.ranks[0] for _, _, spec in self.leaves(trees[0])]
-        return [dtypes[owner][number] for number, owner in enumerate(owners)]
+        return [found[owner][1][number] for number, owner in enumerate(owners)]
 
     def sums(self, of_block: Callable[..., Array], *trees: Any) -> list[Array]:
         """Return for each leaf the sum of `of_block` over all blocks of the tensor; one message for all.

@@ -6,6 +6,7 @@ A *range* is a half-open interval `(start, stop)` of one dimension's indices, a 
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,13 @@ Range = tuple[int, int]
 Box = tuple[Range, ...]
 
 
-def _check_balanced(n: int, p: int) -> None:
+def _checked(n: int, p: int) -> tuple[int, int]:
+    """Return both as Python's integers: a plan with numpy's would be equal, and stay in caches, but not do."""
     if n < 0:
         raise InvalidArgumentError(f"`n` (={n}) must be 0 or more: it is a number of items.")
     if p < 1:
         raise InvalidArgumentError(f"`p` (={p}) must be 1 or more: it is a number of workers.")
+    return operator.index(n), operator.index(p)
 
 
 def balanced_sizes(n: int, p: int) -> tuple[int, ...]:
@@ -35,7 +38,7 @@ def balanced_sizes(n: int, p: int) -> tuple[int, ...]:
     >>> balanced_sizes(2, 3)
     (1, 1, 0)
     """
-    _check_balanced(n, p)
+    n, p = _checked(n, p)
     each, rest = divmod(n, p)
     return (each + 1,) * rest + (each,) * (p - rest)
 
@@ -46,7 +49,7 @@ def balanced_range(n: int, p: int, i: int) -> Range:
     >>> [balanced_range(10, 4, i) for i in range(4)]
     [(0, 3), (3, 6), (6, 8), (8, 10)]
     """
-    _check_balanced(n, p)
+    n, p = _checked(n, p)
     if not 0 <= i < p:
         raise InvalidArgumentError(f"`i` (={i}) must be a worker's index, 0 to {p - 1}.")
     each, rest = divmod(n, p)
@@ -75,7 +78,7 @@ def ranges_of_sizes(sizes: Sequence[int]) -> tuple[Range, ...]:
     for size in sizes:
         if size < 0:
             raise InvalidArgumentError(f"`sizes` (={tuple(sizes)}) must all be 0 or more.")
-        start, stop = stop, stop + size
+        start, stop = stop, stop + operator.index(size)
         ranges.append((start, stop))
     return tuple(ranges)
 

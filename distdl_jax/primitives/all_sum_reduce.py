@@ -17,7 +17,7 @@ from distdl_jax.plans.alike import representatives, workers_of
 from distdl_jax.plans.broadcasting import reduction_axes, reduction_teams
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import union
-from distdl_jax.primitives.block_checks import common_shape_dtype, is_differentiable
+from distdl_jax.primitives.block_checks import common_shape_dtype, is_differentiable, outside
 from distdl_jax.primitives.collectives import allreduce_in_team, allreduce_operations
 from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.programs.ir import Operation
@@ -165,6 +165,6 @@ def all_sum_reduce(
     check_partitions(P_x=P_x)
     team = P_x.create_allreduction_partition(axes_reduce, axes_keep)
     if team.size <= 1:
-        return x
+        return x if P_x.active else outside(P_x.world, x)
     plan = partial(plan_all_sum_reduce, P_x=P_x, axes_reduce=axes_reduce, axes_keep=axes_keep)
     return plan_and_run(P_x.world, team.ranks, f"all_sum_reduce on {P_x.describe()}", plan, x)

@@ -13,7 +13,7 @@ from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_reduce import plan_all_reduce
-from distdl_jax.primitives.block_checks import common_dtype, owned_grid
+from distdl_jax.primitives.block_checks import common_dtype, outside, owned_grid
 from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.primitives.reductions import extreme
 from distdl_jax.tracing.materialize import materialize
@@ -48,7 +48,7 @@ def argmax(x: Array, P_x: Partition, axis: int = 1) -> Array:
     check_partitions(P_x=P_x)
     axis = checked_axis("axis", axis, P_x.shape)
     if not P_x.active:
-        return x
+        return outside(P_x.world, x)
     team = tuple(sorted(P_x.ranks))
     shape_dtypes = exchange_shapes(P_x.world, team, f"argmax along {axis} on {P_x.describe()}", x)
     common_dtype("x", shape_dtypes, P_x.ranks)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 
+from distdl_jax.agreement.shapes import shape_dtype_of
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition
 from distdl_jax.plans.alike import ByClass, of_team, representatives, workers_of
 from distdl_jax.plans.decomposition import ProductGrid, box_shape, index_of, ranges_of_sizes
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.plans.worker_ranks import union
+from distdl_jax.plans.worker_ranks import positions, union
+from distdl_jax.world import Workers, World
+
+T = TypeVar("T")
 
 
 @lru_cache(maxsize=64)
@@ -31,14 +36,41 @@ def common_shape_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], who: s
     return found.pop()
 
 
-def common_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], owners: Sequence[int]) -> np.dtype:
-    """Return the dtype of the blocks of `owners` (world ranks); refuse placeholders of another kind elsewhere."""
+def outside(world: World, x: T, name: str = "x") -> T:
+    """Return the argument `name` of a worker outside of an operation as it is: a placeholder, or a number.
+
+    A block would come back as if it were the result. The others are past it: nobody agrees with this worker.
+    """
+    if not isinstance(x, int | float | complex):
+        check_placeholders(name, {world.rank: shape_dtype_of(name, x)}, ())
+    return x
+
+
+def check_placeholders(name: str, shape_dtypes: Mapping[int, ShapeDtype], owners: Workers) -> None:
+    """Refuse blocks of workers that are none of `owners` (world ranks), which hold no part of the tensor.
+
+    A number passes: it may be of a sum over a placeholder.
+    """
+    if len(shape_dtypes) == len(owners):
+        return
+    for worker in sorted(representatives(shape_dtypes)):
+        block = shape_dtypes[worker]
+        if block.shape and block.size and worker not in positions(owners):
+            raise PlanError(
+                f"`{name}` is {block} on worker {worker}, which is outside of its partition: on workers that hold no "
+                "part of it, pass a zero-volume tensor (dj.zero_volume_tensor(dtype=...))."
+            )
+
+
+def common_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], owners: Workers) -> np.dtype:
+    """Return the dtype of the blocks of `owners` (world ranks); refuse blocks, or another kind of dtype, elsewhere."""
     dtype, of_owners = shape_dtypes[owners[0]].dtype, of_team(shape_dtypes, owners)
     only = isinstance(of_owners, ByClass) and of_owners.ranks == owners
     if any(shape_dtypes[worker].dtype != dtype for worker in (representatives(of_owners) if only else owners)):
         listed = ", ".join(f"{shape_dtypes[worker].dtype} on worker {worker}" for worker in owners)
         raise PlanError(f"`{name}` must have one dtype on all workers that hold a part of it, but is {listed}.")
     check_kinds(name, shape_dtypes, dtype)
+    check_placeholders(name, shape_dtypes, owners)
     return dtype
 
 

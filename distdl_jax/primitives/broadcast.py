@@ -20,7 +20,14 @@ from distdl_jax.plans.broadcasting import BroadcastRule, Team
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import positions
 from distdl_jax.primitives.all_sum_reduce import teams_alike
-from distdl_jax.primitives.block_checks import check_kinds, common_shape_dtype, is_differentiable, zero_volume_shape
+from distdl_jax.primitives.block_checks import (
+    check_kinds,
+    check_placeholders,
+    common_shape_dtype,
+    is_differentiable,
+    outside,
+    zero_volume_shape,
+)
 from distdl_jax.primitives.channel import tag_of, tied_zeros
 from distdl_jax.primitives.collectives import (
     LARGEST_TREE,
@@ -136,6 +143,7 @@ class ReplicationPlan(MovementPlan):
                 members = self._team(root).members
                 common_shape_dtype("x", {worker: self.inputs[worker] for worker in members})
         check_kinds("x", self.inputs, self._dtype)
+        check_placeholders("x", self.inputs, self.source if self.is_broadcast else self.copies)
 
     @cached_property
     def workers(self) -> Workers:
@@ -233,7 +241,7 @@ def run_replication(
 ) -> Array:
     """Broadcast or sum-reduce `x` from P_x to P_y; workers agree on nothing where nothing moves."""
     if P_x.ranks == P_y.ranks and rule.is_identity:
-        return x
+        return x if P_x.active else outside(P_x.world, x)
     team = tuple(sorted({*P_x.ranks, *P_y.ranks}))
     label = f"{'broadcast' if is_broadcast else 'sum_reduce'} from {P_x.describe()} to {P_y.describe()}"
     plan = partial(

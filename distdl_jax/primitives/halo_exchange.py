@@ -19,7 +19,7 @@ from distdl_jax.plans.halos import Halos, needed_ranges, own_box
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import union
-from distdl_jax.primitives.block_checks import GridBlocks, common_dtype, owned_grid
+from distdl_jax.primitives.block_checks import GridBlocks, common_dtype, outside, owned_grid
 from distdl_jax.primitives.box_exchange import BoxPlan
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.tracing.tie import tie
@@ -163,7 +163,7 @@ def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, pe
     wraps = checked_periodic(periodic, P_x.dim)
     if not P_x.active:
         checked_halo(halo, P_x.dim, or_none=True)
-        return x
+        return outside(P_x.world, x)
     label = f"halo_exchange on {P_x.describe()}{f', periodic {wraps}' * any(wraps)}"
     known = agree(P_x.world, P_x.ranks, label, lambda: (shape_dtype_of("x", x), checked_halo(halo, P_x.dim)))
     shape_dtypes, widths = ({worker: pair[place] for worker, pair in known.items()} for place in (0, 1))

@@ -20,6 +20,7 @@ from distdl_jax.plans.alike import ByClass, OnGrids, of_team, on_grids, workers_
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.work import Work
 from distdl_jax.plans.worker_ranks import union
+from distdl_jax.primitives.block_checks import outside
 from distdl_jax.primitives.movement import Movement, adjoint_operations, move
 from distdl_jax.programs.ir import Operation
 from distdl_jax.world import Workers, World
@@ -250,6 +251,6 @@ def plan_and_run(world: World, team: Workers, label: str, plan: Callable[[ShapeD
     the operation is, in the same words on all workers.
     """
     if world.rank not in team:
-        return x
+        return outside(world, x)
     y: Array = plan(exchange_shapes(world, team, label, x)).run(world, x)
     return y

@@ -19,7 +19,7 @@ from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_reduce import Extremum, ExtremumPlan
 from distdl_jax.primitives.all_sum_reduce import AllSumPlan, plan_all_sum_reduce
-from distdl_jax.primitives.block_checks import common_dtype, is_differentiable, owned_grid
+from distdl_jax.primitives.block_checks import common_dtype, is_differentiable, outside, owned_grid
 from distdl_jax.primitives.collectives import Operations, accumulation_dtype, mean_dtype
 from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.primitives.statistics import Along, Moments
@@ -191,7 +191,7 @@ def _reduce(x: Array, P_x: Partition, op: Reduction, axes: Axes, keepdims: bool,
     along = tuple(range(P_x.dim)) if axes is None else checked_axes("axes", axes, P_x.shape)
     keepdims = checked_boolean("keepdims", keepdims)
     if not P_x.active:
-        return x
+        return outside(P_x.world, x)
     label = f"{op} along {along} on {P_x.describe()}"
     plan = partial(plan_reduction, P_x=P_x, op=op, axes=along, ddof=ddof)
     y = plan_and_run(P_x.world, P_x.ranks, label, plan, x)

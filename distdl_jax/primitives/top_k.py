@@ -16,7 +16,7 @@ from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_gather import GatherPlan, plan_all_gather
-from distdl_jax.primitives.block_checks import common_dtype, owned_grid
+from distdl_jax.primitives.block_checks import common_dtype, outside, owned_grid
 from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import checked_axis, checked_integer
@@ -116,7 +116,7 @@ def top_k(x: Array, P_x: Partition, k: int, axis: int = -1) -> tuple[Array, Arra
     check_partitions(P_x=P_x)
     k, axis = checked_integer("k", k, 0), checked_axis("axis", axis, P_x.shape)
     if not P_x.active:
-        return x, jnp.zeros((0,), np.int32)
+        return outside(P_x.world, x), jnp.zeros((0,), np.int32)
     label = f"top_k of {k} along {axis} on {P_x.describe()}"
     with jax.named_scope("top_k"):
         shape_dtypes = exchange_shapes(P_x.world, tuple(sorted(P_x.ranks)), label, x)

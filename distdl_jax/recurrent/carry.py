@@ -15,6 +15,7 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import PartitionedLayer
 from distdl_jax.layer.parameters import Params, ParamShapeDtypes
 from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.primitives.block_checks import outside
 from distdl_jax.tensors import TensorSpec, check_spec, zero_volume_tensor
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import checked_dtype
@@ -78,7 +79,8 @@ class Recurrent(PartitionedLayer):
         where x, a parameter or the carry does not fit.
         """
         given = self._parts(carry)
-        if self.P_x.rank is None:
+        if not self.P_x.active:
+            outside(self.P_x.world, x)
             return x if carry is None else (x, carry)
         with jax.named_scope(type(self).__name__):
             params = self._opened(params)

@@ -20,6 +20,7 @@ from distdl_jax.layer.parameters import Params, ParamShapeDtypes, plan_replicate
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
+from distdl_jax.primitives.block_checks import outside
 from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.sequence.arguments import MASK, MEMORY, PADDING, check_mask, is_padded, memory_of
 from distdl_jax.sequence.attention_plan import AttentionPlan, Heads, places_of, plan_to_heads, regions_of, ring_steps
@@ -318,7 +319,8 @@ class DistributedMultiHeadAttention(PartitionedLayer):
         if memory is not None and (cache is not None or self.causal):
             raise InvalidArgumentError("`memory` takes a layer that is not `causal`, and no `cache`.")
         key = checked_key(key, training, self.draws and cache is None)
-        if self.P_x.rank is None:
+        if not self.P_x.active:
+            outside(self.P_x.world, x)
             return x if cache is None else (x, cache)
         world = self.P_x.world
         with jax.named_scope("DistributedMultiHeadAttention"):

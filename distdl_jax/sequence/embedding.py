@@ -25,7 +25,7 @@ from distdl_jax.plans.decomposition import balanced_ranges, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.plans.work import Work
 from distdl_jax.primitives.all_gather import plan_reduce_scatter
-from distdl_jax.primitives.block_checks import common_dtype
+from distdl_jax.primitives.block_checks import common_dtype, outside
 from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.indices import as_indices
 from distdl_jax.primitives.plan import BOTH, Action, Computes, MovementPlan, ShapeDtypes, actions_within
@@ -225,6 +225,7 @@ class DistributedEmbedding(WeightedLayer):
         **Raises:** `PlanError`, on every worker of the layer, where x or the weight does not fit.
         """
         if self.P_W.world.rank not in self._team:
+            outside(self.P_W.world, x)
             return x.astype(np.dtype(unboxed(params)["weight"].dtype))  # a placeholder of y for the next layer
         return super().__call__(params, x)
 

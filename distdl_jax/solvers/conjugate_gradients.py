@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.primitives.block_checks import outside
 from distdl_jax.solvers.iteration import (
     Info,
     Leaves,
@@ -82,7 +83,7 @@ def cg(
     check_functions(A=A, **({} if M is None else {"M": M}))
     limits = checked_limits(tol, atol, maxiter)
     if not P_x.active:
-        return b, nobody()
+        return jax.tree.map(lambda leaf: outside(P_x.world, leaf, "b"), b), nobody()
     with jax.named_scope("cg"):
         b = jax.tree.map(jnp.asarray, b)
         x0 = jax.tree.map(jnp.zeros_like, b) if x0 is None else jax.tree.map(jnp.asarray, x0)

@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.primitives.block_checks import outside
 from distdl_jax.solvers.iteration import (
     Info,
     Leaves,
@@ -85,7 +86,7 @@ def fixed_point(
     check_functions(f=f)
     limits = checked_limits(tol, atol, maxiter)
     if not P_x.active:
-        return x0, nobody()
+        return jax.tree.map(lambda leaf: outside(P_x.world, leaf, "x0"), x0), nobody()
     with jax.named_scope("fixed_point"):
         params, x0 = jax.tree.map(jnp.asarray, (params, x0))
         program, consts, fz = as_program(f, params, x0)

@@ -11,6 +11,7 @@ from distdl_jax.agreement.arguments import compared
 from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partition import Partition
+from distdl_jax.primitives.block_checks import outside
 from distdl_jax.spectral.fourier import Axes, Kind, check_transform, plan_fourier
 from distdl_jax.validation import checked_integer
 
@@ -391,7 +392,7 @@ def _transform(
 ) -> Array:
     check_transform(kind, P_x, axes, norm, n, s)
     if not P_x.active:
-        return x
+        return outside(P_x.world, x)
     with jax.named_scope(kind):
         team = tuple(sorted(P_x.ranks))
         label = f"{kind} along {axes}, norm {norm}, n {n}, s {s}, on {P_x.describe()}"

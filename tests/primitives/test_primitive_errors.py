@@ -169,7 +169,7 @@ BAD_BLOCKS = {
         ("`x` is bool[0] on worker 1", "the data is float64"),
     ),
     "blocks of different dtypes": Mistake(
-        lambda P, r: F.repartition(array(2, dtype=np.float32 if r == 1 else float), P(on(2)), P(on(3))),
+        lambda P, r: F.repartition(array(2 * (r < 2), dtype=np.float32 if r == 1 else float), P(on(2)), P(on(3))),
         dj.PlanError,
         ("one dtype", "float64 on worker 0", "float32 on worker 1"),
         range(3),
@@ -185,7 +185,7 @@ BAD_BLOCKS = {
         ("as many dimensions as its partition (2 x 2)", "[2] on worker 1"),
     ),
     "a halo of one number, on one worker": Mistake(
-        lambda P, r: F.halo_exchange(array(2), P(on(3)), (1,) if r == 1 else ((1, 1),)),
+        lambda P, r: F.halo_exchange(array(2 * (r < 3)), P(on(3)), (1,) if r == 1 else ((1, 1),)),
         dj.InvalidArgumentError,
         ("`halo` (=(1,)) must be 1 pairs",),
         range(3),
@@ -201,7 +201,7 @@ BAD_BLOCKS = {
         ("don't form a 2 x 2 grid", "[2, 3] on worker 1"),
     ),
     "rows that nobody has": Mistake(
-        lambda P, r: F.take(array(2), P(on(2)), [0, 4], 0, P(on(3))),
+        lambda P, r: F.take(array(2 * (r < 2)), P(on(2)), [0, 4], 0, P(on(3))),
         dj.PlanError,
         ("`indices` holds 4", "dimension 0 of `x` has 4 rows"),
         range(3),
@@ -212,13 +212,13 @@ BAD_BLOCKS = {
         ("row numbers (of shape 2, checksum",),
     ),
     "entries without a number": Mistake(
-        lambda P, r: F.segment_sum(array(2), P(on(2)), [0, 1, 0], 2),
+        lambda P, r: F.segment_sum(array(2 * (r < 2)), P(on(2)), [0, 1, 0], 2),
         dj.PlanError,
         ("`segment_ids` (of shape 3)", "a number for each entry of `x`, of shape 4"),
         range(2),
     ),
     "scattered terms of different shapes": Mistake(
-        lambda P, r: F.reduce_scatter(array(2 + (r == 1)), P(on(2)), 0),
+        lambda P, r: F.reduce_scatter(array((2, 3, 0, 0)[r]), P(on(2)), 0),
         dj.PlanError,
         ("same length in dimension 0", "[2, 3]"),
         range(2),

@@ -16,6 +16,7 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.parameters import Params, check_params
 from distdl_jax.nn.norms.normalization import ChannelNorm, NormPlan, check_norm, filled
 from distdl_jax.partition import Partition
+from distdl_jax.primitives.block_checks import outside
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.validation import checked_boolean, checked_integer, is_real
 
@@ -127,6 +128,7 @@ class DistributedBatchNorm(ChannelNorm):
         if not (state is None or isinstance(state, Mapping)):
             raise InvalidTypeError(f"`state` (={state!r}) must be a dictionary, from `init_state` or the last call.")
         if self.P_x.rank is None:
+            outside(self.P_x.world, x)
             return x if state is None else (x, state)
         with jax.named_scope(type(self).__name__):
             plan, params, new = *self._agreed(params, x, state), state

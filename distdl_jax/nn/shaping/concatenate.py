@@ -17,7 +17,7 @@ from distdl_jax.plans.decomposition import balanced_ranges, intersect_ranges
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.work import Work, elementwise
-from distdl_jax.primitives.block_checks import owned_grid
+from distdl_jax.primitives.block_checks import outside, owned_grid
 from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.primitives.plan import Action, BlocksPlan, Computes, ShapeDtypes, taking_part
 from distdl_jax.static import Static
@@ -95,7 +95,8 @@ class Concatenate(Static):
         if not xs:
             raise InvalidArgumentError("`xs` (=()) must hold one tensor or more.")
         if self.P_x.rank is None:
-            return xs[0]
+            placeholders = [outside(self.P_x.world, x, f"xs[{k}]") for k, x in enumerate(xs)]
+            return placeholders[0]
         with jax.named_scope("Concatenate"):
             team = tuple(sorted(self.P_x.ranks))
             arrays = {f"xs[{k}]": x for k, x in enumerate(xs)}
