@@ -1,0 +1,70 @@
+"""The block that a network is to get, said by a spec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jax import Array
+
+from distdl_jax.agreement.shapes import exchange_shapes
+from distdl_jax.errors import PlanError
+from distdl_jax.layer.layer import Ends, ParameterFreeLayer
+from distdl_jax.partition import Partition
+from distdl_jax.plans.alike import representatives
+from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.plans.worker_ranks import union
+from distdl_jax.primitives.plan import Plan, ShapeDtypes, Unmoved
+from distdl_jax.tensors import TensorSpec, check_spec
+
+
+@dataclass(frozen=True)
+class Input(ParameterFreeLayer):
+    """Takes each worker's block of the tensor that a spec describes, and gives it back; another shape is refused.
+
+    A layer can't tell a whole tensor, passed on every worker, from blocks of a larger one: the result is p copies glued
+    together. As the first part of an `nn.Sequential` this compares shapes while JAX traces; nothing moves. The argument
+    `x_spec` of `nn.Sequential` does the same, and leaves the parameters' tuple as it is.
+
+    - `spec`: the global shape and the partition of the input.
+
+    **Raises:** `InvalidTypeError` where `spec` is no spec; when applied, `PlanError`, on every worker, where the block
+    of one has another shape than `spec` says.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> spec = dj.TensorSpec((4, 3), dj.Partition().grid([1, 1]))
+    >>> Input(spec)(spec.block(jnp.ones((4, 3)))).shape
+    (4, 3)
+    """
+
+    spec: TensorSpec
+
+    def __post_init__(self) -> None:
+        check_spec(self.spec)
+
+    @property
+    def P_x(self) -> Partition:  # type: ignore[override]
+        """The partition of the spec."""
+        return self.spec.partition
+
+    @property
+    def _ends(self) -> Ends:
+        return Ends() if self.spec.replicated else Ends(self.P_x, self.P_x)
+
+    def _plan(self, x: ShapeDtypes, params: object) -> Plan:
+        for worker in sorted(representatives(x)):
+            shape, expected = x[worker].shape, self.spec.block_shapes[worker]
+            if shape == expected:
+                continue
+            whole = shape == self.spec.global_shape
+            raise PlanError(
+                f"On worker {worker}: `x` is {shape_text(shape)}{', the whole tensor' * whole}, but must be the block of "
+                f"{shape_text(expected)} that this worker has of {self.spec.describe()}: `spec.block(x)` cuts it from a "
+                "whole tensor x."
+            )
+        return Unmoved(x)
+
+    def check(self, x: Array, others: Iterable[int]) -> None:
+        """Refuse x, on this layer's workers and others, if the block of one of them has another shape."""
+        team = union(self.P_x.ranks, others)
+        self.plan(exchange_shapes(self.P_x.world, team, f"the input, {self.P_x.describe()}", x))
