@@ -56,15 +56,15 @@ class Input(ParameterFreeLayer):
             shape, expected = x[worker].shape, self.spec.block_shapes[worker]
             if shape == expected:
                 continue
-            whole = shape == self.spec.global_shape
+            whole = ", the whole tensor" * (shape == self.spec.global_shape)
             raise PlanError(
-                f"On worker {worker}: `x` is {shape_text(shape)}{', the whole tensor' * whole}, but must be the block of "
-                f"{shape_text(expected)} that this worker has of {self.spec.describe()}: `spec.block(x)` cuts it from a "
-                "whole tensor x."
+                f"On worker {worker}: `x` is {shape_text(shape)}{whole}, but must be this worker's block of "
+                f"{self.spec.describe()}, {shape_text(expected)}: `spec.block(x)` cuts it from a whole tensor x."
             )
         return Unmoved(x)
 
     def check(self, x: Array, others: Iterable[int]) -> None:
         """Refuse x, on this layer's workers and others, if the block of one of them has another shape."""
-        team = union(self.P_x.ranks, others)
-        self.plan(exchange_shapes(self.P_x.world, team, f"the input, {self.P_x.describe()}", x))
+        world, team = self.P_x.world, union(self.P_x.ranks, others)
+        if world.rank in team:
+            self.plan(exchange_shapes(world, team, f"the input, {self.P_x.describe()}", x))

@@ -133,7 +133,8 @@ class Run(NamedTuple):
                 if text is not None:
                     raise InvalidArgumentError(text)
 
-        agree(self.P.world, team, f"functions of blocks on {self.P.describe()}", contribute)
+        if self.P.world.rank in team:
+            agree(self.P.world, team, f"functions of blocks on {self.P.describe()}", contribute)
 
     def _split(self, result: Sequence[Any], dims: int) -> dict[int, int]:
         """Return over how many workers the dimensions of the block are split, of those that are."""
