@@ -24,7 +24,9 @@ class Input(ParameterFreeLayer):
 
     A layer can't tell a whole tensor, passed on every worker, from blocks of a larger one: the result is p copies glued
     together. As the first part of an `nn.Sequential` this compares shapes while JAX traces; nothing moves. The argument
-    `x_spec` of `nn.Sequential` does the same, and leaves the parameters' tuple as it is.
+    `x_spec` of `nn.Sequential` does the same, and leaves the parameters' tuple as it is. The first dimension, the
+    batch, may have another length than the spec's, as the last batch of an epoch has; what has the whole one's length
+    in place of the block's is refused.
 
     - `spec`: the global shape and the partition of the input.
 
@@ -53,10 +55,11 @@ class Input(ParameterFreeLayer):
 
     def _plan(self, x: ShapeDtypes, params: object) -> Plan:
         for worker in sorted(representatives(x)):
-            shape, expected = x[worker].shape, self.spec.block_shapes[worker]
-            if shape == expected:
+            shape, expected, whole_shape = x[worker].shape, self.spec.block_shapes[worker], self.spec.global_shape
+            is_other_batch = shape[:1] != whole_shape[:1] and shape[1:] == expected[1:]
+            if shape == expected or (is_other_batch and len(shape) == len(expected)):
                 continue
-            whole = ", the whole tensor" * (shape == self.spec.global_shape)
+            whole = ", the whole tensor" * (shape == whole_shape)
             raise PlanError(
                 f"On worker {worker}: `x` is {shape_text(shape)}{whole}, but must be this worker's block of "
                 f"{self.spec.describe()}, {shape_text(expected)}: `spec.block(x)` cuts it from a whole tensor x."

@@ -73,8 +73,8 @@ class Sequential(Network):
       one of `dj.map_blocks`. One that sums, sorts, slices or multiplies along a dimension that is split is refused,
       unless it is an `nn.Local`.
     - `x_spec`: the global shape and the partition of the input, if each worker's block is to be compared with it: a
-      whole tensor in place of a block is then refused, as by `nn.Input`. `nn.Sequential(*network, x_spec=other)` is the
-      same network for inputs of another size.
+      whole tensor in place of a block is then refused, as by `nn.Input`. The first dimension, the batch, may have
+      another length. `nn.Sequential(*network, x_spec=other)` is the same network for inputs of another size.
 
     The parameters are a tuple with an entry for each layer, `{}` for what has none. The partitions of neighbours have
     to fit: where one layer leaves its output on other workers, or in other blocks, than the next one takes its input

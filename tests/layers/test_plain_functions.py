@@ -283,8 +283,9 @@ def test_a_whole_array_in_place_of_a_block_is_refused() -> None:
         mixed = whole if P.rank == 1 else spec.block(whole)
         with pytest.raises(dj.PlanError, match=r"worker 1: `x` is 3 x 8, the whole tensor.*`spec.block\(x\)`"):
             jax.jit(lambda params, x, network=network: network(params, x))(params, mixed)
-        with pytest.raises(dj.PlanError, match=r"`x` is 2 x 4, but must be this worker's block of .*3 x 4"):
-            network(params, spec.block(whole)[:2])
+        with pytest.raises(dj.PlanError, match=r"`x` is 3 x 2, but must be this worker's block of .*3 x 4"):
+            network(params, spec.block(whole)[:, :2])
+        assert network(params, spec.block(whole)[:2]).ndim == 2  # a last batch of two samples
     network = nn.Sequential(*layers, x_spec=spec)
     assert network[:1].x_spec == spec and network[1:].x_spec is None
     assert nn.Sequential(*network, x_spec=dj.TensorSpec((2, 8), P_x))(params[:2], spec.block(whole)[:2]).ndim == 2
