@@ -33,13 +33,17 @@ class Local(Static):
     `nn.Sequential`, `nn.Residual` and `dj.map_blocks` refuse a function that sums, sorts, slices or multiplies along a
     dimension which is split, since each worker sees its block alone. `nn.Local(function)` is called as it is.
 
+    **Arguments:**
+
     - `function`: of one array or of several.
 
     **Raises:** `InvalidTypeError` where `function` can't be called.
 
-    >>> import jax, distdl_jax as dj
-    >>> P = dj.planning_world(2).grid([2, 1])
-    >>> normalised = dj.nn.Sequential(dj.nn.DistributedLinear(P, P, P, 3, 4), Local(lambda x: x / x.max()))
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1])
+    >>> network = dj.nn.Sequential(dj.nn.Repartition(P, P), Local(lambda x: x / x.max()))
+    >>> network(({}, {}), jnp.array([[1.0, 2.0]])).tolist()
+    [[0.5, 1.0]]
     """
 
     function: Function

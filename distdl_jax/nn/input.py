@@ -28,6 +28,8 @@ class Input(ParameterFreeLayer):
     batch, may have another length than the spec's, as the last batch of an epoch has; what has the whole one's length
     in place of the block's is refused.
 
+    **Arguments:**
+
     - `spec`: the global shape and the partition of the input.
 
     **Raises:** `InvalidTypeError` where `spec` is no spec; when applied, `PlanError`, on every worker, where the block
