@@ -98,8 +98,10 @@ class MixedDimensions(DataFlow[Value | None]):
         results = []
         for var in eqn.outvars:
             shape, dims = var.aval.shape, outcome.dims
-            known = dims is not None and len(dims) == len(shape)
-            results.append(Value(tuple(map(_of_length, dims, shape)) if known else _blank(shape), partial, counts))
+            is_known = dims is not None and len(dims) == len(shape)
+            results.append(
+                Value(tuple(map(_of_length, dims or (), shape)) if is_known else _blank(shape), partial, counts)
+            )
         return results
 
     def join(self, one: Value | None, other: Value | None) -> Value | None:
