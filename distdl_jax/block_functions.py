@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any
 
 import jax
@@ -13,8 +13,9 @@ import numpy as np
 from jax import Array, lax
 
 from distdl_jax.agreement.agree import agree
-from distdl_jax.errors import DistDLError, PlanError
+from distdl_jax.errors import DistDLError, InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.plain_functions import follow, is_elementwise, refusal
 from distdl_jax.plans.alike import derived
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.work import Work, elementwise
@@ -90,8 +91,23 @@ class BlockFunction(Static):
 
         return jax.tree.map(stand_in, shapes, is_leaf=_is_shape)
 
-    def _applied(self, trees: Any, options: Any) -> Any:
+    def _applied(self, trees: tuple[Any, ...], options: Any) -> Any:
+        self._check(*trees, **options)
         return jax.tree.map(jnp.asarray, self.fun(*trees, **options))
+
+    def _check(self, x: Any = None, *others: Any, **options: Any) -> None:
+        """Refuse a function that mixes what is split of its first argument, a block on P; it may leave partial sums."""
+        split = {d: p for d, p in enumerate(self.P.shape) if p > 1}
+        if not split or not hasattr(x, "shape") or len(x.shape) != self.P.dim or is_elementwise(self.fun, self.P.dim):
+            return
+
+        @wraps(self.fun)
+        def of_first(x: Array) -> Any:
+            return self.fun(x, *others, **options)
+
+        text = refusal(follow([of_first], x), split, may_be_partial=True, may_merge=True)
+        if text is not None:
+            raise InvalidArgumentError(text)
 
     def _agreed(self, trees: Any, options: Any) -> tuple[Any, Any]:
         """Return what `fun` gives, on the workers of P, and the shapes and dtypes that it gives on the first of them.
@@ -168,7 +184,8 @@ def map_blocks(fun: Callable[..., Any], P: Partition) -> BlockFunction:
 
     - `fun`: a function of blocks, which moves no data. It may take and return any pytrees; on all workers of P it
       returns the same tree, dtypes and, by place, scalars. What carries a derivative should be an argument, not a
-      variable from around `fun`.
+      variable from around `fun`. It may return partial sums of its first argument, a block on P; one that makes other
+      use of a dimension which is split, as a softmax would, is refused, unless it is an `nn.Local`.
     - `P`: the partition of the blocks.
 
     **Returns:** a function of the same arguments. Blocks are this worker's, zero-volume outside P. Collective in the
@@ -176,8 +193,9 @@ def map_blocks(fun: Callable[..., Any], P: Partition) -> BlockFunction:
     stand in `nn.Sequential`, where it takes and returns one array. The placeholders that it returns have the first
     dimension of its first array.
 
-    **Raises:** what `fun` raises, on all workers, as a `PlanError` where another one raised it; `PlanError` where
-    results differ between the workers of P; `InvalidTypeError` where `fun` is no function or `P` no partition.
+    **Raises:** what `fun` raises, on all workers, as a `PlanError` where another one raised it; `InvalidArgumentError`
+    where it mixes blocks' parts of a dimension; `PlanError` where results differ between the workers of P;
+    `InvalidTypeError` where `fun` is no function or `P` no partition.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])

@@ -206,8 +206,15 @@ class TensorSpec:
         return balanced_box(self.global_shape, self._grid, cut or (0,) * len(self.global_shape))
 
     def __repr__(self) -> str:
+        return self._text(repr(self.partition))
+
+    def describe(self) -> str:
+        """Describe the spec in words that are the same on every worker."""
+        return self._text(self.partition.describe())
+
+    def _text(self, partition: str) -> str:
         copies = f", replicated={self.replicated}" if self.replicated else ""
-        return f"TensorSpec({self.global_shape}, {self.partition!r}{copies})"
+        return f"TensorSpec({self.global_shape}, {partition}{copies})"
 
 
 def drawn_blocks(spec: TensorSpec, name: str = "") -> Blocks:

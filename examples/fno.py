@@ -138,7 +138,8 @@ def main() -> int:
     P_world = dj.Partition()
     size = given.size or (32 if given.dims == 2 else 16)
     P_x = beside.partition(P_world, given.partition, given.dims + 2)
-    network = operator(P_x, given.blocks, given.width, given.modes)
+    spec = dj.TensorSpec((given.batch_size, 1 + given.dims, *(size,) * given.dims), P_x)
+    network = nn.Sequential(*operator(P_x, given.blocks, given.width, given.modes), x_spec=spec)
     say(network.table(given.dtype))
     made = make_data(given.samples + TESTED, size, given.dims, given.dtype) if P_world.rank == 0 else None
     x, u = P_world.broadcast_data(made)
@@ -151,7 +152,7 @@ def main() -> int:
     ours, good = beside.train_both(network, plain, losses, (x[:-TESTED], u[:-TESTED]), local_blocks, given)
 
     seen = beside.block(x[-TESTED:], P_x)
-    y = dj.jit(lambda params, x: network(params, x))(ours.params, seen)
+    y = dj.jit(lambda params, x: nn.Sequential(*network)(params, x))(ours.params, seen)
     y = dj.gather(y, dj.TensorSpec((TESTED, 1, *(size,) * given.dims), P_x))
     if P_world.rank == 0:
         y, want = np.asarray(y), u[-TESTED:]

@@ -134,7 +134,8 @@ def main() -> int:
     jax.config.update("jax_enable_x64", given.dtype == "float64")
     P_world = dj.Partition()
     P_x, blocks = beside.partition(P_world, given.partition, 4), tuple(given.blocks)
-    network = resnet(P_x, given.width, blocks)
+    spec = dj.TensorSpec((given.batch_size, 1, given.size, given.size), P_x)
+    network = nn.Sequential(*resnet(P_x, given.width, blocks), x_spec=spec)
     say(network.table(given.dtype))
     trained, tested = P_world.broadcast_data(digits.read(given.size, given.dtype) if P_world.rank == 0 else None)
     P_y = network[-1].P_y
@@ -144,7 +145,8 @@ def main() -> int:
 
     plain = partial(plain_resnet, blocks)
     ours, good = beside.train_both(network, plain, digits.losses(P_y), trained, local_blocks, given)
-    evaluated = dj.jit(lambda params, state, x: network(params, x, state=state, training=False)[0])
+    every = nn.Sequential(*network)  # for batches of another size
+    evaluated = dj.jit(lambda params, state, x: every(params, x, state=state, training=False)[0])
     y = evaluated(ours.params, ours.state, local_blocks(tested)[0])
     y = dj.gather(y, dj.TensorSpec((len(tested[0]), digits.CLASSES), P_y))
     if P_world.rank == 0:

@@ -103,7 +103,8 @@ def main() -> int:
         P_world.create_partition_inclusive(range(P_world.size)[-half:]),
     )
     teams = tuple(beside.partition(P, given.partition, 4) for P in both)
-    network = vgg(teams, given.width)
+    spec = dj.TensorSpec((given.batch_size, 1, SIZE, SIZE), teams[0])
+    network = nn.Sequential(*vgg(teams, given.width), x_spec=spec)
     say(network.table(given.dtype))
     trained, tested = P_world.broadcast_data(digits.read(SIZE, given.dtype) if P_world.rank == 0 else None)
     P_x, P_y = teams[0], network[-1].P_y
@@ -112,7 +113,7 @@ def main() -> int:
         return beside.block(batch[0], P_x), beside.block(batch[1], P_y)
 
     ours, good = beside.train_both(network, plain_vgg, digits.losses(P_y), trained, local_blocks, given, scaled)
-    y = dj.jit(lambda params, x: network(params, x))(ours.params, local_blocks(tested)[0])
+    y = dj.jit(lambda params, x: nn.Sequential(*network)(params, x))(ours.params, local_blocks(tested)[0])
     y = dj.gather(y, dj.TensorSpec((len(tested[0]), digits.CLASSES), P_y))
     if P_world.rank == 0:
         digits.report(y, tested, ours.losses, given.out)

@@ -88,6 +88,7 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     "Flatten": lambda P: nn.Flatten(P_x=P.grid([1, 2, 2]), P_y=P.grid([2, 2])),
     "Reshape": lambda P: nn.Reshape(P_x=P.grid([2, 2]), P_y=P.grid([1, 2, 2]), shape=[3, -1, 4]),
     "Unflatten": lambda P: nn.Unflatten(P_x=P.grid([2, 2]), P_y=P.grid([1, 2, 2]), shape=[3, 4]),
+    "Input": lambda P: nn.Input(spec=dj.TensorSpec((6, 8), P.grid([2, 2]))),
     "Dropout": lambda P: nn.Dropout(P_x=P.grid([2, 2]), p=0.3),
     "DistributedEmbedding": lambda P: nn.DistributedEmbedding(
         P_x=P.grid([1]), P_y=P.grid([1, 2]), P_W=P.grid([2, 2]), num_embeddings=5, embedding_dim=3, padding_idx=1

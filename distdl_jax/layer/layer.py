@@ -390,7 +390,7 @@ class ParameterFreeLayer(PartitionedLayer):
 
 def describe(layer: Any) -> str:
     """Describe a layer, a dataclass, in words that are the same on every worker."""
-    values = ((field.name, getattr(layer, field.name)) for field in fields(layer))
-    shown = (f"{name}={value.describe() if isinstance(value, Partition) else repr(value)}" for name, value in values)
+    values = {field.name: getattr(layer, field.name) for field in fields(layer)}
+    shown = (f"{k}={x.describe() if isinstance(x, Partition | TensorSpec) else repr(x)}" for k, x in values.items())
     # The address of a function differs between workers.
     return re.sub(" at 0x[0-9a-f]+", "", f"{type(layer).__name__}({', '.join(shown)})")

@@ -87,6 +87,7 @@ from distdl_jax.nn.general_conv import (
 )
 from distdl_jax.nn.graph_conv import DistributedGraphConv
 from distdl_jax.nn.graph_net import DistributedGraphNetBlock
+from distdl_jax.nn.input import Input
 from distdl_jax.nn.linear import DistributedLinear
 from distdl_jax.nn.norms.batch import DistributedBatchNorm
 from distdl_jax.nn.norms.per_sample import (
@@ -123,6 +124,7 @@ from distdl_jax.nn.shaping.resample import (
 from distdl_jax.nn.spectral_norm import SpectralNorm
 from distdl_jax.nn.squeeze_excitation import DistributedSqueezeExcitation
 from distdl_jax.nn.weight_norm import WeightNorm
+from distdl_jax.plain_functions import Local
 from distdl_jax.recurrent.cells import DistributedGRUCell, DistributedLSTMCell
 from distdl_jax.recurrent.over_time import DistributedGRU, DistributedLSTM
 from distdl_jax.sequence.attention import DistributedMultiHeadAttention
@@ -217,7 +219,9 @@ __all__ = [
     "Dropout",
     "Flatten",
     "HaloExchange",
+    "Input",
     "Layer",
+    "Local",
     "Pipeline",
     "Precision",
     "ReduceScatter",

@@ -16,6 +16,7 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.layer.layer import PartitionedLayer
 from distdl_jax.layer.matmul_plan import ProductPlan
 from distdl_jax.nn import conv
+from distdl_jax.nn.layer_compatibility import check_activation
 from distdl_jax.nn.network import params_of_part
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
@@ -150,6 +151,9 @@ class DistributedFNOBlock(PartitionedLayer):
             if self.P_x.rank is None:
                 return y
             y = y + other
-            return y if self.activation is None else self.activation(y)
+            if self.activation is None:
+                return y
+            check_activation(self.activation, self.P_x, y)
+            return self.activation(y)
 
     apply = __call__

@@ -6,16 +6,21 @@ they are. Any other function may turn dimensions, or move data itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 
+from distdl_jax.agreement.agree import agree
+from distdl_jax.block_functions import BlockFunction
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.layer.layer import Ends, ends_of
+from distdl_jax.layer.layer import BaseLayer, Ends, Layer, ends_of
+from distdl_jax.nn.data_movement import AllReduce, AllSumReduce, ReduceScatter, SumReduce
 from distdl_jax.partition import CartesianPartition, Partition
+from distdl_jax.plain_functions import Function, follow, is_elementwise, refusal
 from distdl_jax.plans.shape_dtype import shape_text
-from distdl_jax.plans.worker_ranks import union
+from distdl_jax.plans.worker_ranks import Workers, union
 
 
 class Seam(NamedTuple):
@@ -95,3 +100,106 @@ def check_taken(seam: Seam, shapes: Mapping[int, Sequence[int]]) -> None:
 def _stays(layer: Any) -> bool:
     """Say whether a function is known to leave blocks as they are."""
     return getattr(jax.nn, getattr(layer, "__name__", ""), None) is layer
+
+
+# --- plain functions between layers ---------------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    """Plain functions that follow each other, and the layer after them, if any.
+
+    `P` is the partition of the block that they get, or, where only that is certain (`is_after`), of what they leave;
+    along its dimensions `copied` workers hold copies.
+    """
+
+    functions: tuple[Function, ...]
+    P: Partition
+    is_after: bool
+    following: Any
+    copied: tuple[int, ...] = ()
+
+    def check(self, x: Any, team: Workers) -> None:
+        """Refuse functions, on all workers of `team`, that mix what is split of a block `x`; see `nn.Local`."""
+        if all(is_elementwise(function, self.P.dim) for function in self.functions):
+            return
+        followed = follow(self.functions, x)  # everywhere, since it might move data
+        team = union(team, self.P.ranks)
+
+        def contribute() -> None:
+            if self.P.active and followed is not None:
+                reduces = isinstance(self.following, AllReduce | AllSumReduce | ReduceScatter | SumReduce)
+                split = self._split(followed.result.dims if followed.result else (), len(x.shape))
+                text = refusal(followed, split, may_be_partial=reduces, may_merge=self.following is None)
+                if text is not None:
+                    raise InvalidArgumentError(text)
+
+        if self.P.world.rank in team:
+            agree(self.P.world, team, f"functions of blocks on {self.P.describe()}", contribute)
+
+    def _split(self, result: Sequence[Any], dims: int) -> dict[int, int]:
+        """Return over how many workers the dimensions of the block are split, of those that are."""
+        if not self.is_after:
+            return {d: p for d, p in enumerate(_counts(self.P, dims)) if p > 1 and d not in self.copied}
+        counts = zip(result, _counts(self.P, len(result)), strict=False)
+        return {dim[0][0]: p for dim, p in counts if p > 1 and dim[0][0] is not None}
+
+
+def _counts(P: Partition, dims: int) -> tuple[int, ...]:
+    """Return over how many workers each dimension of a tensor is split; nothing where the partition doesn't fit."""
+    shape = (1,) * (dims - P.dim) + P.shape
+    return shape[:dims] if all(p == 1 for p in shape[dims:]) else ()
+
+
+def check_activation(function: Function, P: Partition, x: Any, copied: tuple[int, ...] = ()) -> None:
+    """Refuse, on all workers of `P`, a function of a layer's that mixes what is split of the block `x` there."""
+    if P.size > 1:
+        Run((function,), P, False, function, copied).check(x, P.ranks)
+
+
+def function_runs(layers: Sequence[Any], P_x: Partition | None = None) -> dict[int, Run]:
+    """Return the runs of plain functions among layers, by the place of the first, where something is known to be split.
+
+    `P_x` is the partition of the first layer's input, where it is certain.
+    """
+    runs: dict[int, Run] = {}
+    before, place = P_x, 0
+    while place < len(layers):
+        stop = next((n for n in range(place, len(layers)) if not _is_plain(layers[n])), len(layers))
+        following = layers[stop] if stop < len(layers) else None
+        P = before or ends_of(following).P_x
+        if stop > place and P is not None and max(P.shape, default=1) > 1:
+            functions = tuple(_functions(layers[place:stop]))
+            runs[place] = Run(functions, P, before is None, following if isinstance(following, Layer) else None)
+        before, place = ends_of(following).P_y, stop + 1
+    return runs
+
+
+def _is_plain(layer: Any) -> bool:
+    """Say whether it is a plain function, or a network of nothing but these."""
+    if isinstance(layer, Layer):
+        return isinstance(layer, BaseLayer) and layer.input_partition is None
+    return not isinstance(layer, BlockFunction)
+
+
+def _functions(layers: Iterable[Any]) -> Iterator[Function]:
+    for layer in layers:
+        if (parts := getattr(layer, "_layers", None)) is not None:
+            yield from _functions(parts)
+        else:
+            yield partial(layer) if isinstance(layer, Layer) else layer  # of x alone
+
+
+def team_of(layers: Iterable[Any]) -> Workers:
+    """Return the workers of layers, of those that say their partitions."""
+    return union(*_teams(layers))
+
+
+def _teams(layers: Iterable[Any]) -> Iterator[Workers]:
+    for layer in layers:
+        if (parts := getattr(layer, "_parts", None)) is not None:
+            yield from _teams(part for _, part in parts)
+        elif hasattr(layer, "_team"):
+            yield layer._team
+        else:
+            ends = (getattr(layer, f"{end}_partition", None) for end in ("input", "output"))
+            yield from (P.ranks for P in ends if isinstance(P, Partition))

@@ -14,7 +14,7 @@ from jax import Array
 from distdl_jax.agreement.shapes import exchange_named_shapes, shape_dtype_of
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import Ends, Layer, ends_of
-from distdl_jax.nn.layer_compatibility import in_equal_blocks, rearranged
+from distdl_jax.nn.layer_compatibility import function_runs, in_equal_blocks, rearranged, team_of
 from distdl_jax.nn.network import Network, RunPart, last_partition, params_of_part
 from distdl_jax.partition import Partition
 from distdl_jax.plans.alike import derived, representatives, workers_of
@@ -152,6 +152,9 @@ class Residual(Network):
         return ResidualPlan(blocks, plans["body"], plans.get("shortcut"))
 
     def _forward(self, run: RunPart, x: Array) -> Array:
+        for layer in self.layers:  # of functions alone: their partition is known here
+            for functions in function_runs((layer,), self.input_partition).values():
+                functions.check(x, team_of(self.layers))
         with jax.named_scope("Residual"):
             return self._sum(*(x if layer is None else run(name, layer, x) for name, layer in self._parts))
 

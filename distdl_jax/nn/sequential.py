@@ -15,12 +15,21 @@ from jax.typing import DTypeLike
 from distdl_jax.block_functions import BlockFunction, FunctionPlan
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Ends, Layer
-from distdl_jax.nn.layer_compatibility import check_arrangement, check_taken, ends_of_chain, seams
+from distdl_jax.nn.input import Input
+from distdl_jax.nn.layer_compatibility import (
+    check_arrangement,
+    check_taken,
+    ends_of_chain,
+    function_runs,
+    seams,
+    team_of,
+)
 from distdl_jax.nn.network import Network, RunPart, params_of_part
 from distdl_jax.nn.summary import network_table
 from distdl_jax.plans.alike import derived, representatives
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Action, BlocksPlan, Plan, ShapeDtypes, X, actions_within, dependence
+from distdl_jax.tensors import TensorSpec
 from distdl_jax.tracing.scopes import place_of_errors
 
 Params = tuple[Any, ...]
@@ -62,7 +71,11 @@ class Sequential(Network):
 
     - `layers`: layers (all that satisfy `nn.Layer`, another `Sequential` too) and plain functions of an array, like
       `jax.nn.relu`. A function is applied to every worker's block by itself, also to the zero-volume ones, unless it is
-      one of `dj.map_blocks`.
+      one of `dj.map_blocks`. One that sums, sorts, slices or multiplies along a dimension that is split is refused,
+      unless it is an `nn.Local`.
+    - `x_spec`: the global shape and the partition of the input, if each worker's block is to be compared with it: a
+      whole tensor in place of a block is then refused, as by `nn.Input`. The first dimension, the batch, may have
+      another length. `nn.Sequential(*network, x_spec=other)` is the same network for inputs of another size.
 
     The parameters are a tuple with an entry for each layer, `{}` for what has none. The partitions of neighbours have
     to fit: where one layer leaves its output on other workers, or in other blocks, than the next one takes its input
@@ -73,7 +86,8 @@ class Sequential(Network):
     slices and loops go over the layers; a slice is a `Sequential`.
 
     **Raises:** `InvalidTypeError` for what can't be called; `InvalidArgumentError`, on every worker, for layers on the
-    same workers that are arranged in other ways.
+    same workers that are arranged in other ways; when applied, for a function that mixes what is split, and `PlanError`
+    for a block that is not as `x_spec` says.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -85,13 +99,14 @@ class Sequential(Network):
     """
 
     _layers: tuple[Callable[..., Any], ...]
+    x_spec: TensorSpec | None = None
 
-    def __init__(self, *layers: Callable[..., Any]) -> None:
+    def __init__(self, *layers: Callable[..., Any], x_spec: TensorSpec | None = None) -> None:
         for place, layer in enumerate(layers):
             if not callable(layer):
                 raise InvalidTypeError(f"`layers[{place}]` (={layer!r}) must be a layer or a function of an array.")
-        check_arrangement(layers)
-        vars(self).update(_layers=layers)
+        check_arrangement(layers if x_spec is None else (Input(x_spec), *layers))
+        vars(self).update(_layers=layers, x_spec=x_spec)
 
     @property
     def layers(self) -> tuple[Callable[..., Any], ...]:
@@ -128,6 +143,8 @@ class Sequential(Network):
         {0: float32[4, 3]}
         """
         plans: list[Plan] = []
+        if self.x_spec is not None:
+            Input(self.x_spec).plan(x)
         for (place, layer), seam in zip(self._parts, seams(self._layers), strict=True):
             if seam is not None:
                 check_taken(seam, {worker: x[worker].shape for worker in seam.left_out if worker in x})
@@ -138,11 +155,22 @@ class Sequential(Network):
         return SequentialPlan(x, tuple(plans))
 
     def _forward(self, run: RunPart, x: Array) -> Array:
+        if self._input is not None:
+            self._input.check(x, team_of(self._layers))
+        runs = function_runs(self._layers, None if self.x_spec is None else Input(self.x_spec)._ends.P_y)
         for (place, layer), seam in zip(self._parts, seams(self._layers), strict=True):
             if seam is not None:
                 check_taken(seam, {seam.P_x.world.rank: jnp.shape(x)})
+            if place in runs:
+                runs[place].check(x, team_of(self._layers))
             x = run(place, layer, x)
         return x
+
+    @property
+    def _input(self) -> Input | None:
+        """What the input is compared with, on all workers of the network."""
+        first = self._layers[0] if self._layers else None
+        return first if isinstance(first, Input) else None if self.x_spec is None else Input(self.x_spec)
 
     def _check_entries(self, name: str, entries: Any) -> None:
         if len(entries) != len(self._layers):
@@ -175,7 +203,10 @@ class Sequential(Network):
     @overload
     def __getitem__(self, place: slice) -> Sequential: ...
     def __getitem__(self, place: int | slice) -> Any:
-        return Sequential(*self._layers[place]) if isinstance(place, slice) else self._layers[place]
+        if not isinstance(place, slice):
+            return self._layers[place]
+        is_first = place.indices(len(self))[0] == 0
+        return Sequential(*self._layers[place], x_spec=self.x_spec if is_first else None)
 
 
 def _name(layer: Callable[..., Any]) -> str:

@@ -15,6 +15,7 @@ from jax import Array
 from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.layer.input_checks import real_grid
 from distdl_jax.layer.layer import Ends, describe
+from distdl_jax.nn.layer_compatibility import check_activation
 from distdl_jax.nn.network import Network, RunPart, params_of_part
 from distdl_jax.nn.pointwise import DistributedPointwise
 from distdl_jax.nn.shaping.global_pool import DistributedGlobalAvgPool
@@ -149,6 +150,10 @@ class DistributedSqueezeExcitation(Network):
         with jax.named_scope(type(self).__name__):
             self.plan(exchange_shapes(self.P_x.world, tuple(sorted(self.P_x.ranks)), describe(self), x))  # checks x
             (squeeze, fc1), (excite, fc2) = self._parts
-            squeezed = self.activation(run(squeeze, fc1, self._pool(x)))
-            scale = self.scale_activation(run(excite, fc2, squeezed))
+            squeezed = self._activated(self.activation, run(squeeze, fc1, self._pool(x)))
+            scale = self._activated(self.scale_activation, run(excite, fc2, squeezed))
             return tie(x * scale, scale)  # JAX drops what empty arrays depend on
+
+    def _activated(self, function: Callable[[Array], Array], x: Array) -> Array:
+        check_activation(function, self.P_x, x, tuple(range(2, self.P_x.dim)))
+        return function(x)

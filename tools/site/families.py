@@ -134,7 +134,7 @@ FAMILIES = (
         "The contract of a layer, and layers that are made of layers. "
         "Guides: [around layers](../layers/around.md), [pipelines](../layers/pipelines.md), "
         "[layers of your own](../own-layers.md).",
-        "nn.Layer nn.Sequential nn.Residual nn.Pipeline nn.Remat nn.Precision",
+        "nn.Layer nn.Sequential nn.Input nn.Local nn.Residual nn.Pipeline nn.Remat nn.Precision",
     ),
     Family(
         "descriptions",

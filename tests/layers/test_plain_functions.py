@@ -1,0 +1,303 @@
+"""Plain functions in networks: what works on each block alone is the sequential network's, or is refused."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import distdl_jax as dj
+from distdl_jax import functional as F
+from distdl_jax import nn
+
+Function = Callable[[jax.Array], jax.Array]
+
+
+@jax.custom_vjp
+def doubled(x: jax.Array) -> jax.Array:
+    return 2 * x
+
+
+doubled.defvjp(lambda x: (2 * x, None), lambda _, g: (2 * g,))
+
+
+def filled(x: jax.Array) -> jax.Array:
+    return lax.fori_loop(0, x.shape[0], lambda i, y: y.at[i].set(jnp.sin(x[i])), jnp.zeros_like(x))
+
+
+def pooled(x: jax.Array) -> jax.Array:
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2), (1, 2, 2), "VALID")
+
+
+# x is 8 x 12 x 6, and split over two workers in dimension 0 and two in dimension 1.
+RIGHT: dict[str, Function] = {
+    **{name: getattr(jax.nn, name) for name in ("relu", "gelu", "silu", "softplus", "elu", "tanh")},
+    "constants": lambda x: 3 * x**2 - jnp.arange(6.0) + jnp.ones((1, 1, 6)),
+    "cast": lambda x: x.astype(jnp.bfloat16).astype(x.dtype),
+    "where": lambda x: jnp.where(x > 0, x, jnp.expm1(x)),
+    "dropout": lambda x: jnp.where(jax.random.bernoulli(jax.random.key(0), 1.0, x.shape), x, 0),
+    "softmax": jax.nn.softmax,
+    "layer norm": lambda x: (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1),
+    "standardize": jax.nn.standardize,
+    "matmul": lambda x: x @ jnp.arange(18.0).reshape(6, 3),
+    "einsum": lambda x: jnp.einsum("btc,dc->btd", x, jnp.arange(18.0).reshape(3, 6)),
+    "squares": lambda x: jnp.einsum("btc,btc->bt", x, x)[..., None],
+    "flip": lambda x: jnp.flip(x, -1),
+    "sort": lambda x: jnp.sort(x, -1),
+    "median": lambda x: jnp.median(x, -1, keepdims=True),
+    "cumsum": lambda x: jnp.cumsum(x, axis=-1),
+    "roll": lambda x: jnp.roll(x, 2, axis=2),
+    "pad": lambda x: jnp.pad(x, ((0, 0), (0, 0), (1, 2))),
+    "slices": lambda x: jnp.concatenate([x[..., 3:], x[..., :2]], axis=-1),
+    "glu": jax.nn.glu,
+    "index": lambda x: x[..., 2:3],
+    "indices": lambda x: x[:, :, jnp.array([4, 0])],
+    "argmax": lambda x: jnp.argmax(x, axis=-1, keepdims=True),
+    "one-hot": lambda x: jax.nn.one_hot(jnp.argmax(x, axis=-1), 6),
+    "along axis": lambda x: jnp.take_along_axis(x, jnp.argmax(x, axis=-1, keepdims=True), axis=-1),
+    "positions": lambda x: x[jnp.arange(x.shape[0]), :, jnp.zeros(x.shape[0], int)][..., None],
+    "set": lambda x: x.at[..., 0].set(1),
+    "fft": lambda x: jnp.fft.fft(x, axis=-1).real,
+    "inverse": lambda x: jnp.linalg.solve(jnp.eye(3) + x[..., :3, None] * x[..., None, :3], x[..., :3, None])[..., 0],
+    "vmap": jax.vmap(jax.vmap(lambda row: row / jnp.linalg.norm(row))),
+    "map": lambda x: lax.map(jnp.sin, x),
+    "map in batches": lambda x: lax.map(jnp.sin, x, batch_size=2),
+    "scan": lambda x: lax.scan(lambda y, row: (y + row, None), 0 * x[..., 0], jnp.moveaxis(x, -1, 0))[0][..., None],
+    "checkpoint": jax.checkpoint(lambda x: jnp.sin(x) * 2),
+    "cond": lambda x: lax.cond(jnp.array(True), jnp.sin, jnp.cos, x),
+    "loop": lambda x: lax.fori_loop(0, 3, lambda i, x: jnp.sin(x), x),
+    "while": lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, jnp.cos(s[1])), (0, x))[1],
+    "one by one": filled,
+    "custom_vjp": doubled,
+    "jit": jax.jit(lambda x: jnp.tanh(x) + 1),
+    "there and back": lambda x: (jnp.swapaxes(x, 0, 1) * 2).swapaxes(0, 1),
+    "merged and cut": lambda x: jnp.tanh(x.reshape(-1, 6)).reshape(*x.shape[:2], 3, 2).sum(-1),
+    "heads": lambda x: jnp.moveaxis(x.reshape(*x.shape[:2], 2, 3), 2, 0).mean(0),
+    "patches": lambda x: x.reshape(x.shape[0], -1, 2, 6).mean(2),
+    "pooling": pooled,
+    "repeat": lambda x: jnp.repeat(x, 2, axis=1),
+    "another axis": lambda x: x[:, :, None].repeat(2, 2).max(2),
+    "loss": lambda x: jnp.sum(x**2) / 576,
+    "norm": lambda x: jnp.linalg.norm(x, axis=-1, keepdims=True),
+}  # fmt: skip
+
+
+def split(P: dj.Partition) -> tuple[dj.CartesianPartition, nn.Layer]:
+    P_x = P.grid([2, 2, 1])
+    return P_x, nn.Repartition(P_x, P_x)
+
+
+@pytest.mark.simulated(4)
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_works_on_whole_dimensions_is_what_one_worker_computes(name: str) -> None:
+    P_x, layer = split(dj.Partition())
+    x = np.random.default_rng(0).standard_normal((8, 12, 6))
+    block = dj.TensorSpec(x.shape, P_x).block(x)
+    y = nn.Sequential(layer, RIGHT[name])(({}, {}), block)
+    if y.ndim:
+        assert np.array_equal(y, nn.Sequential(RIGHT[name], layer)(({}, {}), block))
+    expected = RIGHT[name](jnp.asarray(x))
+    if not expected.shape:
+        total = sum(P_x.allgather_data(float(y)))
+        assert np.isclose(total, float(expected))
+    else:
+        whole = dj.gather(y, dj.TensorSpec(expected.shape, P_x))
+        assert P_x.rank != 0 or np.allclose(whole, expected, atol=1e-6)
+
+
+WRONG: dict[str, tuple[Function, str, int]] = {
+    "softmax": (partial(jax.nn.softmax, axis=1), "dj.functional.max", 1),
+    "log_softmax": (partial(jax.nn.log_softmax, axis=0), "dj.functional.max", 0),
+    "mean": (lambda x: x.mean((1, 2)), "dj.functional.mean", 1),
+    "norm": (lambda x: x / jnp.linalg.norm(x), "sum` of x", 0),
+    "batch norm": (lambda x: (x - x.mean(0)) / x.std(0), "dj.functional.sum", 0),
+    "max": (lambda x: x - x.max(1, keepdims=True), "dj.functional.max", 1),
+    "argmax": (lambda x: jnp.argmax(x, 1), "dj.functional.argmax", 1),
+    "any": (lambda x: x * jnp.any(x > 0, axis=0), "Repartition", 0),
+    "flip": (lambda x: jnp.flip(x, 1), "Repartition", 1),
+    "sort": (lambda x: jnp.sort(x, 0), "Repartition", 0),
+    "median": (lambda x: jnp.median(x, 1), "Repartition", 1),
+    "cumsum": (lambda x: jnp.cumsum(x, 1), "dj.functional.cumsum", 1),
+    "roll": (lambda x: jnp.roll(x, 1, 0), "dj.functional.roll", 0),
+    "diff": (lambda x: jnp.diff(x, axis=1), "halo_exchange", 1),
+    "cross": (lambda x: jnp.cross(x[:, :3], x[:, 3:6], axis=1), "Repartition|Crop", 1),
+    "first": (lambda x: x[:, 0], "halo_exchange", 1),
+    "reversed": (lambda x: x[::-1], "Repartition", 0),
+    "lookup": (lambda x: x[:, jnp.array([1, 0])], "dj.functional.take", 1),
+    "along axis": (lambda x: jnp.take_along_axis(x, jnp.argmax(x, 1, keepdims=True), 1), "dj.functional.take", 1),
+    "segments": (lambda x: jax.ops.segment_sum(x, jnp.zeros(len(x), int), 2), "segment_sum", 0),
+    "set": (lambda x: x.at[0].set(1), "Repartition", 0),
+    "matmul": (lambda x: jnp.einsum("btc,tu->buc", x, jnp.ones((x.shape[1], 6))), "nn.DistributedLinear", 1),
+    "one-hot": (lambda x: jnp.einsum("btc,tu->buc", x, jax.nn.one_hot(jnp.arange(x.shape[1]), 6)), "Linear", 1),
+    "pairs": (lambda x: x[:, :, None] - x[:, None], "Repartition", 1),
+    "gram": (lambda x: jnp.einsum("btc,dtc->tbd", x, x), "nn.DistributedLinear", 0),
+    "transposed": (lambda x: x[:4, :4] + x[:4, :4].swapaxes(0, 1), "Crop", 1),
+    "pad": (lambda x: jnp.pad(x, ((0, 0), (1, 0), (0, 0))), "nn.DistributedPad", 1),
+    "concatenate": (lambda x: jnp.concatenate([x, x], axis=1), "nn.Concatenate", 1),
+    "tile": (lambda x: jnp.tile(x, (2, 1, 1)), "Repartition", 0),
+    "fft": (lambda x: jnp.fft.fft(x, axis=1).real, "dj.functional.fftn", 1),
+    "pooling": (lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 3, 1), (1, 1, 1), "SAME"), "pooling layer", 1),
+    "convolution": (lambda x: lax.conv(x, jnp.ones((2, x.shape[1], 1)), (1,), "SAME"), "convolution", 1),
+    "moving mean": (lambda x: jax.vmap(partial(jnp.convolve, v=jnp.ones(3), mode="same"))(x[..., 0]), "convolution", 1),
+    "scan": (
+        lambda x: lax.scan(lambda carry, row: (carry + row, carry), jnp.zeros(x.shape[1:]), x)[1],
+        "associative_scan",
+        0,
+    ),
+    "loop": (lambda x: lax.fori_loop(0, 3, lambda i, x: x / x.sum(), x), "dj.functional.sum", 0),
+    "checkpoint": (jax.checkpoint(lambda x: x / x.sum(1, keepdims=True)), "dj.functional.sum", 1),
+    "cond": (lambda x: lax.cond(jnp.array(True), lambda x: x - x.max(), jnp.cos, x), "dj.functional.max", 0),
+    "resize": (lambda x: jax.image.resize(x, (4, 12, 6), "linear"), "nn.DistributedUpsample", 1),
+    "vmap": (jax.vmap(lambda row: row / row.sum(0)), "dj.functional.sum", 1),
+    "glu": (partial(jax.nn.glu, axis=1), "Repartition", 1),
+    "inverse": (lambda x: jnp.linalg.inv(jnp.eye(6) + x[:, :6, :6]), "Repartition", 1),
+    "flattened": (lambda x: jnp.moveaxis(x, 2, 1).reshape(x.shape[0], -1), "nn.Flatten", 1),
+}
+
+
+@pytest.mark.simulated(4)
+@pytest.mark.parametrize("name", WRONG)
+def test_what_mixes_a_dimension_that_is_split_is_refused(name: str) -> None:
+    """On all workers, after a layer and, where the function keeps dimensions, in front of one; not as `nn.Local`."""
+    P_x, layer = split(dj.Partition())
+    function, cure, dim = WRONG[name]
+    x = dj.TensorSpec((8, 12, 6), P_x).block(np.ones((8, 12, 6)))
+    after = [nn.Repartition(P_x.grid([2, 2]), P_x.grid([2, 2]))] if name == "flattened" else []
+    with pytest.raises(dj.InvalidArgumentError, match=rf"dimension {dim} of the block.*over 2 workers.*{cure}"):
+        network = nn.Sequential(layer, function, *after)
+        network(network.init(jax.random.key(0)), x)
+    if function(jnp.ones((8, 12, 6))).shape == (8, 12, 6):
+        with pytest.raises(dj.InvalidArgumentError, match=f"dimension {dim} "):
+            nn.Sequential(jax.nn.relu, function, layer)(({}, {}, {}), x)
+    assert np.array_equal(nn.Sequential(layer, nn.Local(function))(({}, {}), x), function(x), equal_nan=True)
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_what_mixes_the_other_dimensions_passes(dim: int) -> None:
+    P_x = dj.Partition().grid([2, 1, 1] if dim == 1 else [1, 2, 1])
+    layer, x = nn.Repartition(P_x, P_x), jnp.asarray(np.random.default_rng(0).standard_normal((6, 6, 6)))
+    for name in set(WRONG) - {
+        "norm",
+        "median",
+        "gram",
+        "cond",
+        "loop",
+        "transposed",
+        "flattened",
+        "convolution",
+        "resize",
+    }:
+        function, _, mixed = WRONG[name]
+        if mixed == dim:
+            y = nn.Sequential(layer, function)(({}, {}), x)
+            assert np.array_equal(y, function(x), equal_nan=True), name
+
+
+@pytest.mark.simulated(3)
+def test_workers_without_a_block_are_told() -> None:
+    """The function runs between two teams; a function outside of both is nobody's."""
+    P = dj.Partition()
+    one, two = P.grid([1, 2]), P.grid([1, 1], [2])
+    network = nn.Sequential(nn.Repartition(one, one), jax.nn.softmax, nn.Repartition(one, two))
+    x = jnp.ones((3, 2)) if one.active else dj.zero_volume_tensor(3)
+    with pytest.raises(dj.InvalidArgumentError, match=r"softmax.*dimension 1"):
+        jax.jit(network)(({}, {}, {}), x)
+    y = nn.Sequential(nn.Repartition(one, one), lambda x: x * 2, nn.Repartition(one, two))(({}, {}, {}), x)
+    assert not two.active or np.array_equal(y, 2 * np.ones((3, 4)))
+
+
+@pytest.mark.simulated(2)
+def test_functions_that_move_data_and_sums_that_a_layer_adds_pass() -> None:
+    P = dj.Partition()
+    P_x = P.grid([1, 2])
+    layer, x = nn.Repartition(P_x, P_x), jnp.arange(6.0).reshape(3, 2) + 2 * P.rank
+
+    def softmax(x: jax.Array) -> jax.Array:
+        e = jnp.exp(x - F.max(x, P_x, 1))
+        return e / F.sum(e, P_x, 1)
+
+    y = dj.jit(dj.value_and_grad(lambda x: nn.Sequential(layer, softmax)(({}, {}), x)[0, 0]))(x)[0]
+    whole = dj.gather(x, dj.TensorSpec((3, 4), P_x))
+    assert P.rank or np.isclose(y, jax.nn.softmax(whole, axis=1)[0, 0] + jax.nn.softmax(whole, axis=1)[0, 2])
+    sums = nn.Sequential(layer, lambda x: x.sum(1, keepdims=True), nn.AllSumReduce(P_x, (1,)))(({}, {}, {}), x)
+    total = sum(P.allgather_data(np.asarray(x.sum(1, keepdims=True))))
+    assert np.allclose(sums, total)
+
+
+@pytest.mark.simulated(4)
+def test_networks_within_networks_know_the_partition() -> None:
+    P_x = dj.Partition().grid([1, 4])
+    linear = nn.DistributedLinear(P_x, P_x, P_x, 8, 8)
+    functions = nn.Sequential(jnp.tanh, jax.nn.softmax)
+    for network in (
+        nn.Sequential(linear, functions, jnp.sin),
+        nn.Sequential(linear, nn.Remat(nn.Residual(functions))),
+        nn.Residual(functions, shortcut=linear),
+        nn.Sequential(nn.Input(dj.TensorSpec((3, 8), P_x)), functions),
+        nn.Sequential(functions, x_spec=dj.TensorSpec((3, 8), P_x)),
+        nn.Sequential(linear, nn.Sequential(nn.Sequential(jax.nn.softmax))),
+        nn.DistributedFNOBlock(P_x.grid([1, 1, 4]), 2, 2, modes=(2,), activation=partial(jax.nn.softmax, axis=2)),
+    ):  # fmt: skip
+        x = jnp.ones((3, 2)) if not isinstance(network, nn.DistributedFNOBlock) else jnp.ones((1, 2, 2))
+        params = network.init(jax.random.key(0))
+        with pytest.raises(
+            dj.InvalidArgumentError,
+            match=r"works along dimension [12] of the block .reduce_max.*Use `dj.functional.max`",
+        ):
+            network(params, x)
+
+
+@pytest.mark.simulated(2)
+def test_map_blocks_refuses_what_uses_a_part_for_the_whole() -> None:
+    P = dj.Partition()
+    P_x = P.grid([1, 2])
+    x = jnp.ones((3, 2))
+    for wrong in (partial(jax.nn.softmax, axis=1), lambda x: x / x.sum(), lambda x: jnp.roll(x, 1, 1)):
+        with pytest.raises(dj.InvalidArgumentError, match=r"dimension [01] of the block"):
+            dj.map_blocks(wrong, P_x)(x)
+        assert np.array_equal(dj.map_blocks(nn.Local(wrong), P_x)(x), wrong(x))
+    for right in (lambda x: x.sum(1), jnp.mean, jnp.max, lambda x: (x @ jnp.ones((2, 5)), x.sum(0)), jax.nn.gelu):
+        assert jax.tree.map(jnp.shape, dj.map_blocks(right, P_x)(x)) == jax.tree.map(jnp.shape, right(x))
+    weights = jnp.ones((2, 5))
+    assert dj.map_blocks(lambda x, w: x @ (w / w.sum(1, keepdims=True)), P_x)(x, weights).shape == (3, 5)
+
+
+@pytest.mark.simulated(3)
+def test_a_whole_array_in_place_of_a_block_is_refused() -> None:
+    """On all workers of the network, also where a single one passes it."""
+    P = dj.Partition()
+    P_x, P_y = P.grid([1, 2]), P.grid([1, 1], [2])
+    spec, whole = dj.TensorSpec((3, 8), P_x), jnp.arange(24.0).reshape(3, 8)
+    layers = nn.Repartition(P_x, P_y), jnp.sin
+    for network, params in (
+        (nn.Sequential(*layers, x_spec=spec), ({}, {})),
+        (nn.Sequential(nn.Input(spec), *layers), ({}, {}, {})),
+    ):
+        y = jax.jit(network)(params, spec.block(whole))
+        assert not P_y.active or np.array_equal(y, jnp.sin(whole))
+        mixed = whole if P.rank == 1 else spec.block(whole)
+        with pytest.raises(dj.PlanError, match=r"worker 1: `x` is 3 x 8, the whole tensor.*`spec.block\(x\)`"):
+            jax.jit(lambda params, x, network=network: network(params, x))(params, mixed)
+        with pytest.raises(dj.PlanError, match=r"`x` is 3 x 2, but must be this worker's block of .*3 x 4"):
+            network(params, spec.block(whole)[:, :2])
+        assert network(params, spec.block(whole)[:2]).ndim == 2  # a last batch of two samples
+    network = nn.Sequential(*layers, x_spec=spec)
+    assert network[:1].x_spec == spec and network[1:].x_spec is None
+    assert nn.Sequential(*network, x_spec=dj.TensorSpec((2, 8), P_x))(params[:2], spec.block(whole)[:2]).ndim == 2
+    with pytest.raises(dj.PlanError, match="whole tensor"):
+        nn.Input(spec).plan({worker: dj.ShapeDtype((3, 8), np.dtype("float32")) for worker in range(2)})
+    for wrong in (lambda: nn.Input(P_x), lambda: nn.Sequential(*layers, x_spec=3)):  # type: ignore[arg-type]
+        with pytest.raises(dj.InvalidTypeError, match="TensorSpec"):
+            wrong()
+    with pytest.raises(dj.InvalidTypeError, match="function"):
+        nn.Local(3)  # type: ignore[arg-type]
+
+
+def test_local_says_its_function() -> None:
+    local: Any = nn.Local(jax.nn.softmax)
+    assert "softmax" in local.__name__ and local == nn.Local(jax.nn.softmax)
