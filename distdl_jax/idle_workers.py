@@ -50,9 +50,10 @@ def say_who_is_idle(world: World) -> None:
     busy = set[int]().union(*grids.teams)
     if idle := tuple(rank for rank in range(world.size) if rank not in busy):
         _said = True
-        who = f"worker {idle[0]}" if len(idle) == 1 else f"workers {ranks_text(idle)}"
-        have = "has" if len(idle) == 1 else "have"
+        who, have, them = (
+            (f"worker {idle[0]}", "has", "it") if len(idle) == 1 else (f"workers {ranks_text(idle)}", "have", "them")
+        )
         _log.warning(
-            f"distdl_jax: {who} of {world.size} {have} nothing to do: no partition has them so far, and the grid "
+            f"distdl_jax: {who} of {world.size} {have} nothing to do: no partition has {them} so far, and the grid "
             f"{grids.left_out_by} takes the first workers only."
         )
