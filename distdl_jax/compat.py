@@ -45,14 +45,12 @@ def hiding_frames(fun: _F) -> _F:
     Private: `jax._src.traceback_util.api_boundary` and `register_exclusion`. Public ones would replace them; without
     them all frames are shown.
     """
-    try:
+    with suppress(ImportError, AttributeError):
         from jax._src import traceback_util
 
         _exclude_own_frames(traceback_util)
-        hidden: _F = traceback_util.api_boundary(fun)
-    except (ImportError, AttributeError):
-        return fun
-    return hidden
+        fun = traceback_util.api_boundary(fun)
+    return fun
 
 
 @cache
@@ -362,8 +360,7 @@ def mapped_sizes(x: Any) -> tuple[int, ...]:
 
 
 def found_not_finite() -> tuple[str, str] | None:
-    """Return the program in whose result JAX has found "nan" or "inf", where it runs its function again to find the
-    place.
+    """Return the program in whose result JAX has found "nan" or "inf", while it seeks the place in its function.
 
     Private: `jax._src.api_util.InternalFloatingPointError`, its arguments, and that it is being handled meanwhile. A
     way to have `jax_debug_nans` raise at once, without running anything again, would replace it.
@@ -398,9 +395,6 @@ def ordered_effect(name: str) -> Any:
     from jax._src import effects
 
     kind = type("OrderedEffect", (effects.Effect,), {"__str__": lambda self: name})
-    for accepted in (
-        *(effects.ordered_effects, effects.lowerable_effects, effects.control_flow_allowed_effects),
-        *(effects.custom_derivatives_allowed_effects, effects.remat_allowed_effects),
-    ):
-        accepted.add_type(kind)
+    for accepted in ("ordered", "lowerable", "control_flow_allowed", "custom_derivatives_allowed", "remat_allowed"):
+        getattr(effects, f"{accepted}_effects").add_type(kind)
     return kind()
