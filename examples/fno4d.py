@@ -150,7 +150,8 @@ def main() -> int:
     jax.config.update("jax_enable_x64", given.dtype == "float64")
     P_world = dj.Partition()
     P_x = beside.partition(P_world, given.partition, 6)
-    network = operator(P_x, given.blocks, given.width, given.modes)
+    spec = dj.TensorSpec((given.batch_size, 4, *(given.size,) * 3, given.times), P_x)
+    network = nn.Sequential(*operator(P_x, given.blocks, given.width, given.modes), x_spec=spec)
     say(network.table(given.dtype))
     samples = given.samples + TESTED
     made = make_data(samples, given.size, given.times, given.dtype) if P_world.rank == 0 else None
@@ -164,7 +165,8 @@ def main() -> int:
     ours, good = beside.train_both(network, plain, losses, (x[:-TESTED], u[:-TESTED]), local_blocks, given)
 
     seen, want = x[-TESTED:], u[-TESTED:]
-    y = dj.jit(lambda params, x: network(params, x))(ours.params, beside.block(seen, P_x))
+    every = nn.Sequential(*network)  # for batches of another size
+    y = dj.jit(lambda params, x: every(params, x))(ours.params, beside.block(seen, P_x))
     y = dj.gather(y, dj.TensorSpec(want.shape, P_x))
     if P_world.rank == 0:
         y = np.asarray(y)

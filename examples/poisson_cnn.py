@@ -124,11 +124,8 @@ class Plate:
     def state_specs(self) -> Any:
         return self.cnn.state_specs()
 
-    def conductivity(self, params: Any, x: Field) -> Field:
-        return positive(self.cnn(params, x))
-
     def __call__(self, params: Any, x: Field, *, state: Any, training: bool) -> tuple[Field, Any]:
-        a = self.conductivity(params, x)
+        a = positive(self.cnn(params, x))
         return temperature(split_mesh(self.P_x), a, self.size, self.tolerance), state
 
 
@@ -199,8 +196,10 @@ def main() -> int:
     jax.config.update("jax_enable_x64", given.dtype == "float64")
     P_world = dj.Partition()
     P_x = beside.partition(P_world, given.partition, 4)
-    network = Plate(P_x, convolutions(P_x, given.width), given.size, TOLERANCE[given.dtype])
-    say(network.cnn.table(given.dtype))
+    spec = dj.TensorSpec((given.batch_size, 1, given.size, given.size), P_x)
+    cnn = nn.Sequential(*convolutions(P_x, given.width), x_spec=spec)
+    network = Plate(P_x, cnn, given.size, TOLERANCE[given.dtype])
+    say(cnn.table(given.dtype))
     made = make_data(given.samples + TESTED, given.size, given.dtype) if P_world.rank == 0 else None
     x, u, truth = P_world.broadcast_data(made)
 
@@ -211,7 +210,8 @@ def main() -> int:
     plain = partial(plain_plate, given.size, TOLERANCE[given.dtype])
     ours, good = beside.train_both(network, plain, losses, (x[:-TESTED], u[:-TESTED]), local_blocks, given)
 
-    a = dj.jit(network.conductivity)(ours.params, beside.block(x[-TESTED:], P_x))
+    every = nn.Sequential(*cnn)  # for batches of another size
+    a = dj.jit(lambda params, x: positive(every(params, x)))(ours.params, beside.block(x[-TESTED:], P_x))
     a = dj.gather(a, dj.TensorSpec((TESTED, 1, given.size, given.size), P_x))
     if P_world.rank == 0:
         a, want = np.asarray(a), truth[-TESTED:]

@@ -44,10 +44,11 @@ PARTITION = "of the images, as in 1x1x2x2: batch, channels (1), rows and columns
 
 @dataclass(frozen=True)
 class SuperResolution:
-    """The network on `P_x`, P_n x 1 x P_1 x P_0."""
+    """The network on `P_x`, P_n x 1 x P_1 x P_0, for images of `x_spec`, or of any size."""
 
     P_x: dj.Partition
     width: int
+    x_spec: dj.TensorSpec | None = None
 
     @cached_property
     def details(self) -> nn.Sequential:
@@ -63,6 +64,7 @@ class SuperResolution:
             *(conv(3, w, KERNELS[0]), jax.nn.relu, conv(w, w, KERNELS[1]), jax.nn.relu),
             nn.DistributedUpsample(self.P_x, scale_factor=2),
             *(conv(w, w, KERNELS[2]), jax.nn.relu, conv(w, 3, KERNELS[3])),
+            x_spec=self.x_spec,
         )
 
     @cached_property
@@ -146,7 +148,8 @@ def main() -> int:
     jax.config.update("jax_enable_x64", given.dtype == "float64")
     P_world = dj.Partition()
     P_x = beside.partition(P_world, given.partition, 4)
-    network = SuperResolution(P_x, given.width)
+    spec = dj.TensorSpec((given.batch_size, 3, given.size, given.size), P_x)
+    network = SuperResolution(P_x, given.width, spec)
     say(network.details.table(given.dtype))
     made = make_data(given.samples + TESTED, given.size, given.dtype) if P_world.rank == 0 else None
     small, large = P_world.broadcast_data(made)
@@ -159,7 +162,8 @@ def main() -> int:
     ours, good = beside.train_both(network, plain_super_resolution, losses, data, local_blocks, given, scaled)
 
     x, want = small[-TESTED:], large[-TESTED:]
-    y, _ = dj.jit(partial(network, training=False))(ours.params, beside.block(x, P_x), state=ours.state)
+    every = SuperResolution(P_x, given.width)  # for batches of another size, too
+    y, _ = dj.jit(partial(every, training=False))(ours.params, beside.block(x, P_x), state=ours.state)
     y = dj.gather(y, dj.TensorSpec(want.shape, P_x))
     if P_world.rank == 0:
         y, interpolated = np.asarray(y), np.asarray(doubled(jnp.asarray(x), "linear"))
