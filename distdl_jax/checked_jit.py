@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
+from jax.extend.core import jaxpr_as_fun
 
 from distdl_jax.agreement.replay import Agreed
 from distdl_jax.compat import (
@@ -216,9 +217,6 @@ class CheckedFunction(Generic[P, R]):
         effect = None if world is None else world.transport.effect
         if traced.jaxpr.effects != {effect} or not is_transformed():  # not traced: jax.disable_jit, jax_debug_nans
             return {}, self._inner(*args, **kwargs)
-        if effect not in self._effects:
-            self._effects.append(effect)
-        wait_for_program(effect)
         leaves, structure = jax.tree.flatten((args, kwargs))
         dynamic = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
         # What it does not read is no argument of the program, as with jax.jit: it may be gone, or donated.
@@ -237,7 +235,13 @@ class CheckedFunction(Generic[P, R]):
             return results
 
         # One equation, the call: to lower it takes no second trace of all that it holds.
-        done, results = call_without_effect(jax.make_jaxpr(of_arrays)(*arrays), effect, arrays)
+        program = jax.make_jaxpr(of_arrays)(*arrays)
+        if not dynamic:  # XLA takes calls without arguments for constants, and then aborts at scatters, for one
+            return {}, jax.tree.unflatten(result_structure, jaxpr_as_fun(traced.jaxpr)())
+        if effect not in self._effects:
+            self._effects.append(effect)
+        wait_for_program(effect)
+        done, results = call_without_effect(program, effect, arrays)
         return {self._effects.index(effect): done}, jax.tree.unflatten(result_structure, results)
 
     def clear_cache(self) -> None:

@@ -36,9 +36,11 @@ def exchange_named_shapes(
 
 def shape_dtype_of(name: str, x: Any) -> ShapeDtype:
     """Return the shape and dtype of the argument `name`, which must be an array."""
-    if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+    if not is_array(x):
+        text = repr(x)
+        text = text if len(text) <= 80 else structure_text(x)
         raise InvalidTypeError(
-            f"`{name}` (={x!r}) must be an array; a worker that holds no part of it passes zero_volume_tensor()."
+            f"`{name}` (={text}) must be an array; a worker that holds no part of it passes zero_volume_tensor()."
         )
     try:
         dtype = np.dtype(jnp.result_type(x.dtype))
@@ -47,6 +49,26 @@ def shape_dtype_of(name: str, x: Any) -> ShapeDtype:
         advice = "; give jax.random.key_data of random keys, and wrap what comes." if is_key else "."
         raise InvalidTypeError(f"`{name}` (of dtype {x.dtype}) must be an array of numbers{advice}") from None
     return ShapeDtype(tuple(x.shape), sendable_dtype(name, dtype))
+
+
+def is_array(value: Any) -> bool:
+    """Return whether a value has a shape and a dtype."""
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def structure_text(tree: Any) -> str:
+    """Describe what stands in the place of an array, or of a tree, without its numbers.
+
+    >>> structure_text({"a": 1}), structure_text((1, 2)), structure_text(np.ones((2, 3), np.float32))
+    ("a dictionary of ['a']", 'a tuple of 2', 'float32[2, 3]')
+    """
+    if is_array(tree):
+        return str(ShapeDtype(tuple(tree.shape), np.dtype(tree.dtype)))
+    if isinstance(tree, Mapping):
+        return f"a dictionary of {[*tree][:8]}"
+    if isinstance(tree, tuple | list):
+        return f"a {type(tree).__name__} of {len(tree)}"
+    return repr(tree)[:80]
 
 
 def sendable_dtype(name: str, dtype: np.dtype) -> np.dtype:

@@ -50,6 +50,7 @@ def open_array(path: str | os.PathLike[str], name: str | None = None) -> Any:
     [2.0, 3.0]
     """
     path = os.fspath(path)
+    path = path if "://" in path else os.path.abspath(path)  # wherever the program goes later
     kind = os.path.splitext(path.rstrip("/"))[1]
     if kind in (".h5", ".hdf5"):
         return open_hdf5(path, name)

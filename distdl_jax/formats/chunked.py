@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -71,10 +72,12 @@ def open_hdf5(path: str, name: str | None) -> WatchedArray:
     file = PlainFile(path)
     found: dict[str, Any] = {}
     with damage_in_words(path, name):
-        h5py.File(path, "r", locking="best-effort").visititems(
-            lambda at, value: found.update({at: value}) if isinstance(value, h5py.Dataset) else None
-        )
+        content = h5py.File(path, "r", locking="best-effort")
+        content.visititems(lambda at, value: found.update({at: value}) if isinstance(value, h5py.Dataset) else None)
         file.check_name()
+        name = name and name.strip("/")
+        if name and isinstance(link := content.get(name, getlink=True), h5py.SoftLink):
+            name = posixpath.normpath(posixpath.join("/", posixpath.dirname(name), link.path)).strip("/")
         array = chosen(path, found, name)
         _check_sources(h5py, array, set())
     return WatchedArray(path, array.name, array, (file,))

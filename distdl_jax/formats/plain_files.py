@@ -93,8 +93,14 @@ class PlainFile:
 
     def check_name(self) -> None:
         """Refuse a file in whose place there is another one, of which other workers may have read."""
-        if not os.path.samestat(os.stat(self.path), os.fstat(self.descriptor)):
-            raise CheckpointError(f"{self.path} has been replaced by another file while the workers read it.")
+        try:
+            is_same = os.path.samestat(os.stat(self.path), os.fstat(self.descriptor))
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
+            raise CheckpointError(
+                f"{self.path} has been replaced by another file, or removed, while the workers read it."
+            )
 
     def check_text(self, nbytes: int) -> None:
         """Refuse a text (a manifest, a header) that is too long to be one, before it is read."""

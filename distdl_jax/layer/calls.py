@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
+from distdl_jax.agreement.shapes import is_array, structure_text
 from distdl_jax.compat import hiding_frames
 from distdl_jax.errors import InvalidTypeError
-from distdl_jax.layer.parameters import is_array, structure_text
 from distdl_jax.tracing.forward_mode_error import refuse_forward_mode
 from distdl_jax.tracing.layer_call import tied_to_params
 

@@ -24,6 +24,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from distdl_jax.agreement.shapes import structure_text
 from distdl_jax.drawing.drawing import Drawing
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.layer.calls import call_of_a_layer
@@ -33,7 +34,6 @@ from distdl_jax.layer.parameters import (
     agree_on_shapes,
     check_params,
     spec_shapes,
-    structure_text,
     unboxed,
 )
 from distdl_jax.layer.pictures import draw_layer

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.agreement.agree import agree
-from distdl_jax.agreement.shapes import shape_dtype_of
+from distdl_jax.agreement.shapes import shape_dtype_of, structure_text
 from distdl_jax.errors import InvalidTypeError, PlanError
 from distdl_jax.partition import Partition
 from distdl_jax.plans.alike import derived, workers_of
@@ -208,26 +208,6 @@ def unboxed(params: Any) -> Any:
     if not isinstance(params, Mapping):
         return params
     return {name: value.get_value() if hasattr(value, "get_value") else value for name, value in params.items()}
-
-
-def is_array(value: Any) -> bool:
-    """Return whether a value has a shape and a dtype."""
-    return hasattr(value, "shape") and hasattr(value, "dtype")
-
-
-def structure_text(tree: Any) -> str:
-    """Describe parameters of another structure than they must have, without their numbers.
-
-    >>> structure_text({"a": 1}), structure_text((1, 2)), structure_text(np.ones((2, 3), np.float32))
-    ("a dictionary of ['a']", 'a tuple of 2', 'float32[2, 3]')
-    """
-    if is_array(tree):
-        return str(ShapeDtype(tuple(tree.shape), np.dtype(tree.dtype)))
-    if isinstance(tree, Mapping):
-        return f"a dictionary of {[*tree][:8]}"
-    if isinstance(tree, tuple | list):
-        return f"a {type(tree).__name__} of {len(tree)}"
-    return repr(tree)[:80]
 
 
 def spec_shapes(specs: Specs, workers: Workers, dtype: np.dtype) -> ParamShapeDtypes:

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from distdl_jax.agreement.shapes import structure_text
 from distdl_jax.errors import InvalidTypeError
 from distdl_jax.layer.layer import BaseLayer, Layer, apply_layer, draws_numbers, keeps_state
-from distdl_jax.layer.parameters import structure_text, unboxed
+from distdl_jax.layer.parameters import unboxed
 from distdl_jax.partition import Partition
 from distdl_jax.tracing.scopes import place_scope
 from distdl_jax.validation import check_key, checked_boolean

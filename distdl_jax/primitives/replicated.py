@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from distdl_jax.agreement.shapes import exchange_named_shapes
+from distdl_jax.agreement.shapes import exchange_named_shapes, is_array
 from distdl_jax.errors import PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype
@@ -92,7 +92,7 @@ def replicated(tree: Any, P: Partition, axes: int | Sequence[int] | None = None)
     if team.size <= 1:
         return tree
     paths_and_leaves, structure = jax.tree.flatten_with_path(tree)
-    arrays = {f"tree{jax.tree_util.keystr(path)}": leaf for path, leaf in paths_and_leaves if _is_array(leaf)}
+    arrays = {f"tree{jax.tree_util.keystr(path)}": leaf for path, leaf in paths_and_leaves if is_array(leaf)}
     shapes = exchange_named_shapes(P.world, team.ranks, f"replicated on {P.describe()} along {along}", arrays)
     _check_names(shapes)
     plans = [
@@ -100,15 +100,11 @@ def replicated(tree: Any, P: Partition, axes: int | Sequence[int] | None = None)
         for name in arrays
     ]
     copies = iter([plan.run(P.world, x) for plan, x in zip(plans, arrays.values(), strict=True)])
-    return jax.tree.unflatten(structure, [next(copies) if _is_array(leaf) else leaf for _, leaf in paths_and_leaves])
+    return jax.tree.unflatten(structure, [next(copies) if is_array(leaf) else leaf for _, leaf in paths_and_leaves])
 
 
 def _along(P: Partition, axes: int | Sequence[int] | None) -> tuple[int, ...]:
     return tuple(range(P.dim)) if axes is None else checked_axes("axes", axes, P.shape)
-
-
-def _is_array(leaf: Any) -> bool:
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
 def _check_names(shapes: Mapping[int, Mapping[str, ShapeDtype]]) -> None:

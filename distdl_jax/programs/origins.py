@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from functools import reduce
+from itertools import accumulate, combinations
+from operator import or_
 from typing import NamedTuple
 
 from distdl_jax.programs.ir import Flow, Operation, Origin, Program, operations
@@ -108,7 +110,8 @@ class _Comparison:
         return None
 
     def of_movements(self, meetings: Mapping[tuple[Movement, ...], None]) -> Mixed | None:
-        """Compare what is passed in the calls that have met: leaves, and where these don't tell, earlier movements."""
+        """Compare what is passed in the calls that have met: leaves, and where these don't tell, earlier movements, and
+        which leaves are new there, where values are added up."""
         operations: defaultdict[Movement, list[Operation]] = defaultdict(list)
         for rank, listed in self._listed.items():
             for op in listed:
@@ -127,18 +130,23 @@ class _Comparison:
             )
             for n, call in enumerate(self._calls)
         ]
-        for mask in (self._of_leaves, ~self._of_leaves):
-            if (found := self._mixed(rows, mask)) is not None:
-                n, *passed = found
-                one, other = (
-                    each._replace(
-                        operation=(op := operations[each.worker, self._calls[n][each.worker]][0]),
-                        place=self._place(each.worker, op),
-                        total=len(self._listed[each.worker]),
-                    )
-                    for each in passed
+        new = [
+            row._replace(origins={rank: self._closures[rank].new[number] for rank, number in call.items()})
+            for row, call in zip(rows, self._calls, strict=True)
+        ]
+        known = self._of_leaves
+        found = self._mixed(rows, known) or self._mixed(rows, ~known) or self._mixed(new, known, are_permuted=True)
+        if found is not None:
+            n, *passed = found
+            one, other = (
+                each._replace(
+                    operation=(op := operations[each.worker, self._calls[n][each.worker]][0]),
+                    place=self._place(each.worker, op),
+                    total=len(self._listed[each.worker]),
                 )
-                return Mixed(one, other)
+                for each in passed
+            )
+            return Mixed(one, other)
         return None
 
     def of_results(self) -> Mixed | None:
@@ -156,8 +164,13 @@ class _Comparison:
         n, one, other = found
         return Mixed(one, other, result=self._flows[one.worker].results[n].path)
 
-    def _mixed(self, rows: Sequence[_Row], mask: Origin) -> tuple[int, Passed, Passed] | None:
-        """Return the first place at which each of two workers passes what the other passes elsewhere, and what."""
+    def _mixed(
+        self, rows: Sequence[_Row], mask: Origin, *, are_permuted: bool = False
+    ) -> tuple[int, Passed, Passed] | None:
+        """Return the first place at which each of two workers passes what the other passes elsewhere, and what.
+
+        `are_permuted`: only where both pass the same in all, as they don't in a reduce-scatter written by hand.
+        """
         for n, row in enumerate(rows):
             for one, other in dict.fromkeys(pair for group in row.groups for pair in _different(group, row.origins)):
                 of_one, of_other = mask & self._known[other], mask & self._known[one]
@@ -170,6 +183,8 @@ class _Comparison:
                     for each in rows
                     if all(rank in each.kinds and each.kinds[rank] == row.kinds[rank] for rank in (one, other))
                 ]
+                if are_permuted and reduce(or_, (a for a, _ in alike)) != reduce(or_, (b for _, b in alike)):
+                    continue
                 alike = [(a, b) for a, b in alike if _are_apart(a, b)]
                 if any(b & own and not _are_apart(first, b) for _, b in alike) and any(
                     a & others and not _are_apart(a, second) for a, _ in alike
@@ -206,7 +221,7 @@ def _are_apart(one: Origin, other: Origin) -> bool:
 class _Closure:
     """All that the values of a worker's program come from, what went into movements with it.
 
-    - `before`: of what each call of a movement is given.
+    - `before`: of what each call of a movement is given; `new`: what of it no call before has been given.
     """
 
     def __init__(self, rank: int, flow: Flow, bits: Mapping[Movement, Origin]) -> None:
@@ -219,6 +234,8 @@ class _Closure:
             for number, origin in enumerate(flow.movements):
                 if (found := self.of(origin)) != self.before[number]:
                     self.before[number], changed = found, True
+        before = accumulate(self.before, or_, initial=0)
+        self.new = [origin & ~earlier for origin, earlier in zip(self.before, before, strict=False)]
 
     def of(self, origin: Origin) -> Origin:
         """Return where a value of this origin comes from, through all movements."""

@@ -47,7 +47,7 @@ def _refuse_tangents(*_: Any, **__: Any) -> NoReturn:
 _NO_TANGENTS = (
     "jax.jvp (and jax.linearize, jax.jacfwd and jax.hessian, which use it) can't differentiate `fun` through a {}. Use "
     "dj.jvp(fun, primals, tangents), dj.linearize or dj.hvp, which have the same arguments; a Jacobian row by row is "
-    "jax.jacrev. With diffrax and optimistix pass adjoint=RecursiveCheckpointAdjoint()."
+    "jax.jacrev. With diffrax and optimistix pass adjoint=RecursiveCheckpointAdjoint(), and take no implicit solver."
 )
 
 

@@ -66,10 +66,21 @@ def _in_scan(case: Case) -> Callable[[Any], Any]:
     return lambda f: lax.scan(step, f, None, length=3)[0]
 
 
+def _added_up(case: Case) -> Callable[[Any], Any]:
+    def fun(f: Any) -> Any:
+        total = f["common"]
+        for name in case.names:
+            total = F.roll(total + f[name], case.P, 1, 0)
+        return total
+
+    return fun
+
+
 MIXED: dict[str, Callable[[Case], Callable[[Any], Any]]] = {
     "roll": lambda c: c.moved(lambda x: F.roll(x, c.P, 1, 0)),
     "arithmetic": lambda c: c.moved(lambda x: F.roll(2 * x + 1, c.P, 1, 0)),
     "beside a common field": lambda c: lambda f: {n: F.roll(f[n] * f["common"], c.P, 1, 0) for n in c.names},
+    "added up, with a common field": _added_up,
     "all_sum_reduce": lambda c: c.moved(lambda x: F.all_sum_reduce(x, c.P, axes_reduce=0)),
     "all_gather": lambda c: c.moved(lambda x: F.all_gather(x, c.P, axes=(0,))),
     "repartition": lambda c: c.moved(lambda x: F.repartition(x, c.flat, c.P)),

@@ -74,6 +74,26 @@ def test_paths_and_names(tmp_path: Path) -> None:
         read(tmp_path / "x.txt", ((0, 1),))
 
 
+def test_names_in_hdf5_files(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["group/x"], file["other"] = np.arange(4), np.zeros(4)
+        file["soft"], file["group/beside"] = h5py.SoftLink("/group/x"), h5py.SoftLink("x")
+        file["elsewhere"] = h5py.ExternalLink("y.h5", "x")
+    for name in ("group/x", "/group/x", "soft", "group/beside"):
+        assert read(open_array(tmp_path / "x.h5", name), ((1, 3),)).tolist() == [1, 2]
+    with pytest.raises(dj.InvalidArgumentError, match=r"`name` \(='elsewhere'\) must be that of an array in"):
+        open_array(tmp_path / "x.h5", "elsewhere")
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "safetensors", "h5", "zarr"])
+def test_a_program_that_goes_to_another_folder(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = written(kind, Path())
+    monkeypatch.chdir("/")
+    np.testing.assert_array_equal(read(source, ((0, 2), (1, 3), (2, 4))), WHOLE[0:2, 1:3, 2:4])
+
+
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
     with pytest.raises(dj.SetupError, match=r"takes h5py: pip install 'distdl_jax\[hdf5\]'"):
