@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import product
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,6 @@ import numpy as np
 from jax import Array, lax
 
 from distdl_jax.kernels.geometry import Pairs, Placement, between_layers
-from distdl_jax.primitives.reductions import extreme
 
 MOST_SLICES = 64
 """The largest window whose entries are taken by slices."""
@@ -180,3 +180,15 @@ def _interleaved(pieces: list[Array], axis: int, stride: int) -> Array:
     rest = [(0, stride - len(pieces) if d == axis + 1 else 0, 0) for d in range(stacked.ndim)]
     stacked = lax.pad(stacked, jnp.zeros((), stacked.dtype), rest) if len(pieces) < stride else stacked
     return stacked.reshape(*stacked.shape[:axis], stride * stacked.shape[axis], *stacked.shape[axis + 2 :])
+
+
+def extreme(dtype: np.dtype, largest: bool) -> Any:
+    """Return the largest, or the smallest, number of a real dtype: an infinity, where it has one."""
+    if jnp.issubdtype(dtype, np.bool_):
+        return np.bool_(largest)
+    if jnp.issubdtype(dtype, jnp.inexact):
+        infinity = np.asarray(np.inf if largest else -np.inf, dtype)
+        if np.isinf(infinity):  # some formats of 8 bits have none
+            return infinity
+    info = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype)
+    return dtype.type(info.max if largest else info.min)

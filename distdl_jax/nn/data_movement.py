@@ -85,6 +85,9 @@ class _BetweenPartitions(_Primitive):
     transpose_dest: bool = False
     preserve_batch: bool = True
 
+    def __post_init__(self) -> None:
+        check_partitions(P_x=self.P_x, P_y=self.P_y)
+
 
 @dataclass(frozen=True)
 class Broadcast(_BetweenPartitions, function=functional.broadcast, plan=plan_broadcast):

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from distdl_jax.agreement.agree import agree
 from distdl_jax.block_functions import BlockFunction
@@ -95,6 +96,35 @@ def check_taken(seam: Seam, shapes: Mapping[int, Sequence[int]]) -> None:
                 f"{seam}, a block of {shape_text(shape)} on worker {worker}, too: a `Repartition` between them moves "
                 "it."
             )
+
+
+def spare_copies(layers: Sequence[Any]) -> dict[int, set[int]]:
+    """Return, by a layer's place, the workers that hold copies before it, of which it takes another worker's."""
+    found: dict[int, set[int]] = {}
+    before: Any = None
+    for place, layer in enumerate(layers):
+        P_x = ends_of(layer).P_x
+        if isinstance(before, BaseLayer) and P_x is not None:
+            found[place] = _spared(before, P_x)
+        if not _stays(layer):
+            before = layer
+    return found
+
+
+def _spared(layer: BaseLayer, P_x: Partition) -> set[int]:
+    """Return the workers outside of `P_x` of whose block in a layer's output a worker of it has a copy."""
+    P_y: Partition | None = layer.output_partition
+    try:
+        copied = layer._copied
+    except PlanError:  # of a broadcast that transposes a partition, which says nothing of copies
+        return set()
+    if P_y is None or not copied:
+        return set()
+    blocks = np.arange(P_y.size).reshape(P_y.shape)
+    first = blocks[tuple(slice(0, 1) if d in copied else slice(None) for d in range(P_y.dim))]
+    block_of = dict(zip(P_y.ranks, np.broadcast_to(first, P_y.shape).ravel().tolist(), strict=True))
+    taken = {block_of[rank] for rank in P_x.ranks if rank in block_of}
+    return {rank for rank, block in block_of.items() if rank not in P_x.ranks and block in taken}
 
 
 def _stays(layer: Any) -> bool:

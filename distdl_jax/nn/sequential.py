@@ -22,6 +22,7 @@ from distdl_jax.nn.layer_compatibility import (
     ends_of_chain,
     function_runs,
     seams,
+    spare_copies,
     team_of,
 )
 from distdl_jax.nn.network import Network, RunPart, params_of_part
@@ -145,7 +146,13 @@ class Sequential(Network):
         plans: list[Plan] = []
         if self.x_spec is not None:
             Input(self.x_spec).plan(x)
+        spared = spare_copies(self._layers)
         for (place, layer), seam in zip(self._parts, seams(self._layers), strict=True):
+            if spare := spared.get(place):
+                x = {
+                    rank: block._replace(shape=(*block.shape[:-1], 0)) if rank in spare else block
+                    for rank, block in x.items()
+                }
             if seam is not None:
                 check_taken(seam, {worker: x[worker].shape for worker in seam.left_out if worker in x})
             is_layer = isinstance(layer, Layer)
@@ -157,10 +164,13 @@ class Sequential(Network):
     def _forward(self, run: RunPart, x: Array) -> Array:
         if self._input is not None:
             self._input.check(x, team_of(self._layers))
+        spared = spare_copies(self._layers)
         runs = function_runs(self._layers, None if self.x_spec is None else Input(self.x_spec)._ends.P_y)
         for (place, layer), seam in zip(self._parts, seams(self._layers), strict=True):
             if seam is not None:
                 check_taken(seam, {seam.P_x.world.rank: jnp.shape(x)})
+            if (spare := spared.get(place)) and layer.input_partition.world.rank in spare and jnp.ndim(x):
+                x = x[..., :0]
             if place in runs:
                 runs[place].check(x, team_of(self._layers))
             x = run(place, layer, x)

@@ -9,13 +9,13 @@ from jax import Array, lax
 from distdl_jax.agreement.arguments import compared
 from distdl_jax.agreement.shapes import exchange_shapes
 from distdl_jax.errors import PlanError
+from distdl_jax.kernels.pooling import extreme
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_reduce import plan_all_reduce
 from distdl_jax.primitives.block_checks import common_dtype, outside, owned_grid
 from distdl_jax.primitives.plan import ShapeDtypes
-from distdl_jax.primitives.reductions import extreme
 from distdl_jax.tracing.materialize import materialize
 from distdl_jax.validation import checked_axis
 

@@ -49,13 +49,13 @@ def outside(world: World, x: T, name: str = "x") -> T:
 def check_placeholders(name: str, shape_dtypes: Mapping[int, ShapeDtype], owners: Workers) -> None:
     """Refuse blocks of workers that are none of `owners` (world ranks), which hold no part of the tensor.
 
-    A number passes: it may be of a sum over a placeholder.
+    One number passes: it may be the sum over a placeholder.
     """
     if len(shape_dtypes) == len(owners):
         return
     for worker in sorted(representatives(shape_dtypes)):
         block = shape_dtypes[worker]
-        if block.shape and block.size and worker not in positions(owners):
+        if block.size > 1 and worker not in positions(owners):
             raise PlanError(
                 f"`{name}` is {block} on worker {worker}, which is outside of its partition: on workers that hold no "
                 "part of it, pass a zero-volume tensor (dj.zero_volume_tensor(dtype=...))."

@@ -15,6 +15,7 @@ from jax import Array, lax
 
 from distdl_jax.agreement.arguments import compared
 from distdl_jax.errors import PlanError
+from distdl_jax.kernels.pooling import extreme
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.all_reduce import Extremum, ExtremumPlan
@@ -138,18 +139,6 @@ def _largest_jvp(axes: tuple[int, ...], primals: tuple[Array], tangents: tuple[A
     # A NaN ties with nothing, and makes NaN of the whole gradient: a product, of which XLA is not to make a selection.
     tying = materialize((x == y).astype(x.dtype))
     return (y, ties), (jnp.sum(tying * dx, axes, keepdims=True) / ties, jnp.zeros_like(ties))
-
-
-def extreme(dtype: np.dtype, largest: bool) -> Any:
-    """Return the largest, or the smallest, number of a real dtype: an infinity, where it has one."""
-    if jnp.issubdtype(dtype, np.bool_):
-        return np.bool_(largest)
-    if jnp.issubdtype(dtype, jnp.inexact):
-        infinity = np.asarray(np.inf if largest else -np.inf, dtype)
-        if np.isinf(infinity):  # some formats of 8 bits have none
-            return infinity
-    info = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype)
-    return dtype.type(info.max if largest else info.min)
 
 
 def plan_reduction(

@@ -115,7 +115,7 @@ def test_public_methods_are_documented(name: str) -> None:
 
 
 def test_every_layer_has_a_row_in_the_benchmark_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But the movements, which have no counterpart on one worker."""
+    """But the movements, which have no counterpart on one worker, and what computes nothing."""
     from distdl_jax import nn
     from distdl_jax.nn import data_movement
 
@@ -124,4 +124,4 @@ def test_every_layer_has_a_row_in_the_benchmark_of_layers(monkeypatch: pytest.Mo
     assert len(set(titles)) == len(titles)
     movements = {name for name in nn.__all__ if getattr(nn, name).__module__ == data_movement.__name__}
     layers = {name for name in nn.__all__ if isinstance(getattr(nn, name), type)}  # not functions, which describe them
-    assert {title.split(",")[0] for title in titles} >= layers - movements - {"Layer"}
+    assert {title.split(",")[0] for title in titles} >= layers - movements - {"Layer", "Input", "Local"}

@@ -67,6 +67,7 @@ SHAPES = {
     "DistributedRMSNorm": (3, 4),
     "DistributedInstanceNorm": (2, 3, 4),
     "DistributedSqueezeExcitation": (2, 5, 4),
+    "Input": (6, 8),
     "Unflatten": (2, 12),
 }
 

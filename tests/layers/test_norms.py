@@ -338,7 +338,9 @@ def test_refusals_when_it_is_called() -> None:
     with pytest.raises(dj.InvalidTypeError, match=r"`state` \(=\[\]\) must be a dictionary, from `init_state` or"):
         layer(params, x, state=[])
     for wrong in (None, [params["weight"]]):
-        with pytest.raises(dj.InvalidTypeError, match=r"`params` \(=.*\) must be a dictionary of \['bias', 'weight'\]"):
+        with pytest.raises(
+            dj.InvalidTypeError, match=r"`params` is .*, but must be a dictionary of \['bias', 'weight'\]"
+        ):
             layer(wrong if P.rank else params, x)
 
 
