@@ -66,7 +66,7 @@ def test_an_operator_on_a_worker_without_data(case: Case) -> None:
     P = dj.planning_world(case.world)
     workers = case.plan(P, blocks).workers
     for worker in {w for w, shape in enumerate(case.shapes) if shape == (0,)} & {*workers}:
-        large = blocks | {worker: dj.ShapeDtype((1,) * 6, np.dtype(np.float32))}
+        large = blocks | {worker: dj.ShapeDtype((2,) * 6, np.dtype(np.float32))}
         if case.kind in NOT_LOOKED_AT or worker in OWNERS_OF_NOTHING.get(case.name, ()):
             continue
         with pytest.raises(dj.PlanError, match=r"dj\.zero_volume_tensor|must have as many dimensions"):
