@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from distdl_jax.doctor.facts import Folder, Host, Launch
-from distdl_jax.launch.launcher import job_rank, job_size
+from distdl_jax.launch.launcher import SET_BY_LAUNCHERS, job_rank, job_size
 
 LONGEST_TRIAL = 20.0
 """Seconds that `mpiexec -n 2` may take."""
@@ -26,7 +26,6 @@ _TRIAL = "import os; from mpi4py import MPI; os.write(1, b'size=%d\\n' % MPI.COM
 _LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
 _LAUNCHERS = {"hydra_pmi_proxy", "prted", "prterun", "orted", "orterun", "mpirun", "mpiexec", "slurmstepd"}
-_LEFT_BY_MPI = ("OMPI_COMM_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "MPI_LOCAL")
 
 
 def host() -> Host:
@@ -123,7 +122,7 @@ def launch(tries: bool) -> Launch:
     """
     mpiexec, beside = shutil.which("mpiexec"), Path(sys.executable).with_name("mpiexec")
     launcher = _launcher()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_BY_MPI)}
+    environment = {name: value for name, value in os.environ.items() if not SET_BY_LAUNCHERS.match(name)}
     trial, library = None, ""
     if launcher:
         library = _output([sys.executable, "-c", _LIBRARY], environment)

@@ -11,8 +11,14 @@ import stat
 import time
 
 LAUNCH = "DISTDL_JAX_SUPERVISOR_LAUNCH"
-"""The environment variable with a worker's `launch()`, for the processes that it starts: who finds its own there was
-started by no launcher, and must not speak for the worker."""
+"""The environment variable with a worker's `launch()` and process, for the processes that it starts: who finds its own
+launch there was started by no launcher, and must not speak for the worker."""
+
+SET_BY_LAUNCHERS = re.compile(
+    "PMI2?_|PMIX_(?!MCA_)|HYDI_|MPI_LOCAL|MV2_COMM_|PRTE_LAUNCHED|OMPI_COMM_|OMPI_MCA_(orte|ess_base)_"
+    f"|SLURM_(PMI|SRUN_COMM_|STEP|PROCID|LOCALID)|{LAUNCH}"
+)
+"""The variables by which a process, and its MPI library, take themselves for one of a job's; none that a user sets."""
 
 MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 """The number of processes, as the launchers of MPICH and its relatives, Open MPI and MVAPICH set it."""
@@ -52,14 +58,32 @@ def local_rank() -> int | None:
 def launch() -> str:
     """Return what tells this process's launch from one in a worker of it: the connection to the launcher, or a name."""
     if "PMI_FD" not in os.environ:
-        return ".".join(os.environ.get(name, "") for name in ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID"))
+        names = ("PMI_PORT", "PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")
+        return ".".join(os.environ.get(name, "") for name in names)
     with contextlib.suppress(ValueError, OSError):
         connection = os.fstat(int(os.environ["PMI_FD"]))
         return str(connection.st_ino) if stat.S_ISSOCK(connection.st_mode) else ""
     return ""  # not handed on
 
 
-_IS_INSIDE_A_WORKER = LAUNCH in os.environ and launch() in ("", os.environ[LAUNCH])
+def mark_worker() -> None:
+    """Have the processes that this worker starts know that they are inside it; not what it becomes by `os.exec...`."""
+    os.environ[LAUNCH] = f"{os.getpid()} {launch()}"
+
+
+def _is_inside_a_worker() -> bool:
+    worker, _, its_launch = os.environ.get(LAUNCH, "").partition(" ")
+    return worker not in ("", str(os.getpid())) and launch() in ("", its_launch)
+
+
+_IS_INSIDE_A_WORKER = _is_inside_a_worker()
+
+
+def leave_job_around() -> None:
+    """Forget, inside a worker, what its launcher has told it: MPI is to start for this process alone."""
+    if _IS_INSIDE_A_WORKER:
+        for name in [name for name in os.environ if SET_BY_LAUNCHERS.match(name)]:
+            del os.environ[name]
 
 
 def _number(names: tuple[str, ...]) -> int | None:

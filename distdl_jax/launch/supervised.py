@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import NamedTuple
 
-from distdl_jax.launch.launcher import LAUNCH, job_size, launch
+from distdl_jax.launch.launcher import job_rank, mark_worker
 
 CHANNEL = "DISTDL_JAX_SUPERVISOR"
 """The environment variable with the supervisor's process, and the two ends of a pipe: here, written to, and there."""
@@ -44,8 +44,8 @@ def connect() -> None:
         os.kill(supervisor, 0)  # raises where it has ended before that
         os.set_inheritable(own, False)
         _pipe = _Pipe(own, f"/proc/{supervisor}/fd/{other}", _identity(own), os.getpid())
-    if job_size() > 1:
-        os.environ[LAUNCH] = launch()
+    if job_rank() is not None:
+        mark_worker()
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

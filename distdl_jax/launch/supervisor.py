@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from distdl_jax.launch.gpus import choose_gpu, computes_on_gpu, visible_gpus
-from distdl_jax.launch.launcher import abort_job, job_size, local_rank, local_size, report_normal_end, worker_text
+from distdl_jax.launch.launcher import (
+    abort_job,
+    job_size,
+    leave_job_around,
+    local_rank,
+    local_size,
+    report_normal_end,
+    worker_text,
+)
 from distdl_jax.launch.supervised import CHANNEL, ENDS, FAILED, IN_WORLD, STARTS_MPI, get_signal_at_end_of_parent
 from distdl_jax.launch.worker_environment import usable_cores, worker_environment
 from distdl_jax.settings import current_settings
@@ -47,6 +55,7 @@ def supervise(command: Sequence[str], start_limit: float | None = None) -> NoRet
 
     `start_limit`: seconds within which MPI must have started; None for the clock's, DISTDL_JAX_TIMEOUT.
     """
+    leave_job_around()
     hears, tells = os.pipe()
     os.set_blocking(hears, False)
     os.set_inheritable(tells, True)

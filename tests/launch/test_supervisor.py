@@ -291,18 +291,29 @@ def test_a_hangup_ends_a_worker_with_mpi():
 
 
 INSIDE = """
-import os, subprocess, sys
+import os, shlex, subprocess, sys
 import distdl_jax as dj
 P = dj.Partition()
-tool = [sys.executable, "-m", "distdl_jax", "-c", "raise SystemExit(3)"]
-for close in (True, False):
-    assert subprocess.run(tool, close_fds=close).returncode == 3
+tool = "import distdl_jax as dj; raise SystemExit(3 + dj.Partition().size)"
+command = [sys.executable, "-m", "distdl_jax", "-c", tool]
+in_a_shell = lambda: os.waitstatus_to_exitcode(os.system(shlex.join(command)))
+assert in_a_shell() == 4
+if P.rank == P.size - 1:
+    assert in_a_shell() == subprocess.run(command, close_fds=True).returncode == 4
 assert dj.functional.all_sum_reduce(dj.zero_volume_tensor(1), P, axes_keep=()).size == 0
 os.write(1, b"done\\n")
 """
 
 
-def test_a_tool_that_a_worker_runs_ends_with_a_status():
-    """Its supervisor, which has the environment of a worker and its connection to the launcher, is not the worker's."""
-    status, output = run(2, "-m", "distdl_jax", "-c", INSIDE, anew=True)
-    assert (status, output.split()) == (0, ["done", "done"]), output
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_tool_that_a_worker_runs_is_a_job_of_one(size):
+    """It has the environment of a worker, and by a shell its connection to the launcher; and it starts MPI."""
+    status, output = run(size, "-m", "distdl_jax", "-c", INSIDE, anew=True)
+    assert (status, output.split()) == (0, ["done"] * size), output
+
+
+def test_a_program_that_a_worker_becomes_is_a_worker():
+    program = "import distdl_jax as dj; assert dj.Partition().size == 2"
+    becomes = f"import os, sys; os.execv(sys.executable, [sys.executable, '-m', 'distdl_jax', '-c', {program!r}])"
+    status, output = run(2, "-m", "distdl_jax", "-c", becomes, anew=True)
+    assert status == 0, output
