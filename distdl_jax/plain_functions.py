@@ -78,6 +78,7 @@ def follow(functions: Sequence[Function], x: Any) -> Followed | None:
     value: Value | None = block_value(x.shape)
     of, mixed, partial = jax.ShapeDtypeStruct(x.shape, x.dtype), dict[Mixing, Function](), dict[Mixing, Function]()
     for function in functions:
+        shape = of.shape
         try:
             with trace_context.set(anchors=None):
                 program, of = jax.make_jaxpr(function, return_shape=True)(of)
@@ -90,7 +91,8 @@ def follow(functions: Sequence[Function], x: Any) -> Followed | None:
         mixed |= {each: function for each in flow.mixed if each not in mixed}
         if not isinstance(of, jax.ShapeDtypeStruct):
             return Followed(mixed, {}, None)
-        (value,) = results
+        stays = isinstance(function, Local) and value is not None and of.shape == shape
+        value = value._replace(partial=frozenset()) if stays and value is not None else results[0]
         partial = {each: partial.get(each, function) for each in sorted(value.partial if value else ())}
     return Followed(mixed, partial, value)
 
@@ -155,6 +157,7 @@ _ADVICE = {
     "gather": f"`{_F}take`",
     "scatter-add": f"`{_F}segment_sum`",
     "pad": "`nn.DistributedPad`",
+    "unstack": f"`{_F}associative_scan` or `{_F}halo_exchange`",
     "slice": f"`nn.DistributedCrop` or `{_F}halo_exchange`",
     "concatenate": "`nn.Concatenate`",
     "reshape": f"`nn.Flatten` or `{_F}reshape`",

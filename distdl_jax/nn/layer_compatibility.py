@@ -22,6 +22,8 @@ from distdl_jax.partition import CartesianPartition, Partition
 from distdl_jax.plain_functions import Function, follow, is_elementwise, refusal
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.plans.worker_ranks import Workers, union
+from distdl_jax.source_lines import function_name
+from distdl_jax.tracing.mixed_dimensions import Dim
 
 
 class Seam(NamedTuple):
@@ -158,13 +160,30 @@ class Run(NamedTuple):
         def contribute() -> None:
             if self.P.active and followed is not None:
                 reduces = isinstance(self.following, AllReduce | AllSumReduce | ReduceScatter | SumReduce)
-                split = self._split(followed.result.dims if followed.result else (), len(x.shape))
+                result = followed.result.dims if followed.result else ()
+                split = self._split(result, len(x.shape))
                 text = refusal(followed, split, may_be_partial=reduces, may_merge=self.following is None)
+                text = text or self._turned(result, split)
                 if text is not None:
                     raise InvalidArgumentError(text)
 
         if self.P.world.rank in team:
             agree(self.P.world, team, f"functions of blocks on {self.P.describe()}", contribute)
+
+    def _turned(self, result: Sequence[Dim], split: Mapping[int, int]) -> str | None:
+        """Return why the layer that follows can't take the result: a dimension that is split is in another place."""
+        P_x = ends_of(self.following).P_x
+        if self.is_after or P_x is None or P_x.dim != len(result) or union(P_x.ranks) != union(self.P.ranks):
+            return None
+        for place, (((label, _), *_), p) in enumerate(zip(result, P_x.shape, strict=True)):
+            if label is not None and split.get(label, p) != p:
+                return (
+                    f"{function_name(self.functions[-1])} leaves dimension {label} of the block, which is split over "
+                    f"{split[label]} workers, as dimension {place} of its result, but {type(self.following).__name__} "
+                    f"takes its input from {P_x.describe()}: turn the dimensions back, or give it a partition that is "
+                    "split there, too."
+                )
+        return None
 
     def _split(self, result: Sequence[Any], dims: int) -> dict[int, int]:
         """Return over how many workers the dimensions of the block are split, of those that are."""

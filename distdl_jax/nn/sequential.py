@@ -72,8 +72,8 @@ class Sequential(Network):
 
     - `layers`: layers (all that satisfy `nn.Layer`, another `Sequential` too) and plain functions of an array, like
       `jax.nn.relu`. A function is applied to every worker's block by itself, also to the zero-volume ones, unless it is
-      one of `dj.map_blocks`. One that sums, sorts, slices or multiplies along a dimension that is split is refused,
-      unless it is an `nn.Local`.
+      one of `dj.map_blocks`. One that sums, sorts, slices or multiplies along a dimension that is split, or moves it
+      away from where the next layer's input is split, is refused; `nn.Local(function)` is called as it is.
     - `x_spec`: the global shape and the partition of the input, if each worker's block is to be compared with it: a
       whole tensor in place of a block is then refused, as by `nn.Input`. The first dimension, the batch, may have
       another length. `nn.Sequential(*network, x_spec=other)` is the same network for inputs of another size.

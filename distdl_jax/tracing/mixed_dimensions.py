@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from distdl_jax.tracing.adjoint_order import anchor_of
-from distdl_jax.tracing.jaxprs import Branches, Call, DataFlow, Scan, equations, structure
+from distdl_jax.tracing.jaxprs import Branches, Call, DataFlow, Scan, While, equations, structure
 
 LOCAL = "nn.Local"
 """The scope of what a user means to be of the block."""
 
 _CONFLICT = -1
+Facts = list["Value | None"]
 Dim = tuple[tuple[int | None, int], ...]
 """A dimension: the dimensions of the block that are merged in it, the slowest first, each with its length; None for
 what is none of the block's."""
@@ -43,8 +46,8 @@ class Outcome(NamedTuple):
     """What one operation does: the dimensions of the result, those it mixes, and those it is a partial result of."""
 
     dims: Sequence[Dim] | None
-    mixed: Iterable[Dim] = ()
-    partial: Iterable[Dim] = ()
+    mixed: Sequence[Dim] = ()
+    partial: Sequence[Dim] = ()
 
 
 def block_value(shape: Sequence[int]) -> Value:
@@ -72,9 +75,10 @@ class MixedDimensions(DataFlow[Value | None]):
         self._names: list[str] = []
         self._loops = 0
 
-    def equation(self, eqn: Any, args: list[Value | None]) -> list[Value | None]:
+    def equation(self, eqn: Any, args: Facts) -> Facts:
         if LOCAL in str(eqn.source_info.name_stack) or not any(args):
-            return [_counting(var) if eqn.primitive.name == "iota" else None for var in eqn.outvars]
+            counts = eqn.primitive.name == "iota"
+            return [Value(_blank(var.aval.shape), counts=True) if counts else None for var in eqn.outvars]
         match structure(eqn):
             case Scan() as scan:
                 return self._scan(eqn, args, scan)
@@ -84,25 +88,22 @@ class MixedDimensions(DataFlow[Value | None]):
                 self._names.pop()
                 return results or [None] * len(eqn.outvars)
             case Branches():
-                return self.through_bodies(eqn, args) or [None] * len(eqn.outvars)
+                return self._chosen(eqn, args[0], args[1:], self.through_bodies(eqn, args))
+            case While() as loop:
+                return self._while(eqn, args, loop)
         values = [arg or Value(_blank(var.aval.shape)) for arg, var in zip(args, eqn.invars, strict=True)]
+        counts = any(value.counts for value in values)
+        if self._loops and (counts or eqn.primitive.name in _WRITES):
+            values = list(map(_written, values))
         outcome = _RULES.get(eqn.primitive.name, _elementwise)(eqn, values)
-        is_in_loop = self._loops and eqn.primitive.name in _INDEXED  # by the number of the pass: all, one by one
-        self._mix(eqn, () if is_in_loop else outcome.mixed)
+        if self._loops and eqn.primitive.name in _READS | _WRITES:  # by the number of the pass: all, one by one
+            outcome = _of_a_pass(outcome) if eqn.primitive.name in _READS else outcome._replace(mixed=())
+        self.mixed |= dict.fromkeys(self._mixings(eqn, outcome.mixed))
         partial = frozenset[Mixing]().union(*(value.partial for value in values))
         for value in values:  # x / sum(x)
-            others = {label for other in values if other is not value for dim in other.dims for label in blocks_of(dim)}
-            self.mixed |= dict.fromkeys(each for each in sorted(value.partial) if each.dim in others)
+            self._meets(value, [other for other in values if other is not value])
         partial |= set(self._mixings(eqn, outcome.partial))
-        counts = any(value.counts for value in values)
-        results = []
-        for var in eqn.outvars:
-            shape, dims = var.aval.shape, outcome.dims
-            is_known = dims is not None and len(dims) == len(shape)
-            results.append(
-                Value(tuple(map(_of_length, dims or (), shape)) if is_known else _blank(shape), partial, counts)
-            )
-        return results
+        return [Value(_dims_of(outcome, var.aval.shape), partial, counts) for var in eqn.outvars]
 
     def join(self, one: Value | None, other: Value | None) -> Value | None:
         if one is None or other is None or one == other:
@@ -111,12 +112,37 @@ class MixedDimensions(DataFlow[Value | None]):
         dims = tuple(map(_joined, one.dims, other.dims)) if same else one.dims
         return Value(dims, one.partial | other.partial, one.counts or other.counts)
 
-    def _scan(self, eqn: Any, args: list[Value | None], scan: Scan) -> list[Value | None]:
+    def _meets(self, value: Value, others: Iterable[Value | None]) -> None:
+        """Take a partial result along a dimension that others have for what mixes it."""
+        labels = {label for other in others if other for dim in other.dims for label in blocks_of(dim)}
+        self.mixed |= dict.fromkeys(each for each in sorted(value.partial) if each.dim in labels)
+
+    def _chosen(self, eqn: Any, choice: Value | None, args: Facts, results: Facts | None) -> Facts:
+        """Return the results of branches, or of a loop: where the choice is a partial result, they are, too."""
+        results = results or [None] * len(eqn.outvars)
+        if choice is None or not (choice := _written(choice)).partial:
+            return results
+        self._meets(choice, args)
+        known = [y or Value(_blank(var.aval.shape)) for y, var in zip(results, eqn.outvars, strict=True)]
+        return [y._replace(partial=y.partial | choice.partial) for y in known]
+
+    def _while(self, eqn: Any, args: Facts, loop: While) -> Facts:
+        first, of_body = args[: loop.condition_constants], args[loop.condition_constants :]
+        carried = slice(loop.body_constants, None)
+        self._loops += 1
+        carry = list(map(self.join, of_body[carried], self.through_loop(eqn, loop.body, of_body, carried)))
+        (choice,) = self.run(loop.condition.jaxpr, [*first, *carry])
+        self._loops -= 1
+        if choice and any(each.names[-1] == "reduce_or" for each in choice.partial):
+            return carry  # as vmap of a loop goes on, while any element does: of each element alone
+        return self._chosen(eqn, choice, carry, carry)
+
+    def _scan(self, eqn: Any, args: Facts, scan: Scan) -> Facts:
         """Follow a loop over the first dimension of `xs`, which mixes where it carries something."""
         fixed = scan.constants + scan.carried
         xs = [x for x in args[fixed:] if x is not None]
         along: Dim = next((x.dims[0] for x in xs if blocks_of(x.dims[0])), ())
-        self._mix(eqn, [along] if scan.carried else ())
+        self.mixed |= dict.fromkeys(self._mixings(eqn, [along] if scan.carried else ()))
         now = [*args[:fixed], *(x and x._replace(dims=x.dims[1:]) for x in args[fixed:])]
         carry = slice(scan.constants, fixed)
         self._loops += 1
@@ -127,18 +153,31 @@ class MixedDimensions(DataFlow[Value | None]):
             now[carry] = after
         self._loops -= 1
         lead = along or ((None, scan.length),)
-        return [*after, *(y and y._replace(dims=(lead, *y.dims)) for y in results[scan.carried :])]
+        return [*after, *(y and _written(y._replace(dims=(lead, *y.dims))) for y in results[scan.carried :])]
 
     def _mixings(self, eqn: Any, dims: Iterable[Dim]) -> list[Mixing]:
         names = (*self._names, eqn.primitive.name)
         return [Mixing(names, label) for dim in dims for label in sorted(blocks_of(dim)) if label != _CONFLICT]
 
-    def _mix(self, eqn: Any, dims: Iterable[Dim]) -> None:
-        self.mixed |= dict.fromkeys(self._mixings(eqn, dims))
+
+def _of_a_pass(outcome: Outcome) -> Outcome:
+    """Return what reading at the place of a loop's pass gives: a partial result, until it is written to a place."""
+    dims = [((None, 0),) if dim in outcome.mixed else dim for dim in outcome.dims or ()]
+    return Outcome(dims, (), outcome.mixed)
+
+
+def _written(value: Value) -> Value:
+    """Return what is known of a value that is where it was read, not a partial result."""
+    return value._replace(partial=frozenset(each for each in value.partial if each.names[-1] not in _READS))
 
 
 def _blank(shape: Sequence[int]) -> tuple[Dim, ...]:
     return tuple(((None, n),) for n in shape)
+
+
+def _dims_of(outcome: Outcome, shape: Sequence[int]) -> tuple[Dim, ...]:
+    dims = outcome.dims or ()
+    return tuple(map(_of_length, dims, shape)) if len(dims) == len(shape) else _blank(shape)
 
 
 def _of_length(dim: Dim, length: int) -> Dim:
@@ -146,10 +185,6 @@ def _of_length(dim: Dim, length: int) -> Dim:
     if prod(n for _, n in dim) == length:
         return dim
     return ((dim[0][0] if len(dim) == 1 else None, length),)
-
-
-def _counting(var: Any) -> Value:
-    return Value(_blank(var.aval.shape), counts=True)
 
 
 def _joined(one: Dim, other: Dim) -> Dim:
@@ -188,7 +223,7 @@ def _along(name: str) -> Callable[[Any, list[Value]], Outcome]:
     """Return the rule of what goes along the dimensions in a parameter, and keeps them."""
 
     def rule(eqn: Any, values: list[Value]) -> Outcome:
-        axes = eqn.params[name] if isinstance(eqn.params[name], (tuple, list)) else (eqn.params[name],)
+        axes = np.atleast_1d(eqn.params[name])
         return Outcome(values[0].dims, [value.dims[d] for value in values for d in axes if value.dims])
 
     return rule
@@ -196,9 +231,8 @@ def _along(name: str) -> Callable[[Any, list[Value]], Outcome]:
 
 def _reduced(name: str) -> Callable[[Any, list[Value]], Outcome]:
     def rule(eqn: Any, values: list[Value]) -> Outcome:
-        axes, dims = eqn.params[name], values[0].dims
-        kept = [dim for d, dim in enumerate(dims) if d not in axes]
-        return Outcome(kept, partial=[dims[d] for d in axes])
+        axes, dims = np.atleast_1d(eqn.params[name]), values[0].dims
+        return Outcome([dim for d, dim in enumerate(dims) if d not in axes], partial=[dims[d] for d in axes])
 
     return rule
 
@@ -250,12 +284,12 @@ def _reshaped(eqn: Any, values: list[Value]) -> Outcome:
     shape = eqn.outvars[0].aval.shape
     if 0 in shape or eqn.params["dimensions"] is not None:
         return Outcome(None)
-    parts = [part for dim in values[0].dims for part in dim if part != (None, 1)]
+    parts = [part for dim in values[0].dims for part in dim if part[1] != 1]  # which neighbour's 1 is, nobody knows
     dims: list[Dim] = []
     for length in shape:
         dim: list[tuple[int | None, int]] = []
         left = length
-        while parts and (left > 1 or (parts[0][1] == 1 and not dim)):
+        while parts and left > 1:
             label, n = parts.pop(0)
             if left % n and n % left:
                 return Outcome(None)
@@ -332,7 +366,7 @@ def _scattered(eqn: Any, values: list[Value]) -> Outcome:
     return Outcome(x, [x[d] for d in numbers.scatter_dims_to_operand_dims], rows)
 
 
-_INDEXED = {"dynamic_slice", "dynamic_update_slice", "gather", *(f"scatter{of}" for of in ("", "-add", "_add"))}
+_READS, _WRITES = {"dynamic_slice", "gather"}, {"dynamic_update_slice", "scatter", "scatter-add", "scatter_add"}
 _SCATTERS = ("scatter", "scatter-add", "scatter_add", "scatter_mul", "scatter_min", "scatter_max", "scatter_sub")
 _MATRICES = (
     *("cholesky", "lu", "qr", "geqrf", "householder_product", "eigh", "eig", "svd", "schur", "triangular_solve"),
@@ -343,6 +377,7 @@ _RULES: dict[str, Callable[[Any, list[Value]], Outcome]] = {
     **{f"reduce_{of}": _reduced("axes") for of in ("sum", "max", "min", "prod", "and", "or", "xor")},
     **{name: _reduced("axes") for name in ("argmax", "argmin")},
     "reduce": _reduced("dimensions"),
+    "unstack": _reduced("axis"),  # its parts are partial results, as is their sum
     **{f"cum{of}": _along("axis") for of in ("sum", "prod", "max", "min", "logsumexp")},
     "sort": _along("dimension"),
     "rev": _along("dimensions"),

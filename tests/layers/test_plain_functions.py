@@ -29,6 +29,14 @@ def filled(x: jax.Array) -> jax.Array:
     return lax.fori_loop(0, x.shape[0], lambda i, y: y.at[i].set(jnp.sin(x[i])), jnp.zeros_like(x))
 
 
+def written_in_place(x: jax.Array) -> jax.Array:
+    return lax.fori_loop(0, x.shape[1], lambda i, y: y.at[:, i].set(y[:, i] * 2 + x[:, i]), x)
+
+
+def root(a: jax.Array) -> jax.Array:
+    return lax.while_loop(lambda y: jnp.abs(y * y - a) > 1e-9, lambda y: (y + a / y) / 2, a)
+
+
 def pooled(x: jax.Array) -> jax.Array:
     return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2), (1, 2, 2), "VALID")
 
@@ -72,6 +80,17 @@ RIGHT: dict[str, Function] = {
     "loop": lambda x: lax.fori_loop(0, 3, lambda i, x: jnp.sin(x), x),
     "while": lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, jnp.cos(s[1])), (0, x))[1],
     "one by one": filled,
+    "in place": written_in_place,
+    "masked": lambda x: lax.fori_loop(
+        0, x.shape[0], lambda i, y: jnp.where(jnp.arange(x.shape[0])[:, None, None] == i, jnp.sin(x[i]), y), x
+    ),
+    "branches of rows": lambda x: lax.fori_loop(
+        0, x.shape[0], lambda i, y: lax.cond(x[i, 0, 0] == 7, lambda y: y, lambda y: y.at[i].add(1), y), x
+    ),
+    "mapped by number": lambda x: lax.map(lambda i: jnp.sin(x[i]), jnp.arange(x.shape[0])),
+    "roots": lambda x: jax.vmap(jax.vmap(jax.vmap(root)))(jnp.abs(x) + 1),
+    "unstacked": lambda x: sum(jnp.unstack(x, axis=2))[..., None] * x,
+    "a cond by its shape": lambda x: lax.cond(x.shape[2] == 6, jnp.sin, jnp.cos, x),
     "custom_vjp": doubled,
     "jit": jax.jit(lambda x: jnp.tanh(x) + 1),
     "there and back": lambda x: (jnp.swapaxes(x, 0, 1) * 2).swapaxes(0, 1),
@@ -153,6 +172,19 @@ WRONG: dict[str, tuple[Function, str, int]] = {
     "cond": (lambda x: lax.cond(jnp.array(True), lambda x: x - x.max(), jnp.cos, x), "dj.functional.max", 0),
     "resize": (lambda x: jax.image.resize(x, (4, 12, 6), "linear"), "nn.DistributedUpsample", 1),
     "vmap": (jax.vmap(lambda row: row / row.sum(0)), "dj.functional.sum", 1),
+    "unstacked": (lambda x: jnp.stack(jnp.unstack(x, axis=1)[::-1], 1) * x, "halo_exchange", 1),
+    "iterated": (lambda x: sum(jnp.moveaxis(x, 1, 0))[:, None] * x, "Repartition", 1),
+    "cond by a sum": (lambda x: lax.cond(x.sum(1).max() > 0, jnp.sin, jnp.cos, x), "dj.functional.max", 0),
+    "switch by argmax": (lambda x: lax.switch(jnp.argmax(x) % 2, [jnp.sin, jnp.cos], x), "dj.functional.argmax", 0),
+    "while": (lambda x: lax.while_loop(lambda x: x.max() > 1, lambda x: x / 2, x), "dj.functional.max", 0),
+    "body of a while": (
+        lambda x: lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, s[1] - s[1].mean(1, keepdims=True)), (0, x))[
+            1
+        ],
+        "dj.functional.sum",
+        1,
+    ),
+    "sum by number": (lambda x: lax.fori_loop(0, x.shape[1], lambda i, y: y + x[:, i, None], 0 * x), "Repartition", 1),
     "glu": (partial(jax.nn.glu, axis=1), "Repartition", 1),
     "inverse": (lambda x: jnp.linalg.inv(jnp.eye(6) + x[:, :6, :6]), "Repartition", 1),
     "flattened": (lambda x: jnp.moveaxis(x, 2, 1).reshape(x.shape[0], -1), "nn.Flatten", 1),
@@ -186,6 +218,9 @@ def test_what_mixes_the_other_dimensions_passes(dim: int) -> None:
         "median",
         "gram",
         "cond",
+        "cond by a sum",
+        "switch by argmax",
+        "while",
         "loop",
         "transposed",
         "flattened",
@@ -196,6 +231,56 @@ def test_what_mixes_the_other_dimensions_passes(dim: int) -> None:
         if mixed == dim:
             y = nn.Sequential(layer, function)(({}, {}), x)
             assert np.array_equal(y, function(x), equal_nan=True), name
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 2, 4), (1, 2, 4), (2, 1, 4)])
+def test_merged_dimensions_of_length_1_pass(shape: tuple[int, ...]) -> None:
+    """Also where a single worker's block has a single token, or none."""
+    P_x, W = dj.Partition().grid([1, 2, 1]), np.random.default_rng(0).standard_normal((4, 4))
+    spec, x = dj.TensorSpec(shape, P_x), np.random.default_rng(1).standard_normal(shape)
+    rows: dict[str, Function] = {
+        "linear": lambda y: y @ W,
+        "softmax": jax.nn.softmax,
+        "layer norm": lambda y: (y - y.mean(1, keepdims=True)) / (y.var(1, keepdims=True) + 1),
+        "einsum": lambda y: jnp.einsum("be,ef->bf", y, W),
+        "vmap": jax.vmap(jax.nn.softmax),
+        "heads": lambda y: jax.nn.softmax(y.reshape(-1, 2, 2) @ y.reshape(-1, 2, 2), -1).reshape(-1, 4),
+    }
+    for name, function in rows.items():
+
+        def tokens(x: jax.Array, function: Function = function) -> jax.Array:
+            return function(x.reshape(-1, 4)).reshape(x.shape)
+
+        for network in (nn.Sequential(tokens, x_spec=spec).apply, lambda _, x, f=tokens: dj.map_blocks(f, P_x)(x)):
+            y = dj.gather(network(({},), spec.block(x)), spec)
+            assert P_x.rank or np.allclose(y, tokens(jnp.asarray(x))), name
+
+
+@pytest.mark.simulated(2)
+def test_dimensions_are_turned_to_fit_the_next_layer() -> None:
+    P = dj.Partition()
+    P_x, P_y = P.grid([1, 2, 1]), P.grid([1, 1, 2])
+    x = jnp.arange(8.0).reshape(2, 2, 2) + P.rank
+    for function in (lambda x: jnp.swapaxes(x, 1, 2), lambda x: jnp.moveaxis(x, 0, 2), lambda x: x.T):
+        turned = function(jnp.ones((1, 2, 3))).shape.index(2)
+        for P_next in (P_x, P_y):
+            network = nn.Sequential(nn.Repartition(P_x, P_x), function, nn.Repartition(P_next, P_next))
+            if P_next.shape[turned] == 2:
+                assert np.array_equal(network(({}, {}, {}), x), function(x))
+            else:
+                with pytest.raises(dj.InvalidArgumentError, match=rf"leaves dimension 1 .* as dimension {turned} of"):
+                    network(({}, {}, {}), x)
+
+
+@pytest.mark.simulated(2)
+def test_what_follows_a_local_function_is_checked() -> None:
+    P_x = dj.Partition().grid([1, 2])
+    layer, x, local = nn.Repartition(P_x, P_x), jnp.ones((3, 2)), nn.Local(jax.nn.softmax)
+    with pytest.raises(dj.InvalidArgumentError, match=r"softmax .* works along dimension 1"):
+        nn.Sequential(layer, local, jax.nn.softmax)(({}, {}, {}), x)
+    others = jnp.sin, nn.Local(lambda x: x.sum(1)), lambda x: x / x.sum()  # whose dimensions nobody knows
+    assert nn.Sequential(layer, local, *others)(({}, {}, {}, {}, {}), x).shape == (3,)
 
 
 @pytest.mark.simulated(3)
