@@ -19,7 +19,7 @@ from distdl_jax.plain_functions import follow, is_elementwise, refusal
 from distdl_jax.plans.alike import derived
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.work import Work, elementwise
-from distdl_jax.primitives.block_checks import zero_volume_shape
+from distdl_jax.primitives.block_checks import outside, zero_volume_shape
 from distdl_jax.primitives.plan import Action, BlocksPlan, Computes, ShapeDtypes
 from distdl_jax.source_lines import function_name
 from distdl_jax.static import Static
@@ -78,6 +78,8 @@ class BlockFunction(Static):
 
     def __call__(self, *trees: Any, **options: Any) -> Any:
         """Return `fun(*trees, **options)` on the workers of P, and on all others what stands for it there."""
+        if trees and not self.P.active and len(getattr(trees[0], "shape", ())) == self.P.dim:
+            outside(self.P.world, trees[0])
         anchors = [_anchor(leaf) for leaf in jax.tree.leaves((trees, options)) if _is_traceable(leaf)]
         if self.P.size == self.P.world.size:
             return jax.tree.map(lambda y: tie(y, *anchors), self._applied(trees, options))

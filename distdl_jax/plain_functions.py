@@ -119,13 +119,19 @@ def refusal(
     if followed is None:
         return None
     result = followed.result
-    found = [(mixing, function_name(function)) for mixing, function in followed.mixed.items()]
+    found = [(mixing, _name(function)) for mixing, function in followed.mixed.items()]
     if not may_be_partial and result is not None and result.dims:
-        found += [(mixing, function_name(function)) for mixing, function in followed.partial.items()]
+        found += [(mixing, _name(function)) for mixing, function in followed.partial.items()]
     if not may_merge and result is not None:
         later = {d for dim in result.dims for d, _ in dim[1:] if d is not None}
         found += [(Mixing(("reshape",), d), "a function in front of a layer") for d in sorted(later)]
     return next((_sentence(name, mixing, split[mixing.dim]) for mixing, name in found if mixing.dim in split), None)
+
+
+def _name(function: Function) -> str:
+    """Return a function's name, and where the user has defined it."""
+    name = function_name(function)
+    return name.split(" ")[0] if (getattr(function, "__module__", None) or "").startswith("jax.") else name
 
 
 def _sentence(name: str, mixing: Mixing, workers: int) -> str:

@@ -249,7 +249,9 @@ def _replicated_axes(partition: Partition, replicated: bool | int | Sequence[int
 def check_spec(spec: object, name: str = "spec") -> None:
     """Refuse an argument that is no `TensorSpec`."""
     if not isinstance(spec, TensorSpec):
-        raise InvalidTypeError(f"`{name}` (={spec!r}) must be a TensorSpec.")
+        is_partition = ", but is a partition: TensorSpec(global_shape, P) describes a tensor on it"
+        advice = is_partition if isinstance(spec, Partition) else ""
+        raise InvalidTypeError(f"`{name}` (={spec!r}) must be a TensorSpec{advice}.")
 
 
 def zero_volume_tensor(batch_size: int | None = None, dtype: DTypeLike | None = None, *, like: Any = None) -> Array:

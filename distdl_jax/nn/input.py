@@ -58,8 +58,8 @@ class Input(ParameterFreeLayer):
     def _plan(self, x: ShapeDtypes, params: object) -> Plan:
         for worker in sorted(representatives(x)):
             shape, expected, whole_shape = x[worker].shape, self.spec.block_shapes[worker], self.spec.global_shape
-            is_other_batch = shape[:1] != whole_shape[:1] and shape[1:] == expected[1:]
-            if shape == expected or (is_other_batch and len(shape) == len(expected)):
+            is_other_batch = len(shape) == len(expected) and shape[1:] == expected[1:] and shape != whole_shape
+            if shape == expected or is_other_batch:
                 continue
             whole = ", the whole tensor" * (shape == whole_shape)
             raise PlanError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -30,7 +30,7 @@ from distdl_jax.nn.summary import network_table
 from distdl_jax.plans.alike import derived, representatives
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.plan import Action, BlocksPlan, Plan, ShapeDtypes, X, actions_within, dependence
-from distdl_jax.tensors import TensorSpec
+from distdl_jax.tensors import TensorSpec, check_spec
 from distdl_jax.tracing.scopes import place_of_errors
 
 Params = tuple[Any, ...]
@@ -106,6 +106,8 @@ class Sequential(Network):
         for place, layer in enumerate(layers):
             if not callable(layer):
                 raise InvalidTypeError(f"`layers[{place}]` (={layer!r}) must be a layer or a function of an array.")
+        if x_spec is not None:
+            check_spec(x_spec, "x_spec")
         check_arrangement(layers if x_spec is None else (Input(x_spec), *layers))
         vars(self).update(_layers=layers, x_spec=x_spec)
 
@@ -183,9 +185,10 @@ class Sequential(Network):
         return first if isinstance(first, Input) else None if self.x_spec is None else Input(self.x_spec)
 
     def _check_entries(self, name: str, entries: Any) -> None:
-        if len(entries) != len(self._layers):
+        count = len(entries) if isinstance(entries, Sized) else 0
+        if count != len(self._layers):
             raise InvalidArgumentError(
-                f"`{name}` has {len(entries)} entries, but there are {len(self._layers)} layers; each has one, {{}} "
+                f"`{name}` has {count} entries, but there are {len(self._layers)} layers; each has one, {{}} "
                 f"where it has no {'parameters' if name == 'params' else name}."
             )
 

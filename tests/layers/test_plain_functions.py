@@ -277,7 +277,7 @@ def test_dimensions_are_turned_to_fit_the_next_layer() -> None:
 def test_what_follows_a_local_function_is_checked() -> None:
     P_x = dj.Partition().grid([1, 2])
     layer, x, local = nn.Repartition(P_x, P_x), jnp.ones((3, 2)), nn.Local(jax.nn.softmax)
-    with pytest.raises(dj.InvalidArgumentError, match=r"softmax .* works along dimension 1"):
+    with pytest.raises(dj.InvalidArgumentError, match=r"softmax works along dimension 1"):
         nn.Sequential(layer, local, jax.nn.softmax)(({}, {}, {}), x)
     others = jnp.sin, nn.Local(lambda x: x.sum(1)), lambda x: x / x.sum()  # whose dimensions nobody knows
     assert nn.Sequential(layer, local, *others)(({}, {}, {}, {}, {}), x).shape == (3,)
@@ -381,6 +381,21 @@ def test_a_whole_array_in_place_of_a_block_is_refused() -> None:
             wrong()
     with pytest.raises(dj.InvalidTypeError, match="function"):
         nn.Local(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.simulated(4)
+def test_a_batch_of_another_length_passes() -> None:
+    """But one whose block has the shape of the whole tensor."""
+    P = dj.Partition().grid([2, 2])
+    network = nn.Sequential(jnp.sin, x_spec=dj.TensorSpec((4, 6), P))
+    for length in range(1, 20):
+        x = dj.TensorSpec((length, 6), P).block(jnp.ones((length, 6)))
+        assert network(({},), x).shape == x.shape
+
+
+def test_map_blocks_refuses_blocks_outside_of_its_partition() -> None:
+    with pytest.raises(dj.PlanError, match="on worker 2, which is outside of its partition"):
+        dj.map_blocks(lambda y: y**2, dj.planning_world(3, 2).grid([2, 1]))(jnp.ones((3, 4)))
 
 
 def test_local_says_its_function() -> None:
