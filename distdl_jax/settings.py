@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from distdl_jax.errors import SetupError
@@ -66,16 +65,16 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
-def _absolute_path(text: str) -> Path:
-    if not (path := Path(text)).is_absolute():
-        raise ValueError
-    return path
-
-
 def _switch(text: str) -> bool:
     if text not in ("0", "1"):
         raise ValueError
     return text == "1"
+
+
+def _on_or_off(text: str) -> str:
+    if text not in ("on", "off", "always"):  # "always" was once more than "on"
+        raise ValueError
+    return "off" if text == "off" else "on"
 
 
 SETTINGS: dict[str, Setting] = {
@@ -101,29 +100,20 @@ SETTINGS: dict[str, Setting] = {
         parse=_switch,
         purpose="With 0 convolutions on CPUs are XLA's own: several times slower, in less memory.",
     ),
-    "tuning": Setting(
-        name="DISTDL_JAX_TUNING",
-        default="on",
-        accepts="on, read or off",
-        parse=_one_of("on", "read", "off"),
-        purpose="How a convolution's algorithm is chosen on CPUs: by measurements on the machine, which are kept; by "
-        "kept ones alone; or by the library's own records, the same on every machine.",
-    ),
-    "tuning_file": Setting(
-        name="DISTDL_JAX_TUNING_FILE",
-        default="distdl_jax/tuning.json in the user's cache",
-        accepts="an absolute path",
-        parse=_absolute_path,
-        purpose="Where measured times are kept.",
-        alike=False,
-    ),
     "onednn": Setting(
         name="DISTDL_JAX_ONEDNN",
         default="on",
-        accepts="on, always or off",
-        parse=_one_of("on", "always", "off"),
-        purpose="Where float32 convolutions on CPUs are oneDNN's, if `python -m distdl_jax.onednn` has "
-        "compiled them: where that is the fastest by what was measured, wherever it can, or nowhere.",
+        accepts="on or off",
+        parse=_on_or_off,
+        purpose="Whether float32 convolutions on CPUs are oneDNN's, where `python -m distdl_jax.onednn` has compiled "
+        "them.",
+    ),
+    "compiler_options": Setting(
+        name="DISTDL_JAX_COMPILER_OPTIONS",
+        default="1",
+        accepts="0 or 1",
+        parse=_switch,
+        purpose="With 0 programs are compiled with XLA's own options alone, without those that make it faster on CPUs.",
     ),
     "gpus": Setting(
         name="DISTDL_JAX_GPUS",
@@ -152,9 +142,8 @@ class Settings:
     timeout: TimeLimits = field(default=TimeLimits(1800.0, 4 * 3600.0))
     debug: bool = False
     fast_convolutions: bool = True
-    tuning: str = "on"
-    tuning_file: Path | None = None
     onednn: str = "on"
+    compiler_options: bool = True
     gpus: str = "own"
     progress: bool = True
 

@@ -76,7 +76,6 @@ def _collect(options: argparse.Namespace) -> Facts:
         threads=collect_software.threads(),
         devices=collect_software.devices(),
         cache=collect_host.folder(collect_software.cache_folder()),
-        tuning=collect_host.folder(collect_software.tuning_folder()),
         checkpoints=collect_host.folder(options.checkpoints),
     )
 

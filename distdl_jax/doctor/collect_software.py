@@ -13,7 +13,6 @@ from distdl_jax.doctor.facts import Devices, Mpi, Software, Threads
 from distdl_jax.launch import supervised
 from distdl_jax.launch.gpus import cuda_plugin, gpu_in_use
 from distdl_jax.launch.packages import PACKAGES, installed_version, minimum_versions
-from distdl_jax.settings import current_settings
 
 
 def start_mpi() -> Mpi:
@@ -133,17 +132,6 @@ def cache_folder() -> str | None:
     """Return JAX's compilation cache; None where none is set, or it is off."""
     if _option("jax_enable_compilation_cache"):
         return _option("jax_compilation_cache_dir") or None
-    return None
-
-
-def tuning_folder() -> str | None:
-    """Return the folder of measured times; None where nothing is kept."""
-    settings = current_settings()
-    with suppress(ImportError):
-        from distdl_jax.kernels.cpu.tuning_cache import default_path
-
-        if settings.tuning == "on" and (path := settings.tuning_file or default_path()) is not None:
-            return str(path.parent)
     return None
 
 

@@ -152,7 +152,7 @@ class Devices:
 
 @dataclass(frozen=True)
 class Facts:
-    """All facts of one worker. `cache`: JAX's compilation cache, None where none is set; `tuning`: None if off."""
+    """All facts of one worker. `cache`: JAX's compilation cache, None where none is set."""
 
     software: Software
     settings: Reading
@@ -162,7 +162,6 @@ class Facts:
     threads: Threads = Threads()
     devices: Devices = Devices()
     cache: Folder | None = None
-    tuning: Folder | None = None
     checkpoints: Folder | None = None
 
 

@@ -1,4 +1,4 @@
-"""Findings about folders: the compilation cache, the file of measured times, checkpoints."""
+"""Findings about folders: the compilation cache, checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ def find(everyone: Sequence[Facts], measured: Measured | None = None) -> Iterato
     """Yield the findings about folders."""
     yield from on_each_worker(_cache, everyone)
     yield from _cache_of_unlike_workers(everyone)
-    yield from on_each_worker(_tuning, everyone)
     yield from _checkpoints(everyone, measured or Measured())
 
 
@@ -68,14 +67,6 @@ def _cache_of_unlike_workers(everyone: Sequence[Facts]) -> Iterator[Finding]:
                 found = f"Workers with different {what} share the compilation cache {path}."
                 cure = "Set JAX_COMPILATION_CACHE_DIR to a folder for each: XLA compiles for the one that it finds."
                 yield Finding("warning", "compilation cache", found, cure)
-
-
-def _tuning(facts: Facts) -> Iterator[Finding]:
-    if facts.tuning is not None and facts.tuning.problem and facts.devices.platform == "cpu":
-        found = (
-            f"Measured times of convolutions can't be kept in {facts.tuning.path} ({facts.tuning.problem}): each job "
-        )
-        yield Finding("warning", "tuning", f"{found}measures again.", "Set DISTDL_JAX_TUNING_FILE to a file of yours.")
 
 
 def _checkpoints(everyone: Sequence[Facts], measured: Measured) -> Iterator[Finding]:

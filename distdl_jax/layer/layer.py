@@ -334,11 +334,11 @@ class PartitionedLayer(BaseLayer):
 
     def _agree_on_plan(self, params: Any, x: Array) -> Any:
         """Return the plan of a call, the same on all of the layer's workers, which meet for it while JAX traces."""
-        return self.plan(*self._agree_on_shapes(params, x)[:2])
+        return self.plan(*self._agree_on_shapes(params, x))
 
-    def _agree_on_shapes(self, params: Any, x: Array, *choose: Any) -> tuple[ShapeDtypes, ParamShapeDtypes, Any]:
-        """Return the shapes and dtypes of x and of the parameters on all of the layer's workers, and a choice."""
-        return agree_on_shapes(self.P_x.world, self._team, describe(self), self.param_specs(), params, x, *choose)
+    def _agree_on_shapes(self, params: Any, x: Array) -> tuple[ShapeDtypes, ParamShapeDtypes]:
+        """Return the shapes and dtypes of x and of the parameters on all of the layer's workers."""
+        return agree_on_shapes(self.P_x.world, self._team, describe(self), self.param_specs(), params, x)
 
     def _run(self, plan: Any, params: Any, x: Array) -> Any:
         """Return this worker's block of the output, by `plan`."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -40,8 +39,8 @@ class LocalProduct(Protocol):
     def work(self, x: ShapeDtype) -> Work:
         """Return what it takes, from the shape of the copy of x and the dtype of the product."""
 
-    def __call__(self, x: Any, weight: Array, bias: Array | None) -> Array:
-        """Return the product of the copy of x, as it was fetched, and of the weight; all of one dtype."""
+    def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
+        """Return the product of the copy of x and of the weight; all of one dtype."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +83,8 @@ class ProductPlan(SummedPlan):
     @property
     def actions(self) -> tuple[Action, ...]:
         computes = Computes(self._work, X, True, alike=derived(self.local.__getitem__, self.local, self.products))
-        return (*self._fetching, *self.of_params.actions, computes, *actions_within(self.to_y, BOTH))
-
-    @property
-    def _fetching(self) -> tuple[Action, ...]:
-        """The actions that give each worker its copy of x."""
-        return (*(() if self.fetch is None else self.fetch.actions), *self.to_work.actions)
+        fetching = (*(() if self.fetch is None else self.fetch.actions), *self.to_work.actions)
+        return (*fetching, *self.of_params.actions, computes, *actions_within(self.to_y, BOTH))
 
     def _copy(self, worker: int) -> ShapeDtype:
         """Return the shape and dtype of the copy of x that `worker` multiplies."""
@@ -107,22 +102,17 @@ class ProductPlan(SummedPlan):
         """Return this worker's block of the output; on workers that take no part, `x`."""
         if (product := self.products.get(world.rank)) is None:
             return x
-        fetched = self._fetched(world, x)
+        copy = self.to_work.run(world, x if self.fetch is None else self.fetch.run(world, x))
         local = self.local.get(world.rank)
         weight, bias = self.of_params.run(world, params, local.weight_shape if local else (0,))
         if local is None:
-            summand = tie(jnp.zeros(product.shape, product.dtype), *jax.tree.leaves(fetched), weight)
+            summand = tie(jnp.zeros(product.shape, product.dtype), copy, weight)
         else:
             bias = bias.astype(product.dtype) if bias is not None and local.adds_bias else None
-            fetched = jax.tree.map(lambda part: part.astype(product.dtype), fetched)
-            summand = local(fetched, weight.astype(product.dtype), bias)
+            summand = local(copy.astype(product.dtype), weight.astype(product.dtype), bias)
         # Every worker's summand depends on all that any worker's depends on, so that whatever is differentiated, all of
         # them carry a derivative into the sum, or none does.
         return self.to_y.run(world, tie(summand, *params.values()))
-
-    def _fetched(self, world: World, x: Array) -> Array | tuple[Array, ...]:
-        """Return this worker's copy of x, in one array or in several."""
-        return self.to_work.run(world, x if self.fetch is None else self.fetch.run(world, x))
 
 
 def products(copies: ShapeDtypes, of_params: ParameterPlan, local: Mapping[int, LocalProduct]) -> ShapeDtypes:

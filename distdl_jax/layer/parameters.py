@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import Any
@@ -233,13 +233,8 @@ def agree_on_shapes(
     specs: Specs,
     params: Params,
     x: Array,
-    choose: Callable[[ShapeDtypes, ParamShapeDtypes], Any] = lambda x, params: None,
-) -> tuple[ShapeDtypes, ParamShapeDtypes, Any]:
-    """Return the shapes of x and of the parameters `specs` on all workers of `team`, and the first worker's choice.
-
-    This is the one agreement of a layer's call. The first worker alone calls `choose`, which must not raise, with the
-    shapes of x and of the parameters.
-    """
+) -> tuple[ShapeDtypes, ParamShapeDtypes]:
+    """Return the shapes of x and of the parameters `specs` on all workers of `team`: the one agreement of a call."""
 
     def contribute() -> tuple[ShapeDtype, dict[str, ShapeDtype]]:
         if not isinstance(params, Mapping):
@@ -250,12 +245,14 @@ def agree_on_shapes(
         of_params = {name: shape_dtype_of(_argument(str(name), specs), param) for name, param in params.items()}
         return shape_dtype_of("x", x), of_params
 
-    def decide(contributions: dict[int, tuple[ShapeDtype, dict[str, ShapeDtype]]]) -> Any:
+    def decide(
+        contributions: dict[int, tuple[ShapeDtype, dict[str, ShapeDtype]]],
+    ) -> tuple[ShapeDtypes, ParamShapeDtypes]:
         of_x = {worker: of_x for worker, (of_x, _) in contributions.items()}
         of_params = {worker: of_params for worker, (_, of_params) in contributions.items()}
-        return of_x, of_params, choose(of_x, of_params)
+        return of_x, of_params
 
-    shapes: tuple[ShapeDtypes, ParamShapeDtypes, Any] = agree(world, team, label, contribute, decide)
+    shapes: tuple[ShapeDtypes, ParamShapeDtypes] = agree(world, team, label, contribute, decide)
     return shapes
 
 

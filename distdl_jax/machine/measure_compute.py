@@ -16,7 +16,7 @@ from distdl_jax.checked_jit import jit as checked_jit
 from distdl_jax.kernels.convolution import convolution
 from distdl_jax.kernels.geometry import Placement
 from distdl_jax.kernels.pooling import max_pool
-from distdl_jax.kernels.problem import Algorithms, Problem
+from distdl_jax.kernels.problem import Problem
 from distdl_jax.machine.rates import shape_of
 from distdl_jax.machine.samples import ARRAYS, Arithmetic, Copied, Overhead, Streamed
 from distdl_jax.machine.timed_loops import Job, Seconds, loop, repeated
@@ -146,19 +146,13 @@ def _product(x: Array, w: Array) -> Array:
     return lax.dot_general(x, w, (((1,), (1,)), ((), ())))
 
 
-def convolution_jobs(
-    shapes: Sequence[ConvolutionShape], dtype: str, rests: bool, choose: Callable[[Problem], Algorithms]
-) -> Iterator[Job]:
-    """Yield convolutions; every fourth also on one worker alone.
-
-    - `choose`: returns the algorithms that all workers take.
-    """
+def convolution_jobs(shapes: Sequence[ConvolutionShape], dtype: str, rests: bool) -> Iterator[Job]:
+    """Yield convolutions; every fourth also on one worker alone."""
     for number, each in enumerate(shapes):
         problem = each.problem(dtype)
-        algorithms = choose(problem)
 
-        def convolve(x: Array, w: Array, problem: Problem = problem, algorithms: Algorithms = algorithms) -> Array:
-            return convolution(problem, (x,), w, algorithms)
+        def convolve(x: Array, w: Array, problem: Problem = problem) -> Array:
+            return convolution(problem, x, w)
 
         shape = shape_of(Work("convolution", shape=problem))
         subject = Arithmetic("convolution", dtype, "forward", shape, problem.flops)

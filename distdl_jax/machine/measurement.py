@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jaxlib
 
 from distdl_jax.errors import SetupError
-from distdl_jax.kernels.convolution import chosen_here
-from distdl_jax.kernels.problem import Algorithms, Problem
 from distdl_jax.machine import measure_compute as compute
 from distdl_jax.machine import measure_messages as messages
 from distdl_jax.machine.fit import fit_machine
 from distdl_jax.machine.machine import Machine
-from distdl_jax.machine.places import Places, host_memory, own_place
+from distdl_jax.machine.places import Places, host_memory, own_place, processor, xla_threads
 from distdl_jax.machine.samples import Rounds, Subject, combined
 from distdl_jax.machine.timed_loops import Job, rest, take_rounds, until_all_come
 from distdl_jax.partition import Partition
@@ -109,23 +109,14 @@ def _jobs(world: World, comm: MPI.Intracomm, places: Places, quick: bool) -> Ite
     products, convolutions = sizes(compute.PRODUCTS, compute.PRODUCTS[:2]), sizes(compute.CONVOLUTIONS, _FEW)
     for dtype, step in sizes((("float32", 1), ("float64", 2)), (("float32", 1),)):
         yield from compute.product_jobs(products[::step], dtype, rests)
-        yield from compute.convolution_jobs(convolutions[::step], dtype, rests, lambda problem: _agreed(comm, problem))
+        yield from compute.convolution_jobs(convolutions[::step], dtype, rests)
     yield from compute.optimiser_jobs(sizes(compute.OPTIMISED, compute.OPTIMISED[:2]))
     here = Partition.of_workers(world, (world.rank,))
     yield from compute.window_jobs(sizes(compute.POOLINGS, compute.POOLINGS[:1]), "float32")
     yield from compute.normalisation_jobs(sizes(compute.NORMALISATIONS, compute.NORMALISATIONS[:1]), here, "float32")
 
 
-def _agreed(comm: MPI.Intracomm, problem: Problem) -> Algorithms:
-    """Return the algorithms that worker 0 chooses; the others rest while it measures."""
-    chosen = chosen_here(problem, may_measure=True) if comm.rank == 0 else None
-    until_all_come(comm, rest)
-    agreed: Algorithms = comm.bcast(chosen)
-    return agreed
-
-
 def _about() -> str:
-    """Return the processor's name, and the versions that times depend on."""
-    from distdl_jax.kernels.cpu.timing import machine
-
-    return machine()
+    """Return all that a time depends on besides the program: processor, XLA's threads and flags, and jaxlib."""
+    flags = " ".join(sorted(set(os.environ.get("XLA_FLAGS", "").split())))
+    return f"{processor()}, threads {xla_threads()}, jaxlib {jaxlib.__version__}{f', {flags}' if flags else ''}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -124,3 +125,19 @@ def _powers(workers: Team) -> Iterator[Team]:
 def host_memory() -> float:
     """Return the bytes of memory of this host."""
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def processor() -> str:
+    """Return the processor's name, where the system tells it."""
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text().splitlines() if about.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def xla_threads() -> int:
+    """Return with how many threads XLA's CPU client computes."""
+    count = os.environ.get("NPROC", "")
+    if count.isdigit() and int(count) > 0:
+        return int(count)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

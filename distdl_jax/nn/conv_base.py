@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from jax import Array
-
-from distdl_jax.errors import DistDLError, InvalidArgumentError, PlanError
-from distdl_jax.kernels.conv_transpose import TransposedProblem
-from distdl_jax.kernels.convolution import chosen_here, chosen_unseen
+from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.kernels.geometry import Placement
-from distdl_jax.kernels.problem import Algorithms, Problem
-from distdl_jax.layer.matmul_plan import product_dtype, products
-from distdl_jax.layer.parameters import Params, ParamShapeDtypes
+from distdl_jax.kernels.phases import TransposedProblem
+from distdl_jax.kernels.problem import Problem
+from distdl_jax.layer.matmul_plan import ProductPlan, product_dtype, products
+from distdl_jax.layer.parameters import ParamShapeDtypes
 from distdl_jax.layer.sliding_windows import WindowsPlan, plan_windows
 from distdl_jax.layer.weighted_layer import WeightedLayer
 from distdl_jax.nn.conv_partitions import ConvPartitions, Kind, conv_partitions, given_or_derived
-from distdl_jax.nn.conv_plan import Choose, ConvolutionPlan, LocalConvolution, with_split_halo
+from distdl_jax.nn.conv_plan import LocalConvolution
 from distdl_jax.partition import Partition
 from distdl_jax.plans.alike import ByClass
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_sizes, index_of
@@ -100,34 +97,7 @@ class DistributedConv(WeightedLayer):
         """The algorithm that the partitions ask for."""
         return self._partitions.kind
 
-    def _agree_on_plan(self, params: Params, x: Array) -> ConvolutionPlan:
-        planned: list[ConvolutionPlan] = []
-
-        def choose(x: ShapeDtypes, params: ParamShapeDtypes) -> Algorithms | None:
-            # The first worker chooses, and measures if need be: files and machines may differ from worker to worker.
-            try:
-                planned.append(self._plan(*self._checked(x, params)))
-                return planned[0].choose(partial(chosen_here, may_measure=self.P_x.world.may_measure))
-            except DistDLError:
-                return None  # all workers will raise it
-
-        x_shapes, shapes, algorithms = self._agree_on_shapes(params, x, choose)
-        plan = planned[0] if planned else self._plan(*self._checked(x_shapes, shapes))
-        return plan.with_algorithms(algorithms or plan.choose(chosen_unseen))
-
-    def plan(
-        self, x: ShapeDtypes, params: ParamShapeDtypes | None = None, choose: Choose = chosen_unseen
-    ) -> ConvolutionPlan:
-        """Plan what becomes of the blocks of all of the layer's workers: without a message, and the same on each.
-
-        Arguments, result and errors are as in `DistributedLinear.plan`. `choose` returns the algorithms for all
-        workers, from the local convolution of the worker that has most to compute. A transposed convolution is asked
-        for as the ordinary one that it is; where a dimension has a stride and a dilation, there is nothing to choose.
-        """
-        plan = self._plan(*self._checked(x, params))
-        return plan.with_algorithms(plan.choose(choose))
-
-    def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> ConvolutionPlan:
+    def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> ProductPlan:
         parts = self._partitions
         fetch = self._fetch(x)
         fetched = fetch.after(x)
@@ -153,10 +123,7 @@ class DistributedConv(WeightedLayer):
             to_y = plan_reduce_scatter(parts_of_y, self.output_partition, 1)
         else:
             to_y = plan_sum_reduce(parts_of_y, parts.work, parts.y)
-        split_halo = None
-        if isinstance(fetch, WindowsPlan):
-            local, split_halo = with_split_halo(local, fetch, to_work, copies)
-        return ConvolutionPlan(to_work, of_params, parts_of_y, to_y, local, fetch, split_halo)
+        return ProductPlan(to_work, of_params, parts_of_y, to_y, local, fetch)
 
     def _fetch(self, x: ShapeDtypes) -> WindowsPlan | RangesPlan:
         """Plan how each worker of P_x gets the inputs that its outputs read."""

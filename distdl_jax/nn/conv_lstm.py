@@ -16,11 +16,10 @@ from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.layer.input_checks import check_features, real_grid
 from distdl_jax.layer.parameters import Params, ParamShapeDtypes
 from distdl_jax.nn import conv
-from distdl_jax.nn.conv_plan import ConvolutionPlan
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.plans.windows import PaddingMode
-from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes
+from distdl_jax.primitives.plan import BlocksPlan, Plan, ShapeDtypes
 from distdl_jax.recurrent.carry import Parts, Recurrent
 from distdl_jax.recurrent.cells import lstm_step
 from distdl_jax.tensors import TensorSpec
@@ -32,7 +31,7 @@ from distdl_jax.validation import Sizes, checked_integer
 class ConvLSTMPlan(BlocksPlan):
     """The plan of a step: the convolution of x and h together, and the shape of each part of the carry."""
 
-    convolution: ConvolutionPlan
+    convolution: Plan
     carry: Mapping[int, tuple[int, ...]] = field(hash=False)
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.kernels.conv_transpose import TransposedProblem
+from distdl_jax.kernels.phases import TransposedProblem
 from distdl_jax.layer.parameters import ParameterPartitions
 from distdl_jax.nn.conv_base import DistributedConv
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_range, balanced_ranges, balanced_sizes

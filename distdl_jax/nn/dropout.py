@@ -86,7 +86,7 @@ class Dropout(ParameterFreeLayer):
         if key is None or self.P_x.rank is None:
             return x
         with jax.named_scope("Dropout"):
-            blocks, _, _ = self._agree_on_shapes({}, x)
+            blocks, _ = self._agree_on_shapes({}, x)
             if not jnp.issubdtype(dtype := common_dtype("x", blocks, self.P_x.ranks), jnp.inexact):
                 raise PlanError(f"`x` must hold floating-point numbers, but is {dtype}.")
             grid = owned_grid("x", self.P_x, blocks)

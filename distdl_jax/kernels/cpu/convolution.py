@@ -1,94 +1,64 @@
-"""The algorithms that compute a convolution on a CPU: forward, and the gradients of input and weight apart.
+"""A convolution on a CPU, forward and both gradients, each in the way that `rule` says.
 
-- "plain": XLA's own (`plain`).
-- "rewritten": in words that meet the compiler's fast kernels (`rewritten`).
-- "products": as products of matrices (`products`); for kernels of one tap, and the weight gradient of few inputs.
-- "taps": as a sum over the kernel's taps (`products`); for one input channel a group.
-- "onednn": oneDNN's (`onednn`), where it is installed; in float32.
-
-All give the same to rounding. `choice` says which is taken.
+The three are linear in both of their operands, and the derivatives of each are the two others: so they can be
+differentiated again and again, and every derivative is as fast as the first.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 
 import jax
 from jax import Array
 
-from distdl_jax.kernels.cpu import plain, products, rewritten, taps
+from distdl_jax.kernels.cpu import plain, products, rule
 from distdl_jax.kernels.cpu.onednn import convolution as onednn
-from distdl_jax.kernels.problem import DIRECTIONS, Algorithms, Direction, Parts, Problem, Shape
-from distdl_jax.settings import current_settings
+from distdl_jax.kernels.problem import Direction, Problem
 
-_ALGORITHMS: dict[str, ModuleType] = {"plain": plain, "rewritten": rewritten, "products": products, "taps": taps}
-"""The modules with a function of x, weight, perhaps dy, window and groups for each direction."""
-
-MOST_COPIES = 256
-"""The most copies, counting channels and taps, of which a product's matrix is made."""
+_WAYS: dict[rule.Way, ModuleType] = {"onednn": onednn, "xla": plain, "products": products}
+"""The modules that have a function for each direction."""
 
 
-def available(problem: Problem, direction: Direction) -> tuple[str, ...]:
-    """Return the algorithms that can compute it, "plain" first."""
-    _, c_in, *kernel = problem.weight
-    few = c_in <= 4 and c_in * math.prod(kernel) <= MOST_COPIES
-    others = {
-        "products": problem.groups == 1 and (math.prod(kernel) == 1 or (few and direction == "weight_gradient")),
-        "taps": problem.groups > 1 and c_in == 1 and math.prod(kernel) <= taps.MOST_TAPS,
-        "onednn": problem.dtype == "float32"
-        and current_settings().onednn != "off"
-        and onednn.can_compute(problem, direction),
-    }
-    return ("plain", "rewritten", *(name for name, can in others.items() if can))
+def _computed(problem: Problem, direction: Direction, *operands: Array) -> Array:
+    compute = getattr(_WAYS[rule.way(problem, direction)], direction)
+    result: Array = compute(problem, *operands)
+    return result
 
 
-def algorithm(problem: Problem, direction: Direction, name: str) -> Callable[..., Array | Parts]:
-    """Return the function of the parts of x, the weight and, for gradients, dy.
-
-    The input's gradient is in parts, too. All algorithms but oneDNN's join the parts that they read.
-    """
-    if name == "onednn":
-        return partial(getattr(onednn, direction), problem)
-    compute = getattr(_ALGORITHMS[name], direction)
-
-    def of_parts(parts: Parts, *others: Array) -> Array | Parts:
-        result: Array = compute(problem.join(parts), *others, window=problem.window, groups=problem.groups)
-        return problem.split(result) if direction == "input_gradient" else result
-
-    return of_parts
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def convolution(problem: Problem, x: Array, weight: Array) -> Array:
+    """Return the convolution of `x` with `weight`."""
+    return _computed(problem, "forward", x, weight)
 
 
-def as_program(
-    problem: Problem, direction: Direction, name: str
-) -> tuple[Callable[..., Array | Parts], tuple[Shape, ...]]:
-    """Return the function of arrays alone, and the shapes of these: the parts of x, the weight and, perhaps, dy."""
-    compute, parts = algorithm(problem, direction, name), problem.part_shapes
-    others = (problem.weight,) if direction == "forward" else (problem.weight, problem.y)
-    return lambda *arrays: compute(arrays[: len(parts)], *arrays[len(parts) :]), (*parts, *others)
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def input_gradient(problem: Problem, weight: Array, dy: Array) -> Array:
+    """Return the gradient of x, from the cotangent `dy` of the result."""
+    return _computed(problem, "input_gradient", weight, dy)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 3))
-def convolution(problem: Problem, parts: Parts, weight: Array, algorithms: Algorithms) -> Array:
-    """Return the convolution of x, which lies in `parts`, with `weight`."""
-    y = algorithm(problem, "forward", algorithms.forward)(parts, weight)
-    assert not isinstance(y, tuple)
-    return y
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def weight_gradient(problem: Problem, x: Array, dy: Array) -> Array:
+    """Return the gradient of the weight, from the cotangent `dy` of the result."""
+    return _computed(problem, "weight_gradient", x, dy)
 
 
-def _forward(
-    problem: Problem, parts: Parts, weight: Array, algorithms: Algorithms
-) -> tuple[Array, tuple[Parts, Array]]:
-    return convolution(problem, parts, weight, algorithms), (parts, weight)
+def _backward(problem: Problem, operands: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    x, weight = operands
+    return input_gradient(problem, weight, dy), weight_gradient(problem, x, dy)
 
 
-def _backward(
-    problem: Problem, algorithms: Algorithms, residuals: tuple[Parts, Array], dy: Array
-) -> tuple[Array | Parts, ...]:
-    gradients = zip(DIRECTIONS[1:], algorithms[1:], strict=True)
-    return tuple(algorithm(problem, direction, name)(*residuals, dy) for direction, name in gradients)
+def _backward_of_input_gradient(problem: Problem, operands: tuple[Array, Array], x: Array) -> tuple[Array, Array]:
+    weight, dy = operands
+    return weight_gradient(problem, x, dy), convolution(problem, x, weight)
 
 
-convolution.defvjp(_forward, _backward)
+def _backward_of_weight_gradient(problem: Problem, operands: tuple[Array, Array], weight: Array) -> tuple[Array, Array]:
+    x, dy = operands
+    return input_gradient(problem, weight, dy), convolution(problem, x, weight)
+
+
+convolution.defvjp(lambda problem, *both: (convolution(problem, *both), both), _backward)
+input_gradient.defvjp(lambda problem, *both: (input_gradient(problem, *both), both), _backward_of_input_gradient)
+weight_gradient.defvjp(lambda problem, *both: (weight_gradient(problem, *both), both), _backward_of_weight_gradient)

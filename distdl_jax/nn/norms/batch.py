@@ -153,7 +153,7 @@ class DistributedBatchNorm(ChannelNorm):
         """Plan this call with the workers of P_x, which check the state, too; return unboxed parameters beside it."""
         params, entries = self._opened(params), {f"{_STATE}{name}": value for name, value in (state or {}).items()}
         params_and_state = {**params, **entries} if isinstance(params, Mapping) else params
-        of_x, shapes, _ = self._agree_on_shapes(params_and_state, x)
+        of_x, shapes = self._agree_on_shapes(params_and_state, x)
         if state is not None:
             of_state = {
                 worker: {name.removeprefix(_STATE): shape for name, shape in each.items() if name.startswith(_STATE)}
