@@ -26,7 +26,7 @@ from distdl_jax.compat import (
     set_last_program,
     wait_for_program,
 )
-from distdl_jax.compiler_options import compiling_with, options_for
+from distdl_jax.compiler_options import jitted_alone
 from distdl_jax.errors import PLAN_OF, PlanError, SetupError
 from distdl_jax.programs.diagnosis import problem_text
 from distdl_jax.programs.ir import Flow, Program
@@ -38,6 +38,7 @@ from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.effect_free_call import call_without_effect, unread_inputs
 from distdl_jax.tracing.forward_mode_error import refuse_forward_mode
 from distdl_jax.tracing.program_reader import read_flow
+from distdl_jax.tracing.retracing import signature_of, unequal
 from distdl_jax.transports.open_world import world_of, worlds_used
 from distdl_jax.validation import check_function
 from distdl_jax.watchdog.call_log import CallLog, Earlier
@@ -116,7 +117,7 @@ def check(fun: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Report:
     check_function("fun", fun)
     name = function_name(fun)
     with worker_status().call(f"check of {name}"), worker_status().traced():
-        traceable = fun if hasattr(fun, "trace") else jax.jit(_unequal(fun))
+        traceable = fun if hasattr(fun, "trace") else jax.jit(unequal(fun))
         with trace_context.set(compared=True, sizes_agreed=True), worlds_used() as worlds:
             traced = traceable.trace(*args, **kwargs)
         world, program, flow = _read(traced.jaxpr.jaxpr, worlds)
@@ -140,7 +141,7 @@ class CheckedFunction(Generic[P, R]):
         self._name = function_name(fun)
         # The outer function has the options that a jitted function within another may not have.
         inner = {key: value for key, value in options.items() if not key.startswith(("donate", "compiler_options"))}
-        self._inner: Any = jax.jit(_unequal(fun), **inner)
+        self._inner: Any = jax.jit(unequal(fun), **inner)
         # The log in which calls count, by worker (of dj.simulate, too): none if one trace counts and another doesn't.
         self._counts_in: WeakKeyDictionary[WorkerStatus, CallLog | None] = WeakKeyDictionary()
         # The agreements of its traces, by worker and by their arguments.
@@ -166,7 +167,7 @@ class CheckedFunction(Generic[P, R]):
     @cached_property
     def _jitted(self) -> Any:
         """The function of a call that is part of nothing else, or that is differentiated as it is called."""
-        return self._compiled_alone(self._compared)
+        return jitted_alone(self._compared, self._options)
 
     @cached_property
     def _alone(self) -> Any:
@@ -175,18 +176,7 @@ class CheckedFunction(Generic[P, R]):
         That array is under the number of its effect, for another call of the same function may have another one. (An
         effect has an address in its name, and would be a key of its own in JAX's persistent cache, in each process.)
         """
-        return None if "out_shardings" in self._options else self._compiled_alone(self._compared_alone)
-
-    def _compiled_alone(self, function: Callable[..., Any]) -> Any:
-        given = self._options.get("compiler_options") or {}
-        compiler_options = {**options_for(jax.default_backend()), **given}  # JAX has started by now
-
-        @wraps(function)
-        def traced(*args: Any, **kwargs: Any) -> Any:
-            with compiling_with(compiler_options):
-                return function(*args, **kwargs)
-
-        return jax.jit(traced, **{**self._options, "compiler_options": compiler_options})
+        return None if "out_shardings" in self._options else jitted_alone(self._compared_alone, self._options)
 
     @hiding_frames
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -217,7 +207,7 @@ class CheckedFunction(Generic[P, R]):
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, World | None]:
         """Trace it, and compare what it communicates; return the traced program, and the world that it belongs to."""
-        agreed, signature = self._agreed.setdefault(worker_status(), {}), _signature(args, kwargs)
+        agreed, signature = self._agreed.setdefault(worker_status(), {}), signature_of(args, kwargs)
         with worker_status().traced(agreed.get(signature)) as agreements:
             with trace_context.set(compared=True, sizes_agreed=True), worlds_used() as worlds:
                 traced = self._inner.trace(*args, **kwargs)
@@ -291,32 +281,6 @@ class CheckedFunction(Generic[P, R]):
 
 MOST_OF_AN_ERROR = 2000  # characters of a compiler's error that the other workers get
 MOST_SIGNATURES = 64  # kinds of arguments for which a function's agreements are stored
-
-
-def _signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-    """Return what a trace depends on: equal for calls that JAX traces once; None where that can't be told."""
-    if jax.config.jax_disable_jit:  # type: ignore[attr-defined, unused-ignore]
-        return None  # nothing is traced
-    leaves, structure = jax.tree.flatten((args, kwargs))
-    try:
-        hash(signature := (structure, tuple(jax.typeof(x) if hasattr(x, "dtype") else x for x in leaves)))
-    except TypeError:  # of something that is static, and a key for JAX by other means
-        return None
-    return signature
-
-
-def _unequal(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that does the same, but is equal to none.
-
-    Equal ones, as layers are, share JAX's traces until one of them is gone, which is sooner on some workers; and a
-    worker whose block of a larger tensor has the shape of one before would not trace what the others do.
-    """
-
-    @wraps(fun)
-    def other(*args: Any, **kwargs: Any) -> Any:
-        return fun(*args, **kwargs)
-
-    return other
 
 
 @cache

@@ -11,8 +11,9 @@ from jobs import ROOT
 import distdl_jax as dj
 from distdl_jax.kernels import problem as problems
 from distdl_jax.kernels.convolution import convolution
+from distdl_jax.kernels.cpu import rule
 from distdl_jax.kernels.geometry import Placement
-from distdl_jax.kernels.problem import Algorithms, Problem
+from distdl_jax.kernels.problem import Problem
 from distdl_jax.settings import SETTINGS, Settings, check_settings, read_settings, settings_table, warning_of_unknown
 
 FAST = "DISTDL_JAX_FAST_CONVOLUTIONS"
@@ -115,7 +116,7 @@ def test_no_other_file_reads_the_environment():
     readers = ("launch/launcher.py", "launch/supervised.py", "launch/supervisor.py", "compat.py")
     readers += ("transports/threads/workers.py", "transports/mpi/launch_checks.py")
     readers += ("doctor/collect_host.py", "doctor/collect_software.py")
-    readers += ("kernels/cpu/timing.py", "kernels/cpu/tuning_cache.py")
+    readers += ("compiler_options.py", "machine/measurement.py", "machine/places.py")
     readers += ("kernels/cpu/onednn/shared_library.py", "kernels/cpu/onednn/build.py")
     assert {path for path, _ in found} <= {f"distdl_jax/{reader}" for reader in readers}
 
@@ -126,6 +127,6 @@ def test_convolutions_are_written_out_only_if_wanted(monkeypatch, fast):
     monkeypatch.setattr(problems, "current_settings", lambda: read_settings({FAST: str(int(fast))}).settings)
     x, weight = jnp.ones((1, 2, 6, 6, 6)), jnp.ones((2, 2, 3, 3, 3))
     problem = Problem(x.shape, weight.shape, Placement((1,) * 3, ((1, 1),) * 3, (1,) * 3), 1, x.dtype.name)
-    rewritten = Algorithms(*("rewritten",) * 3)
-    program = jax.make_jaxpr(lambda x, weight: convolution(problem, (x,), weight, rewritten))(x, weight)
+    monkeypatch.setattr(rule, "way", lambda problem, direction: "products")
+    program = jax.make_jaxpr(lambda x, weight: convolution(problem, x, weight))(x, weight)
     assert ("[1,2,6,6,6] = conv_general_dilated[" in str(program)) != fast

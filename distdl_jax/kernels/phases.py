@@ -40,6 +40,14 @@ class TransposedProblem:
     outputs: Pairs
     low: tuple[int, ...]
 
+    @classmethod
+    def of_input_gradient(cls, problem: Problem) -> TransposedProblem:
+        """Return the input's gradient of a convolution, as what is computed of the result's cotangent."""
+        inputs, outputs = (tuple((0, n) for n in shape[2:]) for shape in (problem.y, problem.x))
+        window, lows = problem.window, tuple(low for low, _ in problem.window.padding)
+        strides = window.stride, window.dilation
+        return cls(problem.y, problem.weight, problem.groups, problem.dtype, *strides, inputs, outputs, lows)
+
     @property
     def y(self) -> Shape:
         """The shape of the result."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import jax
+import jax.numpy as jnp
 
 from distdl_jax.kernels.geometry import Placement
 from distdl_jax.settings import current_settings
@@ -56,6 +57,6 @@ class Problem:
 
     @property
     def has_choice(self) -> bool:
-        """Whether there are several ways to compute it: on CPUs, in single and double precision."""
+        """Whether there are several ways to compute it: on CPUs, unless it is empty or of integers."""
         fast = current_settings().fast_convolutions and jax.default_backend() == "cpu"
-        return fast and self.dtype in ("float32", "float64") and 0 not in (*self.x, *self.weight, *self.y)
+        return fast and jnp.issubdtype(self.dtype, jnp.inexact) and 0 not in (*self.x, *self.weight, *self.y)

@@ -31,22 +31,25 @@ def conv(
 
     All convolutions of the library go through here. XLA's kernel for CPUs reads beyond the array where padding is
     negative in front and positive at the end (openxla/xla#48713), and so do JAX's gradients where there is more padding
-    in front than the kernel reaches. So an excess or lack in front is padded, or cut off, beforehand. A convolution of
-    four feature dimensions is a sum of those of three, since no library that XLA calls has one.
+    than the kernel reaches. So an excess or lack is padded, or cut off, beforehand. A convolution of four feature
+    dimensions is a sum of those of three, since no library that XLA calls has one.
     """
     first, sizes = (1, kernel.shape[:-2]) if channels_last else (2, kernel.shape[2:])
     ones = (1,) * len(sizes)
     dilation, x_dilation = dilation or ones, x_dilation or ones
     if len(sizes) > MOST_DIMS and not channels_last:
         return _by_planes(x, kernel, Placement(tuple(stride), tuple(padding), tuple(dilation)), x_dilation, groups)
-    along = zip(padding, sizes, dilation, x_dilation, strict=True)
     before, left, spread = [(0, 0, 0)] * x.ndim, [], []
-    for axis, ((low, high), taps, d, s) in enumerate(along, first):
-        in_conv = min(max(low, 0), d * (taps - 1))
-        if in_conv != low:
-            before[axis] = (low - in_conv, 0, s - 1)
-        left.append((in_conv, high))
-        spread.append(s if in_conv == low else 1)
+    along = zip(padding, sizes, stride, dilation, x_dilation, x.shape[first:], strict=False)
+    for axis, ((low, high), taps, step, d, between, n) in enumerate(along, first):
+        reach, n = d * (taps - 1), between * (n - 1) + 1 if n else 0
+        if (outputs := (n + low + high - reach - 1) // step + 1) > 0:
+            high = step * (outputs - 1) + reach + 1 - n - low  # up to what is read
+        in_conv = min(max(low, 0), reach), min(max(high, 0), reach)
+        if in_conv != (low, high):
+            before[axis] = (low - in_conv[0], high - in_conv[1], between - 1)
+        left.append(in_conv)
+        spread.append(between if in_conv == (low, high) else 1)
     if any(map(any, before)):
         x = lax.pad(x, jnp.zeros((), x.dtype), before)
     features = "DHW"[-len(sizes) :]

@@ -7,8 +7,6 @@ import pytest
 from jobs import run
 from launcher import mpiexec
 
-from distdl_jax.kernels.cpu.onednn.shared_library import version
-
 pytestmark = pytest.mark.primitives  # under each MPI, for their handles are of different kinds
 
 PROGRAM = Path(__file__).parent / "cached_program.py"
@@ -20,8 +18,6 @@ def job(order: str, cache: Path) -> tuple[int, int]:
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        "DISTDL_JAX_ONEDNN": "on" if version() == "none" else "always",
-        "DISTDL_JAX_TUNING": "off",
     }
     status, output = run(3, PROGRAM, order, settings=settings, anew=True)
     assert status == 0, output

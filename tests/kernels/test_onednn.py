@@ -79,5 +79,5 @@ def test_it_is_compiled_and_computes(monkeypatch, tmp_path, capsys):
 def test_the_memory_of_a_call_is_allocated_by_xla():
     problem = Problem((4, 32, 16, 16), (32, 32, 3, 3), WINDOW, 1, "float32")
     x, weight = jnp.ones(problem.x, "float32"), jnp.ones(problem.weight, "float32")
-    program = jax.jit(lambda x, weight: convolution.forward(problem, (x,), weight)).lower(x, weight).compile()
+    program = jax.jit(lambda x, weight: convolution.forward(problem, x, weight)).lower(x, weight).compile()
     assert program.memory_analysis().temp_size_in_bytes >= convolution.memory(problem, "forward") > x.nbytes

@@ -9,7 +9,6 @@ import pytest
 from simulator import adjoint, simulate
 
 from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, ranges_of_sizes
-from distdl_jax.plans.halo_edges import halo_edges
 from distdl_jax.plans.halos import Halos, needed_ranges, own_box
 from distdl_jax.plans.windows import WindowedAxis
 
@@ -190,88 +189,3 @@ def test_periodic_ranges_are_not_clipped():
 def test_wrong_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call(ProductGrid.balanced((4, 4), (2, 1), (0, 1)))
-
-
-def random_edges(rng):
-    """Draw a grid of one to three dimensions, what its workers need, and which dimensions are periodic."""
-    lengths = [[int(n) for n in rng.integers(4, 9, rng.integers(1, 5))] for _ in range(rng.integers(1, 4))]
-    owned = tuple(ranges_of_sizes(sizes) for sizes in lengths)
-    periodic = tuple(bool(wraps) for wraps in rng.random(len(owned)) < 0.4)
-    needed = []
-    for ranges, wraps in zip(owned, periodic, strict=True):
-        (*_, n), most = (stop for _, stop in ranges), 2 if rng.random() < 0.7 else 0
-        low, high = (-n, 2 * n) if wraps else (0, n)
-        around = rng.integers(0, most + 1, (len(ranges), 2))
-        pairs = zip(ranges, around, strict=True)
-        needed.append(tuple((max(start - int(a), low), min(stop + int(b), high)) for (start, stop), (a, b) in pairs))
-    ranks = tuple(int(r) for r in rng.permutation(prod(map(len, lengths))))
-    return ProductGrid(ranks, owned), tuple(needed), periodic
-
-
-@pytest.mark.parametrize("seed", range(30 * LONG))
-def test_edges_alone_bring_what_is_around_a_block(seed):
-    """In one, two and three dimensions what the exchange of whole blocks would, corners too; <F x, y> = <x, F* y>."""
-    owned, needed, periodic = random_edges(np.random.default_rng([11, seed]))
-    edges = halo_edges(Halos(owned, needed, periodic))
-    moving = [d for d, ranges in enumerate(needed) if ranges != owned.ranges[d]]
-    if not moving:
-        assert edges is None
-        return
-    assert edges is not None and [edge.axis for edge in edges] == moving
-    painted, blocks = np.arange(1, prod(owned.extent) + 1).reshape(owned.extent), owned.ranges
-    for edge in edges:
-        axis, of = edge.axis, {rank: edge.index(rank) for rank in owned.ranks}
-        assert list(of.values()) == [owned.index(cell)[axis] for cell in range(len(owned.ranks))]
-        before = padded_blocks(painted, owned, blocks, periodic)
-        blocks = (*blocks[:axis], needed[axis], *blocks[axis + 1 :])
-        wanted = padded_blocks(painted, owned, blocks, periodic)
-        programs = {rank: edge.halos.plans(rank) for rank in owned.ranks}
-        given = {rank: first_and_last(block, axis, *edge.edges[of[rank]]) for rank, block in before.items()}
-        moved = simulate(programs, given)
-        for rank, around in ((rank, edge.around[of[rank]]) for rank in owned.ranks):
-            assert moved[rank].shape[axis] == sum(around) + sum(edge.edges[of[rank]])
-            assert wanted[rank].shape[axis] == sum(around) + before[rank].shape[axis]
-            got, want = (first_and_last(parts[rank], axis, *around) for parts in (moved, wanted))
-            np.testing.assert_array_equal(got, want)
-        y = {rank: np.cos(block) for rank, block in moved.items()}
-        back = simulate(adjoint(programs), y)
-        products = [sum(np.vdot(a[rank], b[rank]) for rank in owned.ranks) for a, b in ((moved, y), (given, back))]
-        assert products[0] == pytest.approx(products[1], rel=1e-12)
-    assert blocks == needed
-
-
-def first_and_last(block, axis, first, last):
-    """Return so many of the first entries along a dimension, and then so many of the last."""
-    n = block.shape[axis]
-    return block.take([*range(first), *range(n - last, n)], axis)
-
-
-@pytest.mark.parametrize(
-    ("needed", "periodic", "why_not"),
-    [
-        (((0, 4), (4, 8), (8, 12)), False, "nothing moves"),
-        (((-4, 5), (3, 9), (7, 13)), True, "the edges of the last overlap"),
-        (((-5, 4), (4, 8), (8, 12)), True, "the first needs a row of the second, round the tensor"),
-        (((-1, 5), (3, 9), (7, 13)), False, "two need what is outside of the tensor"),
-        (((0, 5), (5, 9), (7, 12)), False, "the second leaves a row out"),
-        (((0, 9), (3, 9), (7, 12)), False, "the first needs a row of the third"),
-        (((0, 7), (4, 8), (6, 12)), False, "the edges of the second overlap"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else None,
-)
-def test_what_is_no_exchange_of_edges(needed, periodic, why_not):
-    grid = ProductGrid.balanced((12,), (3,), (0, 1, 2))
-    assert halo_edges(Halos(grid, (needed,), (periodic,))) is None
-
-
-def test_edges_may_be_whole_blocks():
-    grid = ProductGrid.balanced((12,), (3,), (0, 1, 2))
-    (edges,) = halo_edges(Halos(grid, (((0, 6), (3, 9), (6, 12)),)))
-    assert edges.edges == ((0, 1), (2, 2), (1, 0)) and edges.around == ((0, 2), (1, 1), (2, 0))
-
-
-def test_one_worker_has_its_own_edges_around_itself():
-    (edges,) = halo_edges(Halos(ProductGrid.balanced((5,), (1,), (0,)), (((-2, 6),),), (True,)))
-    assert edges.edges == ((1, 2),) and edges.around == ((2, 1),)
-    (plan,) = edges.halos.plans(0)
-    assert not plan.rounds and plan.out_shape == (6,)

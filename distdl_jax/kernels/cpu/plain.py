@@ -2,7 +2,7 @@
 
 The compiler brings convolutions into that order by itself, but not those inside a loop, which then take 5 to 100 times
 as long: a training loop in `lax.scan` is such a loop. So in one and two dimensions they are written in it here.
-Groups and three dimensions are left as they are.
+Groups and three dimensions are left as they are, but for the input's gradient with a stride.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from distdl_jax.kernels.geometry import Pairs, row_major
+from distdl_jax.kernels.phases import TransposedProblem, by_phases
 from distdl_jax.kernels.problem import Problem
 from distdl_jax.kernels.xla_conv import conv
 
@@ -30,6 +31,11 @@ def forward(problem: Problem, x: Array, weight: Array) -> Array:
 
 def input_gradient(problem: Problem, weight: Array, dy: Array) -> Array:
     """Return the gradient of x, from the cotangent `dy` of the result."""
+    if not _is_reordered(problem) and set(problem.window.stride) != {1}:
+        # XLA takes far longer for zeros between the entries, and jaxlib 0.12 ends the process at some small shapes.
+        transposed = TransposedProblem.of_input_gradient(problem)
+        if transposed.ordinary is not None:
+            return by_phases(transposed, transposed.ordinary, dy, weight, forward)
     if not _is_reordered(problem):
         x = jnp.zeros(problem.x, dy.dtype)
         return jax.vjp(lambda x: _as_it_is(problem, x, weight), x)[1](dy)[0]

@@ -44,17 +44,14 @@ def forward(problem: Problem, x: Array, weight: Array) -> Array:
 
 def input_gradient(problem: Problem, weight: Array, dy: Array) -> Array:
     """Return the gradient of x, from the cotangent `dy` of the result: the transposed convolution of dy."""
-    window, sizes = problem.window, problem.x[2:]
-    inputs, outputs = (tuple((0, n) for n in each) for each in (dy.shape[2:], sizes))
-    lows = tuple(low for low, _ in window.padding)
-    transposed = TransposedProblem(
-        problem.y, problem.weight, problem.groups, problem.dtype, window.stride, window.dilation, inputs, outputs, lows
-    )
+    transposed = TransposedProblem.of_input_gradient(problem)
     if transposed.ordinary is not None:
         return by_phases(transposed, transposed.ordinary, dy, weight, forward)
-    dy = lax.pad(dy, jnp.zeros((), dy.dtype), [(0, 0, 0)] * 2 + [(0, 0, stride - 1) for stride in window.stride])
-    window = replace(window, stride=(1,) * problem.dims)
-    window = replace(window, padding=window.padding_read(sizes, weight.shape[2:], dy.shape[2:]))
+    dy = lax.pad(
+        dy, jnp.zeros((), dy.dtype), [(0, 0, 0)] * 2 + [(0, 0, stride - 1) for stride in problem.window.stride]
+    )
+    window = replace(problem.window, stride=(1,) * problem.dims)
+    window = replace(window, padding=window.padding_read(problem.x[2:], weight.shape[2:], dy.shape[2:]))
     return input_gradient(replace(problem, window=window), weight, dy)
 
 

@@ -42,20 +42,30 @@ def way(problem: Problem, direction: Direction) -> Way:
     """Return how the convolution, or one of its gradients, is computed."""
     if current_settings().onednn == "on" and can_compute(problem, direction):
         return "onednn"
-    return "products" if _is_slow_in_xla(problem, direction) else "xla"
+    if problem.dtype in ("float32", "float64") and _is_slow_in_xla(problem, direction):
+        return "products"
+    return "xla"  # it has half precision in its own way, and products would round sums of pieces to it
 
 
 def _is_slow_in_xla(problem: Problem, direction: Direction) -> bool:
-    taps, pixels = math.prod(problem.weight[2:]), math.prod(problem.x[2:])
+    (
+        (
+            samples,
+            *_,
+        ),
+        (c_out, c_in, *kernel),
+    ) = problem.x, problem.weight
+    taps, pixels, is_double = math.prod(kernel), math.prod(problem.x[2:]), problem.dtype == "float64"
     if problem.groups > 1 or problem.dims > 3 or taps == 1 or pixels < taps:
         return True
-    spreads = direction == "input_gradient" and set(problem.window.stride) != {1}
     if problem.dtype == "float32" and convolves_by_onednn():
-        return problem.dims == 3 and spreads
-    if problem.dims == 3 or (spreads and problem.dtype == "float64"):
+        return False
+    if problem.dims == 3:
         return True
-    if direction == "weight_gradient":  # the samples are channels there
-        return max(problem.x[0], min(problem.weight[:2])) < FEW
-    if problem.dtype == "float64":
-        return max(problem.weight[:2]) < FEW
-    return direction == "forward" and problem.weight[1] == 1 and not spreads and set(problem.window.stride) == {1}
+    has_stride = set(problem.window.stride) != {1}
+    match direction:
+        case "weight_gradient":  # in which the samples are channels
+            return max(samples, min(c_in, c_out)) < FEW
+        case "input_gradient":
+            return is_double and (has_stride or max(c_in, c_out) < FEW)
+    return max(c_in, c_out) < FEW if is_double else c_in == 1 and not has_stride
