@@ -22,11 +22,11 @@ import distdl_jax as dj
 import jax
 import jax.numpy as jnp
 import numpy as np
-from distdl_jax.kernels.cpu.timing import processor_time
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
 from harness import Table, Way, jax_sharding
+from harness.processor_time import processor_time
 from harness.sequential import both_ways
 from harness.steps import block_by_pytorch
 from layer_cases import Case, Tensor

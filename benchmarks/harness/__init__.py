@@ -24,7 +24,7 @@ import distdl_jax as dj
 import jax
 import jax.numpy as jnp
 import numpy as np
-from distdl_jax.kernels.cpu.timing import processor
+from distdl_jax.machine.places import processor
 from distdl_jax.tracing.tie import tie
 from distdl_jax.transports.mpi.compat import import_mpi4jax
 from jax import Array, lax

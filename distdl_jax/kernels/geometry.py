@@ -49,11 +49,6 @@ class Placement:
         along = zip(self.padding, self.stride, self.reach(kernel), sizes, outputs, strict=True)
         return tuple((low, stride * (m - 1) + reach + 1 - n - low) for (low, _), stride, reach, n, m in along)
 
-    def of_input_gradient(self, sizes: Sequence[int], kernel: Sequence[int], outputs: Sequence[int]) -> Placement:
-        """Return how the reversed kernel lies on the result's cotangent, for the input's gradient at stride 1."""
-        along = zip(self.reach(kernel), self.padding, sizes, outputs, strict=True)
-        return replace(self, padding=tuple((reach - low, n - m + low) for reach, (low, _), n, m in along))
-
     def unpadded(self) -> Placement:
         """Return the same placement on an input that has its padding."""
         return replace(self, padding=((0, 0),) * len(self.padding))
