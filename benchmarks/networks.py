@@ -2,7 +2,8 @@
 
 mpiexec -n 2 python benchmarks/networks.py [words: rows whose title has one of them]
 
-"one thread" runs on worker 0 alone; NPROC=1 gives every worker one thread. A step is value, gradient and adam; steps
+"one thread" runs on worker 0 alone, "XLA asked" the same with XLA's own oneDNN; NPROC=1 gives every worker one thread.
+A step is value, gradient and adam; steps
 follow each other for 60 ms at least, as in training. "one worker" is our network on worker 0 alone. "JAX sharding" is
 the sequential network jitted over all workers, with x (and the perceptron's and the transformer's weights) cut as ours
 are. "PyTorch" runs eagerly on one thread, where BENCH_PYTORCH names a Python that has it:
@@ -10,6 +11,7 @@ are. "PyTorch" runs eagerly on one thread, where BENCH_PYTORCH names a Python th
 """
 
 import sys
+import timeit
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from distdl_jax import nn
+from distdl_jax.compiler_options import known_options
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
@@ -41,6 +44,27 @@ from harness.steps import by_jax, by_pytorch, everywhere, shared, step
 
 jax_sharding.start()
 P_all = dj.Partition()
+
+
+def by_plain_jax(value_and_grad: Callable, params: Any, *batch: Any) -> list[Way]:
+    """Plain JAX on worker 0, as it is, and where it has them with the options that `dj.jit` gives to XLA."""
+    here, asked = P_all.rank == 0, dict(known_options())
+    jits = {"one thread": jax.jit} | ({"XLA asked": partial(jax.jit, compiler_options=asked)} if asked else {})
+    return [step(name, jit, value_and_grad, params, *batch, here=here) for name, jit in jits.items()]
+
+
+def say_share(value_and_grad: Callable, params: Any, *batch: Any) -> None:
+    """Print which share of its own matrix product, of 1024 x 1024, one worker reaches in the step above."""
+    if P_all.rank > 0:
+        return  # worker 0 alone has the whole parameters
+    a, product = jnp.ones((1024, 1024)), jax.jit(jnp.matmul)
+    seconds = min(timeit.repeat(lambda: jax.block_until_ready(product(a, a)), number=1, repeat=5))
+    counted = jax.jit(value_and_grad).lower(params, *batch).cost_analysis()["flops"]
+    taken: Any = table.rows[-1]["seconds"]
+    speed = 2 * 1024**3 / seconds
+    share = counted / taken["one worker" if P_all.size > 1 else "distdl_jax"] / speed
+    table.rows[-1] |= {"flops": counted, "share": share}
+    print(f"    {counted / 1e9:.2f} GFLOP a step; one worker: {share:.0%} of {speed / 1e9:.0f} GFLOP/s", flush=True)
 
 
 def on_all_and_on_one(way_on: Callable[[str, dj.Partition], Way]) -> list[Way]:
@@ -71,12 +95,13 @@ def classifier(
         return step(name, dj.jit, dj.value_and_grad(partial(loss, network)), params, local_blocks(network, data))
 
     ways = [
-        step("one thread", jax.jit, alone, whole, data, here=P_all.rank == 0),
+        *by_plain_jax(alone, whole, data),
         *on_all_and_on_one(ours),
         *by_jax(alone, sharded, Data(x, shared(labels))),
         *pytorch,
     ]
     table.row(title, ways, rounds=15)
+    say_share(alone, whole, data)
 
 
 def cut_in_space(params: Any, images: np.ndarray) -> tuple[Any, jax.Array]:
@@ -132,12 +157,13 @@ def example(title: str, network_on: Callable, plain: Callable, data: tuple, torc
     alone = jax.value_and_grad(partial(part, plain, losses[1]))
     cut = (shared(whole, P.shape if P.size == P_all.size else ()) for whole, P in zip(data, partitions, strict=True))
     ways = [
-        step("one thread", jax.jit, alone, *whole, *data, here=P_all.rank == 0),
+        *by_plain_jax(alone, *whole, *data),
         *on_all_and_on_one(ours),
         *by_jax(alone, *jax.tree.map(shared, everywhere(whole)), *cut),
         *torch,
     ]
     table.row(title, ways)
+    say_share(alone, *whole, *data)
 
 
 def cut_in_heads(params: Any) -> Any:
@@ -206,13 +232,14 @@ if wanted("3-D U-Net, 48³"):
     table.row(
         f"3-D U-Net, {voxels}³",
         [
-            step("one thread", jax.jit, alone, whole, volume, here=P_all.rank == 0),
+            *by_plain_jax(alone, whole, volume),
             *on_all_and_on_one(u_net_on),
             *by_jax(alone, jax.tree.map(shared, everywhere(whole)), shared(volume, P.shape)),
             *by_pytorch("unet3d", volume.shape, channels),
         ],
         rounds=5,
     )
+    say_share(alone, whole, volume)
 title = "VGG-11, 32², batch 32"
 if wanted(title):
     width = 16
@@ -268,9 +295,10 @@ for kind in ("tensor", "ring"):
     sharded = (cut_in_heads if kind == "tensor" else partial(jax.tree.map, shared))(everywhere(whole))
     along = (1, P_all.size)
     ways = [
-        step("one thread", jax.jit, alone, whole, both, here=P_all.rank == 0),
+        *by_plain_jax(alone, whole, both),
         *on_all_and_on_one(partial(transformer_on, kind, text)),
         *by_jax(alone, sharded, tuple(shared(each, along) for each in both)),
     ]
     table.row(title, ways)
+    say_share(alone, whole, both)
 table.write()

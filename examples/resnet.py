@@ -15,6 +15,9 @@ the same for every partition. Its running statistics are a state, handed on from
                        halve the image and double the channels
     mean, linear       the weight cut along its inputs                 n_b x 10
 
+The convolutions' weights are spread over all workers, with the optimiser's state, so that not one worker alone updates
+them.
+
 Images are scikit-learn's digits, enlarged. It trains in float64: batch normalisation divides by small deviations, so in
 float32 two trainings that differ by rounding are not the same any more after some ten steps, in plain JAX either.
 
@@ -56,7 +59,7 @@ def resnet(P_x: dj.Partition, width: int, blocks: tuple[int, ...] = LAYERS) -> n
 
     def conv(before: int, after: int, kernel: int, stride: int) -> list[Any]:
         sizes = {"in_channels": before, "out_channels": after, "kernel_size": kernel}
-        layer = nn.DistributedConv2d(P_x, **sizes, stride=stride, padding=kernel // 2, bias=False)
+        layer = nn.DistributedConv2d(P_x, **sizes, stride=stride, padding=kernel // 2, bias=False, sharded=True)
         return [layer, nn.DistributedBatchNorm(P_x, after)]
 
     layers: list[Any] = [*conv(1, width, 7, 2), jax.nn.relu, nn.DistributedMaxPool2d(P_x, 3, 2, 1)]
