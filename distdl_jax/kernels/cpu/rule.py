@@ -48,13 +48,7 @@ def way(problem: Problem, direction: Direction) -> Way:
 
 
 def _is_slow_in_xla(problem: Problem, direction: Direction) -> bool:
-    (
-        (
-            samples,
-            *_,
-        ),
-        (c_out, c_in, *kernel),
-    ) = problem.x, problem.weight
+    samples, (c_out, c_in, *kernel) = problem.x[0], problem.weight
     taps, pixels, is_double = math.prod(kernel), math.prod(problem.x[2:]), problem.dtype == "float64"
     if problem.groups > 1 or problem.dims > 3 or taps == 1 or pixels < taps:
         return True
