@@ -8,8 +8,8 @@
 # PYTHON     the interpreter, for which an environment made with another one is made anew; unset: that of the
 #            environment, if there is one; or python3, if it is 3.12 to 3.14; or the newest of these on PATH or of
 #            pyenv's; or 3.11
-# ONEDNN     unset: oneDNN's convolutions are compiled if they can be, but for GPUs, and if they were not left out before;
-#            0: they are left out, from now on; 1: that they can't be compiled is an error; see docs/install.md
+# ONEDNN     unset: oneDNN's convolutions are compiled if they can be, but for GPUs, and unless they were left out before;
+#            0: they are left out, from now on; 1: it is an error if they can't be compiled; see docs/install.md
 # JAX        a version of jax and jaxlib; unset: the newest that there is
 # GPU        cuda12 or cuda13: jax with its CUDA plugin, and mpi4jax with its CUDA bridge, by wheels alone (docs/gpu.md);
 #            unset: what the environment was made with
@@ -76,7 +76,7 @@ find_python() {
     for minor in 14 13 12; do
         for PYTHON in "python3.$minor" "$pyenvs/3.$minor".*/bin/python; do
             if is_newer "$PYTHON" && lacks_nothing "$PYTHON"; then
-                say "taking $PYTHON, since jax 0.11 and newer need Python 3.12, 3.14 is the newest tried, and python3 is $(found)"
+                say "taking $PYTHON: python3 is $(found), and jax 0.11 and newer need 3.12 (3.14 is the newest tried)"
                 return
             fi
         done
