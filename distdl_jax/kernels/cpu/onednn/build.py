@@ -32,7 +32,9 @@ const void* call() { return dnnl_version(); }
 """
 
 _NOT_FOUND = """\
-No oneDNN 3 or newer (headers and library) was found that {compiler} can use. It looked in {places}, and says:
+No oneDNN 3 or newer (headers and library) was found that {compiler} can use.
+
+It looked in {places}, and says:
 
 {complaint}
 
