@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from distdl_jax import onednn as command
 from distdl_jax.errors import SetupError
 from distdl_jax.kernels.cpu.onednn import build
 
@@ -95,3 +96,12 @@ def test_the_complaint_is_that_of_where_the_headers_are(tmp_path, monkeypatch):
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     assert f"It looked in {tmp_path}, " in complaint() and "oneDNN 3 or newer is needed" in complaint()
+
+
+@needs_a_compiler
+def test_what_can_not_be_loaded_is_not_left_behind(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command, "build", lambda: tmp_path / "made.so")
+    (tmp_path / "made.so").write_text("no library")
+    assert command.main() == 1
+    assert capsys.readouterr().err.startswith("What was compiled can't be loaded: ")
+    assert not (tmp_path / "made.so").exists()
