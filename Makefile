@@ -8,10 +8,11 @@ VENV_mpich := .venv
 GPU ?=
 VENV := $(if $(VENV_$(MPI)),$(VENV_$(MPI)),.venv-$(MPI))$(addprefix -,$(GPU))
 
-# The interpreter of the environment, which is made anew where it has another one; empty: that which it has, or the
-# first of python3, python3.14, ..., python3.11 that is 3.11 to 3.14. Several side by side: PYTHON=... VENV=.venv-3.13
+# The interpreter of the environment, which is made anew where it has another one; empty: that which it has, or python3
+# where it is 3.12 to 3.14, or the newest of these that is found, or 3.11. Side by side: PYTHON=... VENV=.venv-3.13
 PYTHON ?=
-# 1: with oneDNN's convolutions, an extra (docs/install.md); an environment that has them is good for any target.
+# 0: without oneDNN's convolutions, from now on; 1: with them, or an error; empty: with them where they can be compiled,
+# unless they were left out before (docs/install.md). Either environment is good for any target.
 ONEDNN ?=
 # Workers of `make demo`: one for each core, two at least, eight at most; and what else the demo, the tests or the
 # benchmarks are to get on their command lines.
@@ -27,7 +28,7 @@ AT_THE_ROOT := LICENSE|MANIFEST\.in|Makefile|README\.md|CHANGELOG\.md|CITATION\.
 
 # An environment holds absolute paths: its stamp is good for this directory only.
 STAMP := $(VENV)/ready-$(shell pwd -P | cksum | cut -d ' ' -f 1)
-READY := $(STAMP)$(if $(filter 1,$(ONEDNN)),-onednn)
+READY := $(STAMP)$(addprefix -onednn-,$(ONEDNN))
 MPIEXEC := $(if $(filter system,$(MPI)),mpiexec,$(VENV)/bin/mpiexec)
 
 # Open MPI refuses more workers than cores, and root, unless told otherwise; MPICH knows neither flag.
@@ -56,11 +57,12 @@ endif
 endif
 
 # The scripts that make an environment, and what goes into it, are what it depends on.
-$(READY): pyproject.toml tools/venv.sh $(if $(filter 1,$(ONEDNN)),distdl_jax/kernels/cpu/onednn/convolution.cc)
-	@PYTHON='$(PYTHON)' ONEDNN='$(ONEDNN)' GPU='$(GPU)' JAX='$(JAX)' sh tools/venv.sh '$(VENV)' '$(MPI)' && touch $(STAMP) $@
+$(READY): pyproject.toml tools/venv.sh distdl_jax/kernels/cpu/onednn/convolution.cc
+	@PYTHON='$(PYTHON)' ONEDNN='$(ONEDNN)' GPU='$(GPU)' JAX='$(JAX)' sh tools/venv.sh '$(VENV)' '$(MPI)' && rm -f $(STAMP)* && \
+		touch $(STAMP) $@
 
 .PHONY: venv
-venv: $(READY) ## Make the environment, MPI included, from nothing; ONEDNN=1: with oneDNN; GPU=cuda13: for GPUs
+venv: $(READY) ## Make the environment, MPI included, from nothing; ONEDNN=0: without oneDNN; GPU=cuda13: for GPUs
 
 .PHONY: demo
 demo: $(READY) ## Train LeNet-5 on WORKERS (one a core) MPI workers, and on one, and compare them

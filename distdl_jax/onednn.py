@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 
 import jax.numpy as jnp
@@ -21,7 +22,15 @@ def main() -> int:
     """Build and try, and return the exit status."""
     try:
         path = build()
-        _try()
+        try:
+            ctypes.CDLL(str(path))
+            _try()
+        except (SetupError, OSError):
+            path.unlink()  # programs are better off without it
+            raise
+    except OSError as error:
+        print(f"What was compiled can't be loaded: {error}", file=sys.stderr)
+        return 1
     except SetupError as error:
         print(error, file=sys.stderr)
         return 1

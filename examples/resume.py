@@ -19,8 +19,6 @@ from pathlib import Path
 # One thread a worker, because the workers share the machine's cores. XLA reads both when jax is imported.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 os.environ.setdefault("NPROC", "1")
-# The algorithms of convolutions must not change from one run to the next, where it goes on to the bit.
-os.environ.setdefault("DISTDL_JAX_TUNING", "off")
 
 import distdl_jax as dj
 import jax

@@ -22,7 +22,6 @@ SETTINGS = {
     "JAX_PLATFORMS": "cpu",
     "JAX_ENABLE_X64": "1",
     "JAX_TRACEBACK_FILTERING": "off",  # a failure shows the library's frames, too
-    "DISTDL_JAX_TUNING": "off",  # nothing is measured, nor kept in the cache of whoever runs the tests
     "OPENBLAS_NUM_THREADS": "1",  # else each import of numpy has its threads spin, for a third of what it takes
 }
 

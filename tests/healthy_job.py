@@ -37,7 +37,6 @@ def worker(rank: int = 0, size: int = 4, environment: dict[str, str] | None = No
         "threads": Threads({"NPROC": "2", "OMP_NUM_THREADS": "2"}, 8 // size, 8 // size),
         "devices": Devices(),
         "cache": Folder("/home/me/jax", filesystem="nfs4", free=2**40),
-        "tuning": Folder("/home/me/.cache", filesystem="nfs4", free=2**40),
         "checkpoints": Folder("/scratch/me", filesystem="lustre", free=2**40),
     }
     for part, fields in changes.items():

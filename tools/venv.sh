@@ -6,8 +6,10 @@
 # such a wheel does not say which MPI it was built for.
 #
 # PYTHON     the interpreter, for which an environment made with another one is made anew; unset: that of the
-#            environment, if there is one, or the first of python3, python3.14, ..., python3.11 that is 3.11 to 3.14
-# ONEDNN     1: oneDNN, too, and its convolutions compiled against it; see docs/install.md
+#            environment, if there is one; or python3, if it is 3.12 to 3.14; or the newest of these on PATH or of
+#            pyenv's; or 3.11
+# ONEDNN     unset: oneDNN's convolutions are compiled if they can be, but for GPUs, and unless they were left out before;
+#            0: they are left out, from now on; 1: it is an error if they can't be compiled; see docs/install.md
 # JAX        a version of jax and jaxlib; unset: the newest that there is
 # GPU        cuda12 or cuda13: jax with its CUDA plugin, and mpi4jax with its CUDA bridge, by wheels alone (docs/gpu.md);
 #            unset: what the environment was made with
@@ -44,12 +46,19 @@ case $GPU in
     *) fail "GPU is '$GPU', but it can be cuda12 or cuda13." ;;
 esac
 
+ONEDNN=${ONEDNN:-$(cat "$venv/onednn" 2>/dev/null || true)}
+case $ONEDNN in
+    '' | 0 | 1) ;;
+    *) fail "ONEDNN is '$ONEDNN', but it can be 0 or 1." ;;
+esac
+
 case $venv in
     *[[:space:]]*) fail "the path $venv has a space in it, and mpi4jax can't be compiled at such a path. Move the checkout." ;;
 esac
 
 is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
 is_tried() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' >/dev/null 2>&1; }
+is_newer() { is_tried "$1" && "$1" -c 'import sys; sys.exit(sys.version_info < (3, 12))'; } # and has jax 0.11 or newer
 version_of() { "$1" -c 'import sys; print(sys.version)' 2>/dev/null || true; }
 
 find_python() {
@@ -62,22 +71,47 @@ find_python() {
         return
     fi
     # Being on PATH is not enough: pyenv puts a name there for each version that it has, active or not.
-    for PYTHON in python3 python3.14 python3.13 python3.12 python3.11; do
+    if is_newer python3; then PYTHON=python3 && return; fi
+    pyenvs=${PYENV_ROOT:-${HOME:-}/.pyenv}/versions
+    for minor in 14 13 12; do
+        for PYTHON in "python3.$minor" "$pyenvs/3.$minor".*/bin/python; do
+            if is_newer "$PYTHON" && lacks_nothing "$PYTHON"; then
+                say "taking $PYTHON: python3 is $(found), and jax 0.11 and newer need 3.12 (3.14 is the newest tried)"
+                return
+            fi
+        done
+    done
+    for PYTHON in python3 python3.11 "$pyenvs/3.11".*/bin/python; do
+        if is_tried "$PYTHON"; then
+            say "taking $PYTHON, and so jax 0.10.2, the last for Python 3.11: no whole 3.12 to 3.14 was found (docs/install.md)"
+            return
+        fi
+    done
+    for PYTHON in python3.14 python3.13 python3.12; do # it lacks something, as will be said
         if is_tried "$PYTHON"; then return; fi
     done
-    found=$(python3 --version 2>/dev/null || echo 'not on PATH')
-    fail "distdl_jax needs Python 3.11 to 3.14; python3 is $found." \
+    fail "distdl_jax needs Python 3.11 to 3.14; python3 is $(found)." \
         "Debian, Ubuntu:  sudo apt install python3 python3-venv python3-dev" \
         "macOS:           brew install python@3.13" \
         "elsewhere:       make venv PYTHON=/path/to/python3.13    (or a newer one, at your own risk)"
 }
 
+found() { python3 --version 2>/dev/null || echo 'not on PATH'; }
+
+can_make_environments() { "$1" -c 'import venv, ensurepip' 2>/dev/null; }
+has_headers() {
+    "$1" -c 'import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'
+}
+# A free-threaded Python, whose name may be the same, has hardly any wheels.
+has_lock() { "$1" -c 'import sys, sysconfig; sys.exit(bool(sysconfig.get_config_var("Py_GIL_DISABLED")))'; }
+lacks_nothing() { can_make_environments "$1" && has_headers "$1" && has_lock "$1"; }
+
 check_python_is_whole() {
-    "$PYTHON" -c 'import venv, ensurepip' 2>/dev/null ||
+    can_make_environments "$PYTHON" ||
         fail "$PYTHON can't make environments: its venv or ensurepip module is missing." \
             "Debian, Ubuntu:  sudo apt install python3-venv"
-    "$PYTHON" -c 'import os, sys, sysconfig
-sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' ||
+    has_headers "$PYTHON" ||
         fail "$PYTHON has no Python.h, and mpi4jax is compiled against it." \
             "Debian, Ubuntu:  sudo apt install python3-dev" \
             "Fedora, RHEL:    sudo dnf install python3-devel"
@@ -100,15 +134,16 @@ check_compiler() { # $1: MPI's wrapper, or the C compiler that it will call
 
 # --- One step each --------------------------------------------------------------------------------------------------
 
-requirements() { # what pyproject.toml asks for, one a line; $1: 'mpi4jax' alone, or 'rest' for all but it
+requirements() { # what pyproject.toml asks for, one a line; $1: 'mpi4jax' or 'onednn' alone, or 'rest' for all but them
     "$venv/bin/python" - "$1" <<'PYTHON'
 import os, re, sys, tomllib
 
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 extras = project["optional-dependencies"]
 del extras["docs"], extras["notebooks"]  # `make docs` and `make notebooks` install them
-if os.environ.get("ONEDNN") != "1":
-    del extras["onednn"]
+onednn = extras.pop("onednn")
+if sys.argv[1] == "onednn":
+    sys.exit(print("\n".join(onednn)))
 for gpu in ("cuda12", "cuda13"):
     if os.environ["GPU"] != gpu:
         del extras[gpu]
@@ -200,10 +235,34 @@ install_the_package() {
     pip check
 }
 
-compile_onednns_convolutions() {
-    if [ "${ONEDNN:-}" != 1 ]; then return; fi
-    say "compiling oneDNN's convolutions"
-    "$venv/bin/python" -m distdl_jax.onednn
+onednns_version() {
+    JAX_PLATFORMS=cpu "$venv/bin/python" -c \
+        'from distdl_jax.kernels.cpu.onednn.shared_library import version; print(version())' 2>/dev/null || echo none
+}
+
+compile_onednns_convolutions() { # and say in a line what came of it: without them convolutions are XLA's
+    case $ONEDNN in 0) echo 0 >"$venv/onednn" ;; *) rm -f "$venv/onednn" ;; esac
+    if [ "$ONEDNN" = 0 ] || { [ "$ONEDNN" != 1 ] && [ -n "$GPU" ]; }; then
+        rm -f "$venv"/lib*/python3.*/site-packages/distdl_jax_onednn.so
+        say "convolutions on CPUs are XLA's; ONEDNN=1 makes them oneDNN's"
+        return
+    fi
+    if [ "$(onednns_version)" = none ]; then
+        rm -f "$venv"/lib*/python3.*/site-packages/distdl_jax_onednn.so # it fits no longer
+        requirements onednn >"$venv/onednn.txt"
+        # Where there is no such wheel, another oneDNN may do.
+        pip install --quiet -r "$venv/onednn.txt" >/dev/null 2>&1 || true
+        if ! JAX_PLATFORMS=cpu "$venv/bin/python" -m distdl_jax.onednn >"$venv/onednn.log" 2>&1; then
+            if [ "$ONEDNN" = 1 ]; then
+                cat "$venv/onednn.log" >&2
+                fail "ONEDNN=1, and oneDNN's convolutions can't be compiled, as said above."
+            fi
+            why=$(grep -v -e '^Traceback' -e '^ ' "$venv/onednn.log" | head -n 1)
+            say "float32 convolutions on CPUs are XLA's: ${why%[.:]} (python -m distdl_jax.onednn says more)"
+            return
+        fi
+    fi
+    say "float32 convolutions on CPUs are oneDNN's, version $(onednns_version), compiled into $venv"
 }
 
 check_one_mpi() { # mpi4py and mpi4jax must be bound to the same libmpi, and see the MPI that was asked for

@@ -61,7 +61,7 @@ def software() -> Software:
         jax.local_devices()
     except (ImportError, RuntimeError) as error:
         return Software(python, packages, minimum_versions(), location, jax_error=_sentence(error))
-    onednn, problem = _onednn()
+    onednn, problem, is_here = _onednn()
     return Software(
         python,
         packages,
@@ -73,6 +73,7 @@ def software() -> Software:
         rank_promotion=str(_option("jax_numpy_rank_promotion")),
         onednn=onednn,
         onednn_problem=problem,
+        onednn_is_here=is_here,
     )
 
 
@@ -85,14 +86,19 @@ def _option(name: str) -> Any:
     return getattr(jax.config, name, None)
 
 
-def _onednn() -> tuple[str, str | None]:
-    """Return oneDNN's version, and the warning where a compiled one is left out."""
+def _onednn() -> tuple[str, str | None, bool]:
+    """Return oneDNN's version, the warning where a compiled one is left out, and whether one could be compiled."""
+    from distdl_jax.kernels.cpu.onednn.build import can_be_tried
     from distdl_jax.kernels.cpu.onednn.shared_library import version
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = version()
-    return found, str(caught[0].message) if caught else None
+    try:
+        is_here = can_be_tried()
+    except (OSError, ValueError):
+        is_here = False
+    return found, str(caught[0].message) if caught else None, is_here
 
 
 def devices() -> Devices:

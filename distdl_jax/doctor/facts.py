@@ -15,7 +15,8 @@ class Software:
     - `minimum`: the versions that distdl_jax needs, by package.
     - `location`: the folder of distdl_jax.
     - `jax_error`: why JAX can't be imported, or has no device; then the options are the defaults.
-    - `onednn`: the version of oneDNN, or "none"; `onednn_problem`: why a compiled one is left out.
+    - `onednn`: the version of oneDNN, or "none"; `onednn_problem`: why a compiled one is left out; `onednn_is_here`:
+      whether it could be compiled, by the looks of it.
     """
 
     python: str
@@ -29,6 +30,7 @@ class Software:
     rank_promotion: str = "allow"
     onednn: str = "none"
     onednn_problem: str | None = None
+    onednn_is_here: bool = False
 
 
 @dataclass(frozen=True)

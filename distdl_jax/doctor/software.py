@@ -12,6 +12,8 @@ from distdl_jax.settings import SETTINGS, difference, setting_problems, warning_
 OPTIONAL_FOR_SIMULATE = ("mpi4py", "mpi4jax")
 
 _CURE_ONE_ENVIRONMENT = "Start all workers in one environment that all hosts see, with the same variables."
+_COMPILE_ONEDNN = "python -m distdl_jax.onednn"
+_CURE_ONEDNN = f"{_COMPILE_ONEDNN} on every host that lacks it, or DISTDL_JAX_ONEDNN=off on all workers."
 
 
 def find(everyone: Sequence[Facts], simulated: bool = False) -> Iterator[Finding]:
@@ -43,6 +45,9 @@ def _versions(facts: Facts, simulated: bool) -> Iterator[Finding]:
     if not (3, 11) <= _numbers(software.python)[:2] < (3, 15):
         found = f"distdl_jax has been tested with Python 3.11 to 3.14, and this is {software.python}."
         yield Finding("warning", "versions", found, "If something fails that should not, take one of these.")
+    if _numbers(software.python)[:2] == (3, 11):
+        found = f"Python {software.python} ends with jax 0.10.2, whose convolutions are slower, but for oneDNN's."
+        yield Finding("note", "versions", found, "jax 0.11 and newer need Python 3.12: make venv PYTHON=python3.13")
     if (jax := software.packages.get("jax")) and _numbers(jax) >= FIRST_JAX_NOT_TRIED:
         first = ".".join(map(str, FIRST_JAX_NOT_TRIED))
         found = f"distdl_jax has not been tested with jax {jax}, but with versions before {first}."
@@ -95,7 +100,8 @@ def _differences(everyone: Sequence[Facts]) -> Iterator[Finding]:
     compared["jax_disable_jit"] = [facts.software.disable_jit for facts in everyone]
     for what, values in compared.items():
         if text := difference(what, values):
-            yield Finding("error", "workers differ", text, _CURE_ONE_ENVIRONMENT)
+            cure = _CURE_ONEDNN if what == "oneDNN" else _CURE_ONE_ENVIRONMENT
+            yield Finding("error", "workers differ", text, cure)
 
 
 def _jax_options(facts: Facts) -> Iterator[Finding]:
@@ -115,9 +121,12 @@ def _onednn(facts: Facts) -> Iterator[Finding]:
     if facts.settings.settings.onednn == "off":
         return
     if problem := facts.software.onednn_problem:
-        yield Finding("warning", "onednn", problem, "python -m distdl_jax.onednn")
+        yield Finding("warning", "onednn", problem, _COMPILE_ONEDNN)
     elif facts.software.onednn != "none":
         yield Finding("ok", "onednn", f"oneDNN {facts.software.onednn} is compiled in.")
+    elif facts.software.onednn_is_here and facts.devices.platform == "cpu":
+        found = "oneDNN and a C++ compiler are here, but float32 convolutions are XLA's, which are slower."
+        yield Finding("warning", "onednn", found, _COMPILE_ONEDNN)
 
 
 def _settings(everyone: Sequence[Facts]) -> Iterator[Finding]:

@@ -12,6 +12,8 @@ import pytest
 from jobs import ROOT, patience, run
 from launcher import mpiexec
 
+from distdl_jax.kernels.cpu.onednn import build, shared_library
+
 pytestmark = pytest.mark.limit(600)
 
 DOCTOR = ["-m", "distdl_jax", "doctor", "--json"]
@@ -60,6 +62,8 @@ def true_here(workers: int) -> set[tuple[str, str]]:
     disk = os.statvfs("/dev/shm")
     if disk.f_bavail * disk.f_frsize < workers * 32 * 2**20:
         true.add(("warning", "shared memory"))
+    if shared_library.version() == "none" and build.can_be_tried():
+        true.add(("warning", "onednn"))
     return true
 
 
@@ -99,8 +103,6 @@ def test_a_job_with_many_mistakes(tmp_path: Path):
         "MPI4PY_RC_THREAD_LEVEL": "single",
         "DISTDL_JAX_DEBUG": "yes",
         "DISTDL_JAX_TIMOUT": "60",
-        "DISTDL_JAX_TUNING": "on",
-        "DISTDL_JAX_TUNING_FILE": str(tmp_path / "file" / "tuning.json"),
         "NPROC": "64",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
         "GLIBC_TUNABLES": "",
@@ -131,7 +133,6 @@ def test_a_job_with_many_mistakes(tmp_path: Path):
         ("warning", "cores"),
         ("warning", "threads"),
         ("warning", "compilation cache"),
-        ("warning", "tuning"),
         ("warning", "checkpoints"),
     }
     assert not_ok(report) - true_here(2) == expected, report

@@ -53,6 +53,14 @@ BROKEN = {
         job(software={"onednn": "none", "onednn_problem": "x.so is left out"}),
         ("warning", "onednn", "left out", "distdl_jax.onednn"),
     ),
+    "oneDNN not compiled": (
+        job(software={"onednn": "none", "onednn_is_here": True}),
+        ("warning", "onednn", "oneDNN and a C++ compiler are here, but", "python -m distdl_jax.onednn"),
+    ),
+    "Python of old jax": (
+        job(software={"python": "3.11.9"}),
+        ("note", "versions", "Python 3.11.9 ends with jax 0.10.2", "make venv PYTHON="),
+    ),
     "x64 on one worker": (
         job({}, {}, {"software": {"x64": True}}),
         ("error", "workers differ", "jax_enable_x64, but it is False on 3 of 4 workers and True on worker 2", ""),
@@ -67,7 +75,12 @@ BROKEN = {
     ),
     "oneDNN on one worker": (
         job({}, {"software": {"onednn": "none"}}),
-        ("error", "workers differ", "oneDNN", ""),
+        (
+            "error",
+            "workers differ",
+            "oneDNN, but it is 3.2.0 on 3 of 4 workers and none on worker 1",
+            "ONEDNN=off on all",
+        ),
     ),
     "wrong setting": (
         job(environment={"DISTDL_JAX_TIMEOUT": "soon"}),
@@ -215,10 +228,6 @@ BROKEN = {
     "cache while debugging": (
         job(environment={"DISTDL_JAX_DEBUG": "1"}),
         ("note", "compilation cache", "DISTDL_JAX_DEBUG=1", ""),
-    ),
-    "times that can't be kept": (
-        job(tuning={"problem": "Read-only file system"}),
-        ("warning", "tuning", "Read-only file system", "DISTDL_JAX_TUNING_FILE"),
     ),
     "full disk": (job(checkpoints={"free": 2**20}), ("warning", "checkpoints", "has 1 MiB free", "Make room")),
     "checkpoints in memory": (

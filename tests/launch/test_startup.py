@@ -33,7 +33,10 @@ def test_onednn_on_some_workers_only_is_refused_on_all(monkeypatch):
     monkeypatch.setattr(launch_checks, "_onednn_version", lambda: "none" if comm.rank == 1 else "3.2.0")
     with pytest.raises(dj.SetupError) as raised:
         launch_checks.check_workers_agree(comm)
-    assert str(raised.value).endswith("the same oneDNN, but it is 3.2.0 on 2 of 3 workers and none on worker 1.")
+    assert str(raised.value) == (
+        "All workers must have the same oneDNN (`python -m distdl_jax.onednn` compiles it), but it is 3.2.0 on 2 of 3 "
+        "workers and none on worker 1."
+    )
     monkeypatch.setattr(launch_checks, "own_reading", lambda: read_settings({"DISTDL_JAX_ONEDNN": "off"}))
     launch_checks.check_workers_agree(comm)
 

@@ -61,7 +61,8 @@ def check_workers_agree(comm: MPI.Intracomm) -> None:
     if problem := gpu_problem(gpus, own_reading().settings.gpus):
         raise SetupError(problem)
     for what in mine:
-        refuse_differences(what, [facts[what] for facts, _, _ in everyone])
+        cure = " (`python -m distdl_jax.onednn` compiles it)" if what == "oneDNN" else ""
+        refuse_differences(what + cure, [facts[what] for facts, _, _ in everyone])
     if comm.Get_rank() == 0 and (warning := warning_of_unknown([reading for _, reading, _ in everyone])):
         warnings.warn(warning, RuntimeWarning, stacklevel=2)
     if comm.Get_rank() == 0 and (line := gpu_messages(gpus)):

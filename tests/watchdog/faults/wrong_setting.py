@@ -2,8 +2,8 @@
 
 workers: 2
 status: 0
-says: worker 0 refuses: The environment variable DISTDL_JAX_TUNING (='lots', on worker 1) must be on, read or off
-says: worker 1 refuses: The environment variable DISTDL_JAX_TUNING (='lots', on worker 1) must be on, read or off
+says: worker 0 refuses: The environment variable DISTDL_JAX_ONEDNN (='lots', on worker 1) must be on or off
+says: worker 1 refuses: The environment variable DISTDL_JAX_ONEDNN (='lots', on worker 1) must be on or off
 """
 
 import os
@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 rank = MPI.COMM_WORLD.rank
 if rank == 1:
-    os.environ["DISTDL_JAX_TUNING"] = "lots"
+    os.environ["DISTDL_JAX_ONEDNN"] = "lots"
 
 import distdl_jax as dj  # noqa: E402
 
