@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from distdl_jax import nn
-from distdl_jax.compiler_options import known_options
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
@@ -47,9 +46,9 @@ P_all = dj.Partition()
 
 
 def by_plain_jax(value_and_grad: Callable, params: Any, *batch: Any) -> list[Way]:
-    """Plain JAX on worker 0, as it is, and where it has them with the options that `dj.jit` gives to XLA."""
-    here, asked = P_all.rank == 0, dict(known_options())
-    jits = {"one thread": jax.jit} | ({"XLA asked": partial(jax.jit, compiler_options=asked)} if asked else {})
+    """Plain JAX on worker 0, as it is, and with XLA's own oneDNN, which loses NaN (xla_onednn.py)."""
+    here, asked = P_all.rank == 0, {"xla_cpu_experimental_onednn_custom_call": True}
+    jits = {"one thread": jax.jit, "XLA asked": partial(jax.jit, compiler_options=asked)}
     return [step(name, jit, value_and_grad, params, *batch, here=here) for name, jit in jits.items()]
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial, update_wrapper, wraps
+from functools import cache, partial, update_wrapper, wraps
 from time import perf_counter
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
@@ -26,7 +26,6 @@ from distdl_jax.compat import (
     set_last_program,
     wait_for_program,
 )
-from distdl_jax.compiler_options import jitted_alone
 from distdl_jax.errors import PLAN_OF, PlanError, SetupError
 from distdl_jax.programs.diagnosis import problem_text
 from distdl_jax.programs.ir import Flow, Program
@@ -159,30 +158,19 @@ class CheckedFunction(Generic[P, R]):
             traced, world = self._trace(args, kwargs)
             return self._call_without_effect(traced, world, args, kwargs)
 
-        self._options, self._compared, self._compared_alone = options, compared, compared_alone
-        self._within: Any = jax.jit(compared, **options)  # as a part of another one, whose options it is compiled with
+        self._jitted: Any = jax.jit(compared, **options)
+        # Of a call that is part of nothing else: with the array that is there when its program is done, if that
+        # communicates, under the number of its effect, for another call of the same function may have another one. (An
+        # effect has an address in its name, and would be a key of its own in JAX's persistent cache, in each process.)
+        self._alone: Any = None if "out_shardings" in options else jax.jit(compared_alone, **options)
         # Not its __dict__, which is ours where `fun` wraps another checked function.
         update_wrapper(self, fun, updated=())
-
-    @cached_property
-    def _jitted(self) -> Any:
-        """The function of a call that is part of nothing else, or that is differentiated as it is called."""
-        return jitted_alone(self._compared, self._options)
-
-    @cached_property
-    def _alone(self) -> Any:
-        """The same with the array that is there when its program is done, if that communicates; None if it can't be.
-
-        That array is under the number of its effect, for another call of the same function may have another one. (An
-        effect has an address in its name, and would be a key of its own in JAX's persistent cache, in each process.)
-        """
-        return None if "out_shardings" in self._options else jitted_alone(self._compared_alone, self._options)
 
     @hiding_frames
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         transformed = is_transformed()
         if transformed and is_staged():  # it is part of another one, and called no more once that is compiled
-            return self._within(*args, **kwargs)
+            return self._jitted(*args, **kwargs)
         status = worker_status()
         with status.call(self._name, self._counts_in.get(status)):
             trace_context.to_compile = False
@@ -259,7 +247,7 @@ class CheckedFunction(Generic[P, R]):
 
     def clear_cache(self) -> None:
         """Have the function traced and compiled anew when it is called next, as that of `jax.jit` does."""
-        for jitted in (self._within, self._jitted, self._alone, self._inner):
+        for jitted in (self._jitted, self._alone, self._inner):
             if jitted is not None:
                 jitted.clear_cache()
 

@@ -108,13 +108,6 @@ SETTINGS: dict[str, Setting] = {
         purpose="Whether float32 convolutions on CPUs are oneDNN's, where `python -m distdl_jax.onednn` has compiled "
         "them.",
     ),
-    "compiler_options": Setting(
-        name="DISTDL_JAX_COMPILER_OPTIONS",
-        default="1",
-        accepts="0 or 1",
-        parse=_switch,
-        purpose="With 0 programs are compiled with XLA's own options alone, without those that make it faster on CPUs.",
-    ),
     "gpus": Setting(
         name="DISTDL_JAX_GPUS",
         default="own",
@@ -143,7 +136,6 @@ class Settings:
     debug: bool = False
     fast_convolutions: bool = True
     onednn: str = "on"
-    compiler_options: bool = True
     gpus: str = "own"
     progress: bool = True
 

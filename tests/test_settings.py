@@ -28,7 +28,6 @@ VALUES = {
     "fast_convolutions": SWITCH,
     "progress": SWITCH,
     "onednn": ({"on": "on", "off": "off", "always": "on"}, ["1", "yes", "On"]),
-    "compiler_options": SWITCH,
     "gpus": ({word: word for word in ("own", "share", "given")}, ["0", "all", "Share"]),
 }
 EVERY = [pytest.param(name, id=setting.name) for name, setting in SETTINGS.items()]
@@ -116,7 +115,7 @@ def test_no_other_file_reads_the_environment():
     readers = ("launch/launcher.py", "launch/supervised.py", "launch/supervisor.py", "compat.py")
     readers += ("transports/threads/workers.py", "transports/mpi/launch_checks.py")
     readers += ("doctor/collect_host.py", "doctor/collect_software.py")
-    readers += ("compiler_options.py", "machine/measurement.py", "machine/places.py")
+    readers += ("machine/measurement.py", "machine/places.py")
     readers += ("kernels/cpu/onednn/shared_library.py", "kernels/cpu/onednn/build.py")
     assert {path for path, _ in found} <= {f"distdl_jax/{reader}" for reader in readers}
 

@@ -60,8 +60,7 @@ def supervise(command: Sequence[str], start_limit: float | None = None) -> NoRet
     os.set_blocking(hears, False)
     os.set_inheritable(tells, True)
     workers_here = local_size()
-    gpu, cores = _gpu(), usable_cores(workers_here)
-    environment = {**os.environ, **worker_environment(os.environ, workers_here, *cores, computes_on_cpu=not gpu), **gpu}
+    environment = {**os.environ, **worker_environment(os.environ, workers_here, *usable_cores(workers_here)), **_gpu()}
     signal.signal(signal.SIGCHLD, lambda *_: None)  # what is ignored never wakes a process that waits for signals
     launcher = os.getppid()
     get_signal_at_end_of_parent(signal.SIGCHLD)

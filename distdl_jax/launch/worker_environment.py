@@ -1,13 +1,10 @@
-"""What has to be in a worker's environment before it starts: how malloc takes memory, threads, and XLA's
-options."""
+"""What has to be in a worker's environment before it starts: how malloc takes memory, and how many threads compute."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Mapping
-
-from distdl_jax.compiler_options import flags_for
 
 HUGE_PAGES = ":".join(
     f"glibc.malloc.{name}"
@@ -19,9 +16,7 @@ HUGE_PAGES = ":".join(
 step that makes a 16 MiB buffer pays 4,096 page faults each time. With these settings it keeps them."""
 
 
-def worker_environment(
-    environment: Mapping[str, str], local_workers: int, cores: int, bound: bool, computes_on_cpu: bool = True
-) -> dict[str, str]:
+def worker_environment(environment: Mapping[str, str], local_workers: int, cores: int, bound: bool) -> dict[str, str]:
     """Return what a worker's environment is to have besides; what the user has set stays.
 
     **Arguments:**
@@ -29,7 +24,6 @@ def worker_environment(
     - `environment`: the supervisor's.
     - `local_workers`: how many workers share this host.
     - `cores`: how many cores this process may use; `bound`: whether they are for this worker alone.
-    - `computes_on_cpu`: whether JAX is to compute on the CPU.
     """
     added = {"UCX_DEBUG_SIGNO": "0"}  # to UCX, below MPI, SIGHUP is a wish to debug, and ends nothing
     if sys.platform == "linux" and "MALLOC_ARENA_MAX" not in environment:
@@ -37,10 +31,7 @@ def worker_environment(
     if local_workers > 1:
         threads = str(cores if bound else max(1, cores // local_workers))
         added |= {"NPROC": threads, "OMP_NUM_THREADS": threads}  # the pools of XLA and of oneDNN
-    added = {name: value for name, value in added.items() if name not in environment}
-    if computes_on_cpu and (flags := flags_for(environment)):
-        added["XLA_FLAGS"] = flags
-    return added
+    return {name: value for name, value in added.items() if name not in environment}
 
 
 def usable_cores(local_workers: int) -> tuple[int, bool]:

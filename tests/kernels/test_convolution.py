@@ -233,26 +233,23 @@ def test_a_setting_leaves_the_convolution_to_xla(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "asked", "ways"),
+    ("name", "dtype", "ways"),
     [
-        ("LeNet's first", "float32", True, ("xla", "xla", "xla")),
-        ("LeNet's first", "float32", False, ("products", "xla", "products")),
-        ("LeNet's first", "float64", True, ("products", "products", "products")),
-        ("wide", "float64", False, ("xla", "xla", "xla")),
-        ("wide, strided", "float64", False, ("xla", "products", "xla")),
-        ("3-D", "float32", True, ("xla", "xla", "xla")),
-        ("3-D", "float32", False, ("products", "products", "products")),
-        ("3-D strided, dilated", "float32", True, ("xla", "xla", "xla")),
-        ("3-D", "bfloat16", False, ("xla", "xla", "xla")),
-        ("fewer pixels than taps", "float32", True, ("products", "products", "products")),
-        ("groups", "float32", True, ("products", "products", "products")),
-        ("1 x 1", "float32", True, ("products", "products", "products")),
-        ("4-D", "float32", True, ("products", "products", "products")),
+        ("LeNet's first", "float32", ("products", "xla", "products")),
+        ("LeNet's first", "float64", ("products", "products", "products")),
+        ("wide", "float64", ("xla", "xla", "xla")),
+        ("wide, strided", "float64", ("xla", "products", "xla")),
+        ("wide, strided", "float32", ("xla", "xla", "xla")),
+        ("3-D", "float32", ("products", "products", "products")),
+        ("3-D", "bfloat16", ("xla", "xla", "xla")),
+        ("fewer pixels than taps", "float32", ("products", "products", "products")),
+        ("groups", "float32", ("products", "products", "products")),
+        ("1 x 1", "float32", ("products", "products", "products")),
+        ("4-D", "float32", ("products", "products", "products")),
     ],
 )
-def test_the_rule_without_onednn(name, dtype, asked, ways, monkeypatch):
+def test_the_rule_without_onednn(name, dtype, ways, monkeypatch):
     monkeypatch.setattr(rule, "current_settings", lambda: Settings(onednn="off"))
-    monkeypatch.setattr(rule, "convolves_by_onednn", lambda: asked)
     assert tuple(rule.way(_problem(name, dtype), direction) for direction in DIRECTIONS) == ways
 
 
@@ -327,7 +324,7 @@ def test_elsewhere_than_on_a_cpu_nothing_of_it_is_imported():
 
 
 def test_kernels_import_nothing_of_the_library_but_what_is_at_the_bottom():
-    allowed = ("distdl_jax.kernels", "distdl_jax.errors", "distdl_jax.settings", "distdl_jax.compiler_options")
+    allowed = ("distdl_jax.kernels", "distdl_jax.errors", "distdl_jax.settings")
     lines = {
         line.split()[1]
         for path in (Path(dj.__file__).parent / "kernels").rglob("*.py")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import sysconfig
 import warnings
 from collections.abc import Sequence
 from functools import cache
@@ -18,7 +19,6 @@ import jax
 import jaxlib
 import numpy as np
 
-from distdl_jax.compiler_options import OWN_ONEDNN
 from distdl_jax.kernels.problem import DIRECTIONS
 
 SOURCE = Path(__file__).with_name("convolution.cc")
@@ -26,7 +26,7 @@ SOURCE = Path(__file__).with_name("convolution.cc")
 
 def path() -> Path:
     """Return where it is in this environment, if it was compiled."""
-    return OWN_ONEDNN
+    return Path(sysconfig.get_path("platlib")) / "distdl_jax_onednn.so"
 
 
 def made_for() -> str:
