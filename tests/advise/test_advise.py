@@ -51,7 +51,7 @@ def test_workers_that_are_threads_are_not_measured() -> None:
 
 def test_why() -> None:
     """The chosen grid gives the chosen plan; another one says what it costs; text and numbers name layers alike."""
-    advice = dj.advise(RESIDUAL, (2, 3, 9, 8), workers=4)
+    advice = dj.advise(RESIDUAL, (2, 3, 90, 80), workers=4)
     assert advice.why(0, advice.placement.grids["0"]) == advice.placement
     forced = advice.why("2.0", (1, 1, 1, 1))
     assert forced.grids["2.0"] == forced.grids["2.2"] == (1, 1, 1, 1)

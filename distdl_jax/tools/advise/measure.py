@@ -118,10 +118,10 @@ def _direction(gradient: Array, *means: Array) -> Array:
 
 
 class Interrupts:
-    """Ctrl-C, noted and not raised; the second time it is raised."""
+    """Ctrl-C, noted and not raised. Pressed again it is raised; launchers that pass it on make two of one at once."""
 
     def __init__(self) -> None:
-        self.noted = False
+        self.noted = 0.0
         self._before: Any = None
 
     def __enter__(self) -> Interrupts:
@@ -134,9 +134,9 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.noted:
+        if self.noted and perf_counter() - self.noted > 1.0:
             raise KeyboardInterrupt
-        self.noted = True
+        self.noted = self.noted or perf_counter()
 
 
 class _Next(NamedTuple):
@@ -166,16 +166,16 @@ def measured_plans(world: World, trials: Sequence[Trial], obvious: Collection[in
         for trial in progress(trials, label="advice: compiling plans", unit="plan"):
             trial.seconds()
             first.append(trial.seconds())
-            if agree(world, everyone, "a plan of dj.advise", lambda: interrupts.noted, _any):
+            if agree(world, everyone, "a plan of dj.advise", lambda: bool(interrupts.noted), _any):
                 return Measured(np.empty((0, len(trials))), tuple(range(len(trials))), True)
-        following = agree(world, everyone, "the start of dj.advise", lambda: (first, interrupts.noted), race.begin)
+        following = agree(world, everyone, "the start of dj.advise", lambda: (first, bool(interrupts.noted)), race.begin)
         with progress(label="advice: measuring", unit="round") as shown:
             while following.order:
                 mine = [math.nan] * len(trials)
                 for plan in following.order:
                     ready = partial(agree, world, everyone, "a step of dj.advise", bool, _any)
                     mine[plan] = trials[plan].seconds(following.steps, ready)
-                told = partial(tuple, (mine, interrupts.noted))
+                told = partial(tuple, (mine, bool(interrupts.noted)))
                 following = agree(world, everyone, "a round of dj.advise", told, race.next)
                 rows.append(following.times)
                 shown.advance()
