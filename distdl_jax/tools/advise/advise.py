@@ -6,8 +6,9 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from distdl_jax.partition import Partition
 from distdl_jax.planning import planning_world
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tools.advise.halving import Difference, fastest, ties, typical
-from distdl_jax.tools.advise.measure import Measured, Trial, measured_plans
+from distdl_jax.tools.advise.measure import Plans, Trial, measured_plans
 from distdl_jax.tools.advise.network import DescribedNetwork, Grids, Shape
 from distdl_jax.tools.advise.prices import Prices
 from distdl_jax.tools.advise.records import keep, kept, key_of
@@ -61,38 +62,40 @@ class Advice:
 
     - `network`: an `nn.Sequential` with the chosen partitions, and an `nn.Repartition` wherever they differ.
     - `x_spec`: the global shape and the partition of the network's input.
+    - `verdict`: how much faster the plan is, as a sentence; where nothing was measured, it says so.
     - `faster`: by what share the better one of the obvious plans, the batch split and the split of the longest
-      dimension, takes longer: `mean`, and `low` and `high` at 95 %, in so many `rounds`. None where nothing was
-      measured.
-    - `verdict`: the same as a sentence; where nothing was measured, it says so.
+      dimension, takes longer: `mean`, and `low` and `high` at 95 %, in so many `rounds`; None without times.
 
     Printed, it is the verdict and a table.
     """
 
     network: Sequential
     x_spec: TensorSpec
-    faster: Difference | None
     verdict: str
+    faster: Difference | None
     _search: Search = field(repr=False, compare=False)
-    _plans: tuple[Grids, ...] = field(repr=False, compare=False)
-    _obvious: dict[str, int] = field(repr=False, compare=False)
-    _measured: Measured | None = field(repr=False, compare=False)
+    _plans: Plans = field(repr=False, compare=False)
     _chosen: int = field(repr=False, compare=False)
+
+    @property
+    def grids(self) -> Grids:
+        """The chosen grid of each node."""
+        return self._plans.grids[self._chosen]
 
     @cached_property
     def placement(self) -> Placement:
-        """The chosen grids, and what they cost."""
-        return self._placement(self._plans[self._chosen])
+        """The chosen grids, by place, and what they cost."""
+        return self._placement(self.grids)
 
     @cached_property
     def runners_up(self) -> tuple[Placement, ...]:
         """The other plans of the short list, fastest first: those that stayed longest where they were measured."""
-        return tuple(self._placement(self._plans[plan]) for plan in self._order if plan != self._chosen)
+        return tuple(self._placement(grids) for grids in self._ordered if grids != self.grids)
 
     @cached_property
     def cost(self) -> Cost:
         """What each worker stores, computes and sends: `dj.cost` of the network."""
-        return self._search.cost(self._plans[self._chosen])
+        return self._search.cost(self.grids)
 
     def why(self, layer: int | str, grid: Sequence[int]) -> Placement:
         """Return the plan that seems fastest in which a layer has a certain grid; all others may have any.
@@ -112,44 +115,47 @@ class Advice:
             raise InvalidArgumentError(
                 f"`layer` (={layer!r}) must be the place of a described layer: {', '.join(node_of)}."
             )
-        node, wanted = node_of[place], checked_integers("grid", grid)
-        shape, most = self._search.network.nodes[node].x_shape, self._search.prices.workers
-        if len(wanted) != len(shape) or min(wanted, default=0) < 1 or math.prod(wanted) > most:
+        number, wanted = node_of[place], checked_integers("grid", grid)
+        node, most = self._search.network.nodes[number], self._search.prices.workers
+        if len(wanted) != len(node.x_shape) or min(wanted, default=0) < 1 or math.prod(wanted) > most:
             raise InvalidArgumentError(
-                f"`grid` (={wanted}) must have {len(shape)} numbers of workers, 1 or more, and at most {most} in all."
+                f"`grid` (={wanted}) must have {len(node.x_shape)} numbers of workers, 1 or more, and at most {most} "
+                "in all."
             )
-        if self._search.prices.node(self._search.network.nodes[node], wanted) is None:
+        if self._search.prices.node(node, wanted) is None:
             raise InvalidArgumentError(f"`grid` (={wanted}) is none that layer {place} can have.")
-        plans = [plan for plan in self._order if self._plans[plan][node] == wanted]
-        if plans:
-            return self._placement(self._plans[plans[0]])
-        return self._placement(self._search.fastest(forced={node: wanted})[0].grids)
+        listed = next((grids for grids in self._ordered if grids[number] == wanted), None)
+        return self._placement(listed or self._search.fastest(forced={number: wanted})[0].grids)
 
     @cached_property
-    def _order(self) -> list[int]:
+    def _ordered(self) -> list[Grids]:
         """The plans, fastest first."""
-        if self._measured is None:
-            return sorted(range(len(self._plans)), key=lambda plan: self._search.seconds(self._plans[plan]))
-        steps = np.isfinite(self._measured.times).sum(0)
-        return sorted(range(len(self._plans)), key=lambda plan: (-steps[plan], self._seconds(plan)))
+        times, listed = self._plans.measured.times, self._plans.grids
 
-    def _seconds(self, plan: int) -> float:
-        """Return the measured seconds of a plan."""
-        assert self._measured is not None
-        return typical(self._measured.times[:, plan])
+        def rank(plan: int) -> tuple[int, float]:
+            if not len(times):
+                return 0, self._search.seconds(listed[plan])
+            return -int(np.isfinite(times[:, plan]).sum()), typical(times[:, plan])
+
+        return [listed[plan] for plan in sorted(range(len(listed)), key=rank)]
 
     def _placement(self, grids: Grids) -> Placement:
-        cost = self._search.cost(grids)
-        named = {place: grids[node] for place, node in self._search.network.node_of.items()}
-        is_measured = self._measured is not None and grids in self._plans
-        seconds = self._seconds(self._plans.index(grids)) if is_measured else None
-        counts = int(cost.messages.max()), int(cost.bytes.max()), int(cost.memory.max())
-        return Placement(named, *counts, self._search.seconds(grids), seconds)
+        cost, times, seconds = self._search.cost(grids), self._plans.measured.times, None
+        if len(times) and grids in self._plans.grids:
+            seconds = typical(times[:, self._plans.grids.index(grids)])
+        return Placement(
+            {place: grids[node] for place, node in self._search.network.node_of.items()},
+            int(cost.messages.max()),
+            int(cost.bytes.max()),
+            self._search.memory(grids),
+            self._search.seconds(grids),
+            seconds,
+        )
 
     def __str__(self) -> str:
-        names = {plan: name for name, plan in self._obvious.items()}
-        others = [(names.get(plan, ""), self._placement(self._plans[plan])) for plan in self._order]
-        return f"{self.verdict}\n\n{advice_table(self._search, self._plans[self._chosen], self.placement, others)}"
+        names = {self._plans.grids[plan]: name for name, plan in self._plans.obvious.items()}
+        plans = [(names.get(grids, ""), self._placement(grids)) for grids in self._ordered]
+        return f"{self.verdict}\n\n{advice_table(self._search, self.grids, self.placement, plans)}"
 
 
 def advise(
@@ -158,7 +164,7 @@ def advise(
     *,
     workers: int | Partition,
     memory: int | str | None = None,
-    machine: Machine | str | None = None,
+    machine: Machine | None = None,
     optimiser: str = "adam",
     dtype: DTypeLike = jnp.float32,
     measure: float = 60.0,
@@ -208,109 +214,38 @@ def advise(
         raise InvalidArgumentError(f"`x_shape` (={shape}) must be two lengths or more, each 1 or more.")
     if optimiser not in OPTIMISERS:
         raise InvalidArgumentError(f"`optimiser` (={optimiser!r}) must be one of {', '.join(OPTIMISERS)}.")
-    seconds = _checked_seconds(measure)
-    is_given = isinstance(workers, Partition)
-    P = (
-        workers
-        if isinstance(workers, Partition)
-        else planning_world(checked_integer("workers", workers, least=1, most=MOST_WORKERS))
-    )
-    limit = _bytes(memory) if memory is not None else None if machine is None else _machine(machine).memory
+    if machine is not None and not isinstance(machine, Machine):
+        raise InvalidTypeError(f"`machine` (={machine!r}) must be a dj.Machine, or None.")
+    if isinstance(measure, bool) or not isinstance(measure, int | float) or not 0 <= measure < math.inf:
+        raise InvalidArgumentError(f"`measure` (={measure!r}) must be a number of seconds, 0 or more.")
+    given = workers if isinstance(workers, Partition) else None
+    P = given or planning_world(checked_integer("workers", workers, least=1, most=MOST_WORKERS))
+    limit = None if machine is None else machine.memory
+    if memory is not None:
+        limit = _bytes(memory)
     described = DescribedNetwork(network, shape, number)
-    prices = Prices(described, P.size, _machine(machine), optimiser, OPTIMISERS[optimiser], number)
+    prices = Prices(described, P.size, machine or USUAL, optimiser, OPTIMISERS[optimiser], number)
     search = Search(prices, limit)
-    if reason := _why_not_measured(P, is_given, seconds):
-        candidates, obvious = search.shortlist()
-        chosen = min(range(len(candidates)), key=lambda plan: candidates[plan].seconds)
-        return _advice(search, P, [way.grids for way in candidates], obvious, None, chosen, None, reason)
+    if given is None:
+        return advice(search, P, shortlist(search, P), f"`workers` (={workers}) is a number and no partition of a job")
+    if reason := _why_not_measured(P, measure):
+        return advice(search, P, shortlist(search, P), reason)
     key, path = "", None if results is None else Path(results)
     if path is not None:
         asked = {"x_shape": shape, "dtype": number.name, "optimiser": optimiser, "memory": limit}
         key = key_of(P.world, network, {**asked, "partition": list(P.ranks)})
         if (found := kept(P.world, path, key)) is not None:
-            return _measured_advice(search, P, *found)
-    plans, obvious = _agreed_shortlist(search, P)
-    memories = [search.memory(grids) for grids in plans]
-    fits = sum(memories) <= (limit or prices.machine.memory)
-    trials = [
-        Trial(described.on(grids, P), TensorSpec(shape, P.grid(grids[0])), prices.copies, number, fits)
-        for grids in plans
-    ]
-    measured = measured_plans(P.world, trials, obvious.values(), seconds)
+            return advice(search, P, found)
+    plans = shortlist(search, P)
+    measured = measured_plans(P.world, trials(search, P, plans.grids), plans.obvious.values(), measure)
+    plans = replace(plans, measured=measured)
     if path is not None and len(measured.times) and not measured.is_interrupted:
-        keep(P.world, path, key, plans, obvious, measured)
-    return _measured_advice(search, P, plans, obvious, measured)
+        keep(P.world, path, key, plans)
+    return advice(search, P, plans, "Ctrl-C came before the first round")
 
 
-def _agreed_shortlist(search: Search, P: Partition) -> tuple[list[Grids], dict[str, int]]:
-    """Return the plans to be measured, as the first worker lists them."""
-    candidates, obvious = search.shortlist()
-    listed = [way.grids for way in candidates], obvious
-    everyone = tuple(range(P.world.size))
-    found: tuple[list[Grids], dict[str, int]] = agree(
-        P.world, everyone, "the plans of dj.advise", lambda: listed, lambda all: all[everyone[0]]
-    )
-    return found
-
-
-def _measured_advice(
-    search: Search, P: Partition, plans: Sequence[Grids], obvious: dict[str, int], measured: Measured
-) -> Advice:
-    """Return the advice that follows from times."""
-    times = measured.times
-    if not len(times):
-        chosen = min(range(len(plans)), key=lambda plan: search.seconds(plans[plan]))
-        return _advice(search, P, plans, obvious, None, chosen, None, "Ctrl-C came before the first round")
-    best = ties(times, measured.plans)
-    chosen = min(best, key=lambda plan: (search.memory(plans[plan]), best.index(plan)))
-    stayed = [plan for plan in obvious.values() if plan in measured.plans]
-    rival = fastest(times, stayed) if stayed else None
-    faster = None if rival is None else Difference.between(times[:, rival], times[:, chosen])
-    name = next((name for name, plan in obvious.items() if plan == rival), "")
-    verdict = _verdict(faster, name, chosen == rival, len(best) - 1, len(times))
-    if measured.is_interrupted:
-        verdict += f" Ctrl-C ended measuring after {len(times)} rounds."
-    return _advice(search, P, plans, obvious, measured, chosen, faster, verdict)
-
-
-def _verdict(faster: Difference | None, rival: str, is_rival: bool, others: int, rounds: int) -> str:
-    """Return what was measured as a sentence or two. `others`: how many plans are as fast as the chosen one."""
-    if faster is None:
-        verdict = f"This plan was the fastest in {rounds} rounds."
-    elif is_rival:
-        verdict = f"This is {rival}: no other plan was surely faster, {rounds} rounds."
-    elif faster.low > 0:
-        verdict = f"This plan is faster than {rival} by {faster}."
-    else:
-        verdict = f"This plan is as fast as {rival}, as far as can be told: faster by {faster}."
-    if others:
-        verdict += f" It is a tie with {others} other plan{'s' * (others > 1)}, and needs the least memory of them."
-    return verdict
-
-
-def _advice(
-    search: Search,
-    P: Partition,
-    plans: Sequence[Grids],
-    obvious: dict[str, int],
-    measured: Measured | None,
-    chosen: int,
-    faster: Difference | None,
-    verdict: str,
-) -> Advice:
-    """Return the advice; without times, `verdict` is why there are none."""
-    if measured is None:
-        verdict = f"Nothing was measured, since {verdict}: the plan is the first of an estimate, which is often wrong."
-    grids = plans[chosen]
-    spec = TensorSpec(search.network.x_shape, P.grid(grids[0]))
-    network = search.network.on(grids, P)
-    return Advice(network, spec, faster, verdict, search, tuple(plans), obvious, measured, chosen)
-
-
-def _why_not_measured(P: Partition, is_given: bool, seconds: float) -> str:
+def _why_not_measured(P: Partition, seconds: float) -> str:
     """Return why an estimate has to do; nothing where plans can be measured."""
-    if not is_given:
-        return f"`workers` (={P.size}) is a number and no partition of a job"
     if not seconds:
         return "`measure` is 0"
     if P.size == 1:
@@ -318,30 +253,67 @@ def _why_not_measured(P: Partition, is_given: bool, seconds: float) -> str:
     return "" if P.world.may_measure else "the workers are no processes of their own"
 
 
-def _checked_seconds(measure: object) -> float:
-    if isinstance(measure, bool) or not isinstance(measure, int | float) or not 0 <= measure < math.inf:
-        raise InvalidArgumentError(f"`measure` (={measure!r}) must be a number of seconds, 0 or more.")
-    return float(measure)
+def shortlist(search: Search, P: Partition) -> Plans:
+    """Return the plans of the short list; in a job those that the first worker lists."""
+    candidates, obvious = search.shortlist()
+    plans = Plans(tuple(way.grids for way in candidates), obvious)
+    if not P.world.may_measure:
+        return plans
+    found: Plans = agree(P.world, tuple(range(P.world.size)), "the plans of dj.advise", lambda: plans, itemgetter(0))
+    return found
 
 
-def _machine(machine: Machine | str | None) -> Machine:
-    if machine is None:
-        return USUAL
-    if not isinstance(machine, Machine):
-        raise InvalidTypeError(f"`machine` (={machine!r}) must be a dj.Machine, or None.")
-    return machine
+def trials(search: Search, P: Partition, plans: Sequence[Grids]) -> list[Trial]:
+    """Return the steps of plans; their arrays stay between steps where those of all plans fit the memory together."""
+    prices, network = search.prices, search.network
+    fit = sum(map(search.memory, plans)) <= (search.limit or prices.machine.memory)
+    specs = [TensorSpec(network.x_shape, P.grid(grids[0])) for grids in plans]
+    return [
+        Trial(network.on(grids, P), spec, prices.copies, prices.dtype, fit)
+        for grids, spec in zip(plans, specs, strict=True)
+    ]
+
+
+def advice(search: Search, P: Partition, plans: Plans, reason: str = "") -> Advice:
+    """Return the advice that follows from times. `reason`: why there may be none."""
+    times, listed = plans.measured.times, plans.grids
+    faster = None
+    if not len(times):
+        chosen = min(range(len(listed)), key=lambda plan: search.seconds(listed[plan]))
+        verdict = f"Nothing was measured, since {reason}: the plan is the first of an estimate, which is often wrong."
+    else:
+        best = ties(times, plans.measured.plans)
+        chosen = min(best, key=lambda plan: (search.memory(listed[plan]), best.index(plan)))
+        verdict = f"This plan was the fastest in {len(times)} rounds."
+        if stayed := {plan: name for name, plan in plans.obvious.items() if plan in plans.measured.plans}:
+            rival = fastest(times, list(stayed))
+            faster = Difference.between(times[:, rival], times[:, chosen])
+            verdict = _verdict(faster, stayed[rival], chosen == rival)
+        if len(best) > 1:
+            others = f"{len(best) - 1} other plan{'s' * (len(best) > 2)}"
+            verdict += f" It is a tie with {others}, and needs the least memory of them."
+        if plans.measured.is_interrupted:
+            verdict += f" Ctrl-C ended measuring after {len(times)} rounds."
+    spec = TensorSpec(search.network.x_shape, P.grid(listed[chosen][0]))
+    return Advice(search.network.on(listed[chosen], P), spec, verdict, faster, search, plans, chosen)
+
+
+def _verdict(faster: Difference, rival: str, is_rival: bool) -> str:
+    """Return what was measured as a sentence. `rival`: the better one of the obvious plans."""
+    if is_rival:
+        return f"This is {rival}: no other plan was surely faster, {faster.rounds} rounds."
+    if faster.low > 0:
+        return f"This plan is faster than {rival} by {faster}."
+    return f"This plan is as fast as {rival}, as far as can be told: faster by {faster}."
 
 
 def _bytes(memory: int | str) -> float:
     """Return a number of bytes, given as such or as text."""
     if not isinstance(memory, str):
         return float(checked_integer("memory", memory, least=1))
-    units = {f"{prefix}{unit}": base**power for power, prefix in enumerate(("", "k", "M", "G", "T"))
-             for unit, base in (("B", 1000), ("iB", 1024)) if prefix or unit == "B"}  # fmt: skip
-    units["KiB"] = units.pop("kiB")
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", memory)
-    if match is None or match[2] not in units:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B\s*", memory)
+    if match is None:
         raise InvalidArgumentError(
-            f'`memory` (={memory!r}) must be a number of bytes and a unit, as "40 GiB"; units are {", ".join(units)}.'
+            f'`memory` (={memory!r}) must be a number of bytes and a unit, as "40 GiB" or "512 MB".'
         )
-    return float(match[1]) * units[match[2]]
+    return float(match[1]) * (1024 if match[3] else 1000) ** "_KMGT".index(match[2].upper() or "_")

@@ -27,6 +27,7 @@ from distdl_jax.partition import Partition
 from distdl_jax.progress_line import progress
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tools.advise.halving import CHECKS, is_decided, staying
+from distdl_jax.tools.advise.network import Grids
 from distdl_jax.world import World
 
 RATE = 1e-6
@@ -49,6 +50,18 @@ class Measured:
     times: np.ndarray
     plans: tuple[int, ...]
     is_interrupted: bool = False
+
+
+@dataclass(frozen=True)
+class Plans:
+    """The plans of the short list: the grids of each, and their times.
+
+    - `obvious`: the numbers of the obvious ones, by name.
+    """
+
+    grids: tuple[Grids, ...]
+    obvious: dict[str, int]
+    measured: Measured = Measured(np.empty((0, 0)), ())
 
 
 class Trial:
@@ -168,12 +181,12 @@ def measured_plans(world: World, trials: Sequence[Trial], obvious: Collection[in
             first.append(trial.seconds())
             if agree(world, everyone, "a plan of dj.advise", lambda: bool(interrupts.noted), _any):
                 return Measured(np.empty((0, len(trials))), tuple(range(len(trials))), True)
-        following = agree(world, everyone, "the start of dj.advise", lambda: (first, bool(interrupts.noted)), race.begin)
+        following = agree(world, everyone, "the start of dj.advise", partial(tuple, (first, False)), race.begin)
+        ready = partial(world.agree, everyone, "a step of dj.advise", None)
         with progress(label="advice: measuring", unit="round") as shown:
             while following.order:
                 mine = [math.nan] * len(trials)
                 for plan in following.order:
-                    ready = partial(agree, world, everyone, "a step of dj.advise", bool, _any)
                     mine[plan] = trials[plan].seconds(following.steps, ready)
                 told = partial(tuple, (mine, bool(interrupts.noted)))
                 following = agree(world, everyone, "a round of dj.advise", told, race.next)

@@ -8,17 +8,18 @@ import platform
 from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from distdl_jax import __version__
 from distdl_jax.agreement.agree import agree
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.nn.descriptions import LayerDescription, Skip
-from distdl_jax.tools.advise.measure import Measured
-from distdl_jax.tools.advise.network import Grids
+from distdl_jax.tools.advise.measure import Measured, Plans
 from distdl_jax.world import World
 
 VERSION = 1
@@ -33,51 +34,42 @@ def key_of(world: World, network: Sequence[Any], asked: dict[str, Any]) -> str:
     here = platform.node(), jax.devices()[0].device_kind, os.cpu_count()
     hosts = agree(world, tuple(range(world.size)), "the hosts of dj.advise", lambda: here)
     workers = sorted(Counter(hosts[rank] for rank in range(world.size)).items())
-    versions = {name: version(name) for name in ("jax", "jaxlib", "mpi4jax")}
-    from distdl_jax import __version__
-
-    entries = {
-        "network": [_text(layer) for layer in network],
-        **asked,
-        "workers": [[*host, count] for host, count in workers],
-        "versions": {**versions, "distdl_jax": __version__},
-    }
-    return json.dumps(entries, sort_keys=True)
+    versions = {name: version(name) for name in ("jax", "jaxlib", "mpi4jax")} | {"distdl_jax": __version__}
+    counts = [[*host, count] for host, count in workers]
+    text = [_text(layer) for layer in network]
+    return json.dumps({"network": text, **asked, "workers": counts, "versions": versions}, sort_keys=True)
 
 
-def kept(world: World, path: Path, key: str) -> tuple[list[Grids], dict[str, int], Measured] | None:
-    """Return the plans, the obvious ones among them, and their times, as the first worker's file has them; or None."""
+def kept(world: World, path: Path, key: str) -> Plans | None:
+    """Return the plans that the first worker's file has under a key, with their times; None where it has none."""
 
     def read() -> Any:
         return _read(path).get(key) if world.rank == 0 else None
 
-    found = agree(world, tuple(range(world.size)), "the results of dj.advise", read, lambda all: all[0])
+    found = agree(world, tuple(range(world.size)), "the results of dj.advise", read, itemgetter(0))
     if found is None:
         return None
-    plans = [tuple(map(tuple, grids)) for grids in found["plans"]]
+    plans = tuple(tuple(map(tuple, grids)) for grids in found["plans"])
     times = np.array(found["seconds"], float).reshape(-1, len(plans))
-    return plans, found["obvious"], Measured(times, tuple(found["stayed"]))
+    return Plans(plans, found["obvious"], Measured(times, tuple(found["stayed"])))
 
 
-def keep(
-    world: World, path: Path, key: str, plans: Sequence[Grids], obvious: dict[str, int], measured: Measured
-) -> None:
-    """Add a measurement to the first worker's file. Collective in the world: where it can't be written, all raise."""
-    seconds = [[None if np.isnan(time) else time for time in row] for row in measured.times.tolist()]
-    entry = {"plans": plans, "obvious": obvious, "stayed": measured.plans, "seconds": seconds}
+def keep(world: World, path: Path, key: str, plans: Plans) -> None:
+    """Add times to the first worker's file. Collective in the world: where it can't be written, all raise."""
+    seconds = [[None if np.isnan(time) else time for time in row] for row in plans.measured.times.tolist()]
+    entry = {"plans": plans.grids, "obvious": plans.obvious, "stayed": plans.measured.plans, "seconds": seconds}
 
     def write() -> None:
-        if world.rank != 0:
-            return
-        text = json.dumps({"version": VERSION, "results": {**_read(path), key: entry}}, indent=1)
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-        try:
-            unfinished.write_text(text + "\n")
-            unfinished.replace(path)
-        except OSError as error:
-            raise InvalidArgumentError(f"`results` (={str(path)!r}) can't be written: {error}.") from error
+        if world.rank == 0:
+            text = json.dumps({"version": VERSION, "results": {**_read(path), key: entry}}, indent=1)
+            unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+            try:
+                unfinished.write_text(text + "\n")
+                unfinished.replace(path)
+            except OSError as error:
+                raise InvalidArgumentError(f"`results` (={str(path)!r}) can't be written: {error}.") from error
 
-    agree(world, tuple(range(world.size)), "the results of dj.advise", write, lambda _: None)
+    agree(world, tuple(range(world.size)), "the results of dj.advise", write, itemgetter(0))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -177,8 +177,14 @@ class Search:
         return self.limit is None or self.memory(grids) <= self.limit
 
     def memory(self, grids: Grids) -> int:
-        """Return the bytes that the worker that stores most needs at the fullest time of a step."""
-        return int(self.cost(grids).memory.max())
+        """Return the bytes that the worker that stores most needs at the fullest time of a step.
+
+        Where a layer of the user's does not tell, they are those that the nodes store, added up.
+        """
+        try:
+            return int(self.cost(grids).memory.max())
+        except PlanError:
+            return self.fastest(forced=dict(enumerate(grids)))[0].stored
 
     def cost(self, grids: Grids) -> Cost:
         """Return what the whole network costs."""
