@@ -175,7 +175,7 @@ def judged(described: Described, seconds: float, rounds: int, every: bool) -> di
     times = timed(steps, rounds)
     typicals = [typical(times[:, plan]) for plan in range(len(plans))]
     chosen = plans.index(advised.grids)
-    estimates = [search.seconds(grids) for grids in plans]
+    estimates = [search.plan(grids).seconds for grids in plans]
     pairs = [
         (typicals[a] < typicals[b]) == (estimates[a] < estimates[b])
         for a, b in itertools.combinations(range(len(plans)), 2)

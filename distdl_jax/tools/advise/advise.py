@@ -134,7 +134,7 @@ class Advice:
 
         def rank(plan: int) -> tuple[int, float]:
             if not len(times):
-                return 0, self._search.seconds(listed[plan])
+                return 0, self._search.plan(listed[plan]).seconds
             return -int(np.isfinite(times[:, plan]).sum()), typical(times[:, plan])
 
         return [listed[plan] for plan in sorted(range(len(listed)), key=rank)]
@@ -148,14 +148,12 @@ class Advice:
             int(cost.messages.max()),
             int(cost.bytes.max()),
             self._search.memory(grids),
-            self._search.seconds(grids),
+            self._search.plan(grids).seconds,
             seconds,
         )
 
     def __str__(self) -> str:
-        names = {self._plans.grids[plan]: name for name, plan in self._plans.obvious.items()}
-        plans = [(names.get(grids, ""), self._placement(grids)) for grids in self._ordered]
-        return f"{self.verdict}\n\n{advice_table(self._search, self.grids, self.placement, plans)}"
+        return f"{self.verdict}\n\n{advice_table(self._search, self._plans, self._ordered, self.grids)}"
 
 
 def advise(
@@ -266,7 +264,7 @@ def shortlist(search: Search, P: Partition) -> Plans:
 def trials(search: Search, P: Partition, plans: Sequence[Grids]) -> list[Trial]:
     """Return the steps of plans; their arrays stay between steps where those of all plans fit the memory together."""
     prices, network = search.prices, search.network
-    fit = sum(map(search.memory, plans)) <= (search.limit or prices.machine.memory)
+    fit = sum(search.plan(grids).stored for grids in plans) <= (search.limit or prices.machine.memory)
     specs = [TensorSpec(network.x_shape, P.grid(grids[0])) for grids in plans]
     return [
         Trial(network.on(grids, P), spec, prices.copies, prices.dtype, fit)
@@ -279,11 +277,11 @@ def advice(search: Search, P: Partition, plans: Plans, reason: str = "") -> Advi
     times, listed = plans.measured.times, plans.grids
     faster = None
     if not len(times):
-        chosen = min(range(len(listed)), key=lambda plan: search.seconds(listed[plan]))
+        chosen = min(range(len(listed)), key=lambda plan: search.plan(listed[plan]).seconds)
         verdict = f"Nothing was measured, since {reason}: the plan is the first of an estimate, which is often wrong."
     else:
         best = ties(times, plans.measured.plans)
-        chosen = min(best, key=lambda plan: (search.memory(listed[plan]), best.index(plan)))
+        chosen = best[0] if len(best) == 1 else min(best, key=lambda plan: search.memory(listed[plan]))
         verdict = f"This plan was the fastest in {len(times)} rounds."
         if stayed := {plan: name for name, plan in plans.obvious.items() if plan in plans.measured.plans}:
             rival = fastest(times, list(stayed))

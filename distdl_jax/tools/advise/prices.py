@@ -19,8 +19,8 @@ from distdl_jax.tensors import TensorSpec
 from distdl_jax.tools.advise.network import DescribedNetwork, Node, Shape
 from distdl_jax.tools.cost.machine import Machine
 
-MOST_PRICED = 24
-"""Up to so many grids, a node is counted on all of them; of more, on those that seem fastest."""
+MOST_COUNTED, FEWEST_GRIDS = 120, 8
+"""How many times nodes are counted, about: of many grids, on those that seem fastest, so many of them at least."""
 
 PASSES = 3
 """How often the arrays of a layer are read and written: forward, and for both gradients."""
@@ -109,12 +109,14 @@ class Prices:
             for grid in factorisations(size, dims)
             if any(all(p <= n for p, n in zip(grid, node.x_shape, strict=True)) for node in nodes)
         ]
-        if len(found) <= MOST_PRICED:
+        distinct = len({node.key for node in self.network.nodes})
+        most = max(FEWEST_GRIDS, MOST_COUNTED // distinct)
+        if len(found) <= most:
             return found
         pure = [grid for grid in found if max(grid) == self.workers]
         guesses = [self._guess(node) for node in nodes]
         found.sort(key=lambda grid: sum(guess(grid) for guess in guesses))
-        return [*pure, *(grid for grid in found if grid not in pure)][:MOST_PRICED]
+        return [*pure, *(grid for grid in found if grid not in pure)][:most]
 
     def _guess(self, node: Node) -> Any:
         """Return a function that guesses the seconds of a node on any grid, from its price where one dimension is cut.

@@ -168,23 +168,17 @@ class Search:
             )
         return chosen, {name: chosen.index(way) for name, way in obvious.items() if way in chosen}
 
-    def seconds(self, grids: Grids) -> float:
-        """Return the estimated seconds of a plan."""
-        return self.fastest(forced=dict(enumerate(grids)))[0].seconds
+    def plan(self, grids: Grids) -> Candidate:
+        """Return the plan that has these grids, with its estimate."""
+        return self.fastest(forced=dict(enumerate(grids)))[0]
 
     def fits(self, grids: Grids) -> bool:
         """Say whether the worker that stores most stays within the limit."""
         return self.limit is None or self.memory(grids) <= self.limit
 
     def memory(self, grids: Grids) -> int:
-        """Return the bytes that the worker that stores most needs at the fullest time of a step.
-
-        Where a layer of the user's does not tell, they are those that the nodes store, added up.
-        """
-        try:
-            return int(self.cost(grids).memory.max())
-        except PlanError:
-            return self.fastest(forced=dict(enumerate(grids)))[0].stored
+        """Return the bytes that the worker that stores most needs at the fullest time of a step."""
+        return int(self.cost(grids).memory.max())
 
     def cost(self, grids: Grids) -> Cost:
         """Return what the whole network costs."""

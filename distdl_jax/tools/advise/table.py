@@ -4,41 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.tools.advise.halving import typical
+from distdl_jax.tools.advise.measure import Plans
 from distdl_jax.tools.advise.network import Grids
 from distdl_jax.tools.advise.search import Search, memory_text
 
-if TYPE_CHECKING:
-    from distdl_jax.tools.advise.advise import Placement
 
-_LAYERS = ("", "layer", "output", "grid", "workers", "messages", "sent", "stored")
-_PLANS = ("", "plan", "grids of the layers", "step, ms", "messages", "sent", "memory")
-
-
-def advice_table(search: Search, grids: Grids, chosen: Placement, plans: Sequence[tuple[str, Placement]]) -> str:
-    """Return a line for each described layer, with the functions behind it; then one for each plan."""
-    rows = [_LAYERS]
-    for node, grid in zip(search.network.nodes, grids, strict=True):
+def advice_table(search: Search, plans: Plans, ordered: Sequence[Grids], chosen: Grids) -> str:
+    """Return a line for each node of the chosen plan, then one for each plan."""
+    rows: list[tuple[str, ...]] = [("", "layer", "output", "grid", "workers", "messages", "sent", "stored")]
+    for node, grid in zip(search.network.nodes, chosen, strict=True):
         if (price := search.prices.node(node, grid)) is not None:
             cells = shape_text(node.y_shape), shape_text(grid), f"{math.prod(grid)}", f"{price.messages}"
             rows.append((node.items[0][0], node.name, *cells, memory_text(price.bytes), memory_text(price.stored)))
-    lines = _aligned(rows, 4)
-    is_measured = chosen.seconds is not None
-    shown = [(*_PLANS[:3], "step, ms" if is_measured else "estimate, ms", *_PLANS[4:])]
-    for name, plan in plans:
-        seconds = plan.estimate if plan.seconds is None else plan.seconds
-        mark = "->" if plan.grids == chosen.grids else ""
-        cells = f"{1e3 * seconds:.3g}", f"{plan.messages}", memory_text(plan.bytes), memory_text(plan.memory)
-        shown.append((mark, name, _grids_text(plan), *cells))
-    return "\n".join([*lines, "", *_aligned(shown, 3)])
+    times = plans.measured.times
+    names = {plans.grids[plan]: name for name, plan in plans.obvious.items()}
+    shown: list[tuple[str, ...]] = [
+        ("", "plan", "grids of the layers", "step, ms" if len(times) else "estimate, ms", "stored")
+    ]
+    for grids in ordered:
+        way = search.plan(grids)
+        seconds = typical(times[:, plans.grids.index(grids)]) if len(times) else way.seconds
+        mark, text = "->" if grids == chosen else "", _grids_text(search, grids)
+        shown.append((mark, names.get(grids, ""), text, f"{1e3 * seconds:.3g}", memory_text(way.stored)))
+    return "\n".join([*_aligned(rows, 4), "", *_aligned(shown, 3)])
 
 
-def _grids_text(plan: Placement) -> str:
+def _grids_text(search: Search, grids: Grids) -> str:
     """Return the grids of a plan, neighbours on one grid as one."""
     runs: list[tuple[str, str, tuple[int, ...]]] = []
-    for place, grid in plan.grids.items():
+    for node, grid in zip(search.network.nodes, grids, strict=True):
+        place = node.items[0][0]
         if runs and runs[-1][2] == grid:
             runs[-1] = (runs[-1][0], place, grid)
         else:
