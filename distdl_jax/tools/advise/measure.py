@@ -114,6 +114,10 @@ def _step(network: Layer, P: Partition) -> Callable[..., Any]:
     return step
 
 
+def _told(seconds: list[float], is_interrupted: bool) -> tuple[list[float], bool]:
+    return seconds, is_interrupted
+
+
 def _any(contributions: dict[int, bool]) -> bool:
     return any(contributions.values())
 
@@ -181,14 +185,14 @@ def measured_plans(world: World, trials: Sequence[Trial], obvious: Collection[in
             first.append(trial.seconds())
             if agree(world, everyone, "a plan of dj.advise", lambda: bool(interrupts.noted), _any):
                 return Measured(np.empty((0, len(trials))), tuple(range(len(trials))), True)
-        following = agree(world, everyone, "the start of dj.advise", partial(tuple, (first, False)), race.begin)
+        following = agree(world, everyone, "the start of dj.advise", partial(_told, first, False), race.begin)
         ready = partial(world.agree, everyone, "a step of dj.advise", None)
         with progress(label="advice: measuring", unit="round") as shown:
             while following.order:
                 mine = [math.nan] * len(trials)
                 for plan in following.order:
                     mine[plan] = trials[plan].seconds(following.steps, ready)
-                told = partial(tuple, (mine, bool(interrupts.noted)))
+                told = partial(_told, mine, bool(interrupts.noted))
                 following = agree(world, everyone, "a round of dj.advise", told, race.next)
                 rows.append(following.times)
                 shown.advance()
