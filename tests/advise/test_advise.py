@@ -27,7 +27,7 @@ def test_outside_of_a_job_the_first_line_says_that_nothing_was_measured() -> Non
 
 
 def test_the_placement_says_what_cost_says() -> None:
-    advice = dj.advise(RESIDUAL, (2, 3, 9, 8), workers=4)
+    advice = dj.advise(RESIDUAL, (2, 3, 9, 8), workers=2)
     cost = dj.cost(advice.network, advice.x_spec)
     found = advice.placement
     assert found.messages == cost.messages.max() == advice.cost.messages.max()
@@ -51,7 +51,7 @@ def test_workers_that_are_threads_are_not_measured() -> None:
 
 def test_why() -> None:
     """The chosen grid gives the chosen plan; another one says what it costs; text and numbers name layers alike."""
-    advice = dj.advise(RESIDUAL, (2, 3, 90, 80), workers=4)
+    advice = dj.advise(RESIDUAL, (2, 3, 90, 80), workers=2)
     assert advice.why(0, advice.placement.grids["0"]) == advice.placement
     forced = advice.why("2.0", (1, 1, 1, 1))
     assert forced.grids["2.0"] == forced.grids["2.2"] == (1, 1, 1, 1)
