@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.nn.prelu import DistributedPReLU
 from distdl_jax.nn.sequential import Sequential
+from distdl_jax.partition import Partition
 from distdl_jax.planning import planning_world
 from distdl_jax.plans.decomposition import balanced_ranges
 from distdl_jax.tensors import TensorSpec
@@ -58,6 +59,11 @@ class Prices:
     _known: dict[Any, Price | None] = field(default_factory=dict)
     _moves: dict[Any, float] = field(default_factory=dict)
 
+    @cached_property
+    def P(self) -> Partition:
+        """All workers, for planning. There is one such world, since `dj.cost` traces a layer once in each."""
+        return planning_world(self.workers)
+
     def node(self, node: Node, grid: Shape) -> Price | None:
         """Return the price of a node; None where one of its layers can't be on that grid."""
         key = node.key, grid
@@ -72,7 +78,7 @@ class Prices:
         """Count a node alone; where a gradient of its input is computed, behind a layer that has a parameter."""
         from distdl_jax.costs.cost import cost
 
-        P = planning_world(math.prod(grid)).grid(grid)
+        P = self.P.grid(grid)
         layers, y_grid = self.network.node_on(node, grid, P)
         before = [DistributedPReLU(P)] if node.differentiates_x else []
         found = cost(

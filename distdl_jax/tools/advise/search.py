@@ -9,7 +9,6 @@ from itertools import chain
 
 from distdl_jax.costs.cost import Cost, cost
 from distdl_jax.errors import PlanError
-from distdl_jax.planning import planning_world
 from distdl_jax.progress_line import progress
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tools.advise.network import DescribedNetwork, Grids, Shape
@@ -183,7 +182,7 @@ class Search:
     def cost(self, grids: Grids) -> Cost:
         """Return what the whole network costs."""
         if grids not in self._costs:
-            P = planning_world(self.prices.workers)
+            P = self.prices.P
             spec = TensorSpec(self.network.x_shape, P.grid(grids[0]))
             options = {"optimiser": self.prices.optimiser, "dtype": self.prices.dtype}
             self._costs[grids] = cost(self.network.on(grids, P), spec, **options)  # type: ignore[arg-type]
