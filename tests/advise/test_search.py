@@ -13,7 +13,7 @@ import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.errors import PlanError
 from distdl_jax.tools.advise.network import DescribedNetwork, Grids
-from distdl_jax.tools.advise.prices import MOST_COUNTED, Prices, factorisations, repartition_counts
+from distdl_jax.tools.advise.prices import MOST_GRIDS, Prices, factorisations, repartition_counts
 from distdl_jax.tools.advise.search import FEWEST, MOST, Search, memory_text
 from distdl_jax.tools.cost.machine import Machine
 
@@ -144,9 +144,9 @@ def test_the_least_that_is_named_is_enough() -> None:
 
 
 def test_many_workers_are_counted_on_few_grids() -> None:
-    """On 64 workers a list is made of the grids that a guess says to be fast, the obvious ones among them."""
-    described = DescribedNetwork([CONV], (64, 3, 128, 128), FLOAT)
-    within = Search(Prices(described, 64, MACHINE, "adam", 2, FLOAT))
+    """On 8 workers a list is made of the grids that a guess says to be fast, the obvious ones among them."""
+    described = DescribedNetwork([CONV], (8, 3, 32, 32), FLOAT)
+    within = Search(Prices(described, 8, MACHINE, "adam", 2, FLOAT))
     plans, obvious = within.shortlist()
     assert len(plans) <= MOST and len(obvious) == 2
-    assert len(within.states(0)) <= MOST_COUNTED
+    assert len(within.states(0)) <= MOST_GRIDS

@@ -20,8 +20,8 @@ from distdl_jax.tensors import TensorSpec
 from distdl_jax.tools.advise.network import DescribedNetwork, Node, Shape
 from distdl_jax.tools.cost.machine import Machine
 
-MOST_COUNTED, FEWEST_GRIDS = 120, 8
-"""How many times nodes are counted, about: of many grids, on those that seem fastest, so many of them at least."""
+MOST_COUNTED, FEWEST_GRIDS, MOST_GRIDS = 120, 8, 24
+"""How many times nodes are counted, about; and on how many grids each, of those that seem fastest."""
 
 PASSES = 3
 """How often the arrays of a layer are read and written: forward, and for both gradients."""
@@ -116,7 +116,7 @@ class Prices:
             if any(all(p <= n for p, n in zip(grid, node.x_shape, strict=True)) for node in nodes)
         ]
         distinct = len({node.key for node in self.network.nodes})
-        most = max(FEWEST_GRIDS, MOST_COUNTED // distinct)
+        most = max(FEWEST_GRIDS, min(MOST_GRIDS, MOST_COUNTED // distinct))
         if len(found) <= most:
             return found
         pure = [grid for grid in found if max(grid) == self.workers]
