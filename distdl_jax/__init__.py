@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from distdl_jax import checkpoint, data, functional, graphs, machine, nn, optim, random, solvers
-    from distdl_jax.advice.advise import advise
     from distdl_jax.autodiff.forward_mode import hvp, jvp, linear_transpose, linearize
     from distdl_jax.autodiff.gradients import grad, value_and_grad
     from distdl_jax.block_functions import map_blocks
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from distdl_jax.progress_line import progress
     from distdl_jax.replica_check import check_replicated
     from distdl_jax.tensors import TensorSpec, zero_volume_tensor
+    from distdl_jax.tools.advise.advise import advise
     from distdl_jax.torch_weights import from_torch
     from distdl_jax.transports.open_world import close
     from distdl_jax.transports.threads.simulate import simulate
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 # `python -m distdl_jax` need none of it, nor JAX.
 _MODULES = {
     "": ("checkpoint", "data", "functional", "graphs", "machine", "nn", "optim", "random", "solvers"),
-    "advice.advise": ("advise",),
+    "tools.advise.advise": ("advise",),
     "autodiff.forward_mode": ("hvp", "jvp", "linear_transpose", "linearize"),
     "autodiff.gradients": ("grad", "value_and_grad"),
     "transports.threads.simulate": ("simulate",),

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) > 1 and arguments[0] in ("-m", "-c"):
         supervise(worker_command(arguments))
     if arguments[:1] == ["advise"]:
-        from distdl_jax.advice.command import advise_on_file  # imports JAX, which no supervisor needs
+        from distdl_jax.tools.advise.command import advise_on_file  # imports JAX, which no supervisor needs
 
         return advise_on_file(arguments[1:])
     if arguments[:1] == ["doctor"] and any(word.startswith("--simulate") for word in arguments):

@@ -10,8 +10,7 @@ from jax import lax
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.advice.graph import Graph
-from distdl_jax.advice.network import Builder
+from distdl_jax.tools.advise.network import DescribedNetwork
 
 CONV = nn.conv2d(out_channels=4, kernel_size=3, padding=1)
 NETWORK = [
@@ -23,8 +22,8 @@ NETWORK = [
     nn.linear(out_features=3),
 ]
 X_SHAPE = (4, 2, 8, 6)
-SCATTERED = [(1, 1, 2, 2), (2, 1, 1, 1), (1, 2, 2, 1), (1, 1, 1, 3), (2, 1, 1, 2), (2, 1)]
-"""A grid for each node, of one to four workers, so that data moves before every layer and around both skips."""
+SCATTERED = ((1, 1, 2, 2), (2, 1, 1, 1), (1, 1, 1, 3), (2, 1, 1, 2), (2, 1))
+"""A grid for each node, of one to four workers, so that data moves before every layer."""
 
 
 def sequential(params: Any, x: jax.Array) -> jax.Array:
@@ -42,14 +41,14 @@ def sequential(params: Any, x: jax.Array) -> jax.Array:
     return x.reshape(n, -1) @ last["weight"].T + last["bias"]
 
 
-def train(grids: list[tuple[int, ...]] | None) -> tuple[float, Any, list[Any]]:
+def train(grids: tuple[tuple[int, ...], ...] | None) -> tuple[float, Any, list[Any]]:
     """Return the loss, the whole gradient and the whole parameters of the network on the workers of this world."""
     P = dj.Partition()
     if grids is None:
         advice = dj.advise(NETWORK, X_SHAPE, workers=P, dtype=jnp.float64)
         network, x_spec = advice.network, advice.x_spec
     else:
-        network = Builder(Graph(NETWORK, X_SHAPE, np.dtype("float64")), grids, P).network()
+        network = DescribedNetwork(NETWORK, X_SHAPE, np.dtype("float64")).on(grids, P)
         x_spec = dj.TensorSpec(X_SHAPE, P.grid(grids[0]))
     params = network.init(jax.random.key(0), jnp.float64)
     x = dj.init_block(jax.nn.initializers.normal(1.0), jax.random.key(1), x_spec, jnp.float64)
@@ -65,7 +64,7 @@ def train(grids: list[tuple[int, ...]] | None) -> tuple[float, Any, list[Any]]:
 
 
 @pytest.mark.parametrize("grids", [None, SCATTERED], ids=["advised", "scattered"])
-def test_the_network_trains_as_the_sequential_one(grids: list[tuple[int, ...]] | None) -> None:
+def test_the_network_trains_as_the_sequential_one(grids: tuple[tuple[int, ...], ...] | None) -> None:
     value, gradient, (params, (x,)) = dj.simulate(4, train, grids)[0]
     layers = [each for each in jax.tree.leaves(params, is_leaf=_has_weight) if _has_weight(each)]
     expected, expected_gradient = jax.value_and_grad(lambda params: jnp.sum(jnp.sin(sequential(params, x))))(layers)

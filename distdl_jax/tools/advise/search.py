@@ -1,0 +1,201 @@
+"""The short list of plans: the fastest by the estimate, the obvious ones among them, and none that does not fit."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+
+from distdl_jax.costs.cost import Cost, cost
+from distdl_jax.errors import PlanError
+from distdl_jax.progress_line import progress
+from distdl_jax.tensors import TensorSpec
+from distdl_jax.tools.advise.network import DescribedNetwork, Grids, Shape
+from distdl_jax.tools.advise.prices import Price, Prices
+
+FEWEST, MOST = 4, 8
+"""How many plans are measured."""
+
+NEAR = 3.0
+"""Beyond the fewest, only plans that take at most so many times as long as the fastest, by the estimate."""
+
+PENALTIES = (1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, 1e6)
+"""Prices of memory, tried where it is limited: seconds of the fastest plan for all that this stores."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A grid for each node, the estimated seconds of a step, and the bytes stored, added up over the nodes."""
+
+    grids: Grids
+    seconds: float
+    stored: int
+
+
+@dataclass
+class Search:
+    """The grids of all nodes, and the fastest ways through them."""
+
+    prices: Prices
+    limit: float | None = None
+    _grids: dict[int, list[Shape]] = field(default_factory=dict)
+    _costs: dict[Grids, Cost] = field(default_factory=dict)
+
+    @property
+    def network(self) -> DescribedNetwork:
+        """The network."""
+        return self.prices.network
+
+    def states(self, number: int) -> dict[Shape, Price]:
+        """Return the grids that a node can have, and their prices."""
+        node = self.network.nodes[number]
+        dims = len(node.x_shape)
+        if dims not in self._grids:
+            self._grids[dims] = self.prices.grids(dims)
+        found = {
+            grid: price
+            for grid in self._grids[dims]
+            if all(p <= n for p, n in zip(grid, node.x_shape, strict=True))
+            and (price := self.prices.node(node, grid)) is not None
+        }
+        if not found:
+            raise PlanError(f"`network[{node.items[0][0]}]` ({node.name}) can't be counted on any grid of workers.")
+        return found
+
+    def count_all(self) -> None:
+        """Count all nodes on all grids, and show how far that is."""
+        for number in progress(range(len(self.network.nodes)), label="advice: counting layers", unit="layer"):
+            self.states(number)
+
+    def fastest(
+        self, count: int = 1, penalty: float = 0.0, forced: Mapping[int, Shape] | None = None
+    ) -> list[Candidate]:
+        """Return the ways of least seconds, and `penalty` seconds for each byte stored.
+
+        `forced`: grids of some nodes, by their number; a node that can't have it may have any.
+        """
+        ways: dict[Shape, list[tuple[float, Candidate]]] = {}
+        nodes = self.network.nodes
+        for number, node in enumerate(nodes):
+            states, before = self.states(number), ways
+            if (grid := (forced or {}).get(number)) and (price := self.prices.node(node, grid)):
+                states = {grid: price}
+            ways = {}
+            for grid, price in states.items():
+                moved: Iterable[tuple[float, Candidate]] = [(0.0, Candidate((), 0.0, 0))]
+                if number:
+                    moved = self._moved(number, grid, before)
+                ways[grid] = [
+                    (
+                        value + price.seconds + penalty * price.stored,
+                        Candidate((*way.grids, grid), way.seconds + price.seconds, way.stored + price.stored),
+                    )
+                    for value, way in heapq.nsmallest(count, moved, key=lambda each: each[0])
+                ]
+        best = heapq.nsmallest(count, chain.from_iterable(ways.values()), key=lambda each: each[0])
+        return [way for _, way in best]
+
+    def _moved(
+        self, number: int, grid: Shape, ways: Mapping[Shape, list[tuple[float, Candidate]]]
+    ) -> Iterable[tuple[float, Candidate]]:
+        """Yield all ways to the nodes before, with the repartition from there to a grid."""
+        node, before = self.network.nodes[number], self.network.nodes[number - 1]
+        for last, several in ways.items():
+            price = self.prices.node(before, last)
+            assert price is not None
+            seconds = 0.0 if price.y_grid == grid else self.prices.move(node.x_shape, price.y_grid, grid)
+            seconds *= 1 + node.differentiates_x
+            for value, way in several:
+                yield value + seconds, Candidate(way.grids, way.seconds + seconds, way.stored)
+
+    def uniform(self, grid: Shape) -> Candidate:
+        """Return the fastest plan in which all nodes that can have a grid have it."""
+        nodes = self.network.nodes
+        same = {number: grid for number, node in enumerate(nodes) if len(node.x_shape) == len(grid)}
+        return self.fastest(forced=same)[0]
+
+    def incumbents(self) -> dict[str, Candidate]:
+        """Return the obvious plans, by name: the batch is split, or the longest other dimension of the input."""
+        shape, nodes = self.network.x_shape, self.network.nodes
+        longest = max(range(1, len(shape)), key=lambda d: shape[d])
+        found: dict[str, Candidate] = {}
+        if (p := self._parts(shape[0])) > 1 or self.prices.workers == 1:
+            batch = {number: (p, *(1,) * (len(node.x_shape) - 1)) for number, node in enumerate(nodes)}
+            found["the batch split"] = self.fastest(forced=batch)[0]
+        if (p := self._parts(shape[longest])) > 1:
+            grid = tuple(p if d == longest else 1 for d in range(len(shape)))
+            found[f"the split of dimension {longest}"] = self.uniform(grid)
+        return found
+
+    def _parts(self, length: int) -> int:
+        """Return over how many workers a dimension can be split: a divisor of their number."""
+        workers = self.prices.workers
+        return next(p for p in range(min(length, workers), 0, -1) if workers % p == 0)
+
+    def shortlist(self) -> tuple[list[Candidate], dict[str, int]]:
+        """Return the plans that are worth a measurement, and which of them are the obvious ones, by name.
+
+        The obvious ones come first, the others by estimated seconds. Raises `PlanError` where nothing fits the memory.
+        """
+        self.count_all()
+        obvious = self.incumbents()
+        fastest = self.fastest(MOST)
+        candidates = [*obvious.values(), *fastest[:2]]
+        candidates += [self.uniform(grid) for grid in self._grids[len(self.network.x_shape)]]
+        if self.limit is not None:
+            price = fastest[0].seconds / max(fastest[0].stored, 1)
+            candidates += [self.fastest(penalty=share * price)[0] for share in PENALTIES]
+        ordered = sorted(candidates, key=lambda way: way.seconds) + fastest[2:]
+        distinct = list(dict.fromkeys([*obvious.values(), *ordered]))
+        chosen: list[Candidate] = []
+        trained = [number for number, node in enumerate(self.network.nodes) if node.has_params]
+        seen = set[Grids]()
+        for way in distinct:
+            place = tuple(way.grids[number] for number in trained)
+            is_new = way in obvious.values() or not trained or place not in seen
+            is_near = way in obvious.values() or way.seconds <= NEAR * fastest[0].seconds
+            if is_new and ((len(chosen) < MOST and is_near) or len(chosen) < FEWEST) and self.fits(way.grids):
+                chosen.append(way)
+                seen.add(place)
+        if not chosen:
+            least = min(self.memory(way.grids) for way in distinct)
+            raise PlanError(
+                f"`memory` ({memory_text(self.limit or 0)}) is too little for the worker that stores most: of the "
+                f"{len(distinct)} plans for {self.prices.workers} workers that were counted, the least needs "
+                f"{memory_text(least)}."
+            )
+        return chosen, {name: chosen.index(way) for name, way in obvious.items() if way in chosen}
+
+    def plan(self, grids: Grids) -> Candidate:
+        """Return the plan that has these grids, with its estimate."""
+        return self.fastest(forced=dict(enumerate(grids)))[0]
+
+    def fits(self, grids: Grids) -> bool:
+        """Say whether the worker that stores most stays within the limit."""
+        return self.limit is None or self.memory(grids) <= self.limit
+
+    def memory(self, grids: Grids) -> int:
+        """Return the bytes that the worker that stores most needs at the fullest time of a step."""
+        return int(self.cost(grids).memory.max())
+
+    def cost(self, grids: Grids) -> Cost:
+        """Return what the whole network costs."""
+        if grids not in self._costs:
+            P = self.prices.P
+            spec = TensorSpec(self.network.x_shape, P.grid(grids[0]))
+            options = {"optimiser": self.prices.optimiser, "dtype": self.prices.dtype}
+            self._costs[grids] = cost(self.network.on(grids, P), spec, **options)  # type: ignore[arg-type]
+        return self._costs[grids]
+
+
+def memory_text(nbytes: float) -> str:
+    """Return bytes to three digits.
+
+    >>> memory_text(3 * 2**29), memory_text(5000), memory_text(12)
+    ('1.5 GiB', '4.88 KiB', '12 B')
+    """
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes:.0f} B"

@@ -1,0 +1,1 @@
+"""What a training step costs: counted from the programs that the layers trace."""
