@@ -17,8 +17,8 @@ from distdl_jax.partition import Partition
 from distdl_jax.planning import planning_world
 from distdl_jax.plans.decomposition import balanced_ranges
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.tools.advise.five_numbers import FiveNumbers
 from distdl_jax.tools.advise.network import DescribedNetwork, Node, Shape
-from distdl_jax.tools.cost.machine import Machine
 
 MOST_COUNTED, FEWEST_GRIDS, MOST_GRIDS = 120, 8, 24
 """How many times nodes are counted, about; and on how many grids each, of those that seem fastest."""
@@ -52,7 +52,7 @@ class Prices:
 
     network: DescribedNetwork
     workers: int
-    machine: Machine
+    machine: FiveNumbers
     optimiser: str
     copies: int
     dtype: np.dtype

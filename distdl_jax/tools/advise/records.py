@@ -7,7 +7,6 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Sequence
-from importlib.metadata import version
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from distdl_jax import __version__
 from distdl_jax.agreement.agree import agree
 from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.launch.packages import installed_version
 from distdl_jax.nn.descriptions import LayerDescription, Skip
 from distdl_jax.tools.advise.measure import Measured, Plans
 from distdl_jax.world import World
@@ -34,7 +33,7 @@ def key_of(world: World, network: Sequence[Any], asked: dict[str, Any]) -> str:
     here = platform.node(), jax.devices()[0].device_kind, os.cpu_count()
     hosts = agree(world, tuple(range(world.size)), "the hosts of dj.advise", lambda: here)
     workers = sorted(Counter(hosts[rank] for rank in range(world.size)).items())
-    versions = {name: version(name) for name in ("jax", "jaxlib", "mpi4jax")} | {"distdl_jax": __version__}
+    versions = {name: installed_version(name) for name in ("jax", "jaxlib", "mpi4jax", "distdl_jax")}
     counts = [[*host, count] for host, count in workers]
     text = [_text(layer) for layer in network]
     return json.dumps({"network": text, **asked, "workers": counts, "versions": versions}, sort_keys=True)

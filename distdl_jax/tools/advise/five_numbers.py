@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from numbers import Real
 from typing import Any, Final
 
 import numpy as np
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.machine.machine import Machine
 
 _UNITS: Final = {
     "latency": ("seconds", 1e-9, 0.1, "2.4e-6 for 2.4 us"),
@@ -21,7 +21,7 @@ _UNITS: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class FiveNumbers:
     """A machine: five numbers of each worker, in SI units, while all workers of a host are busy.
 
     - `latency`: seconds of a message without bytes.
@@ -34,7 +34,7 @@ class Machine:
     Raises `InvalidTypeError` for what is no number, and `InvalidArgumentError` for a number that no machine has, which
     is most often one in another unit.
 
-    >>> machine = Machine(latency=2.4e-6, bandwidth=5e9, flops=80e9, memory_bandwidth=20e9, memory=4e9)
+    >>> machine = FiveNumbers(latency=2.4e-6, bandwidth=5e9, flops=80e9, memory_bandwidth=20e9, memory=4e9)
     >>> f"{1e3 * machine.seconds(messages=10, bytes=5e6, flops=8e8, memory_traffic=2e7):.2f} ms"
     '12.02 ms'
     """
@@ -51,6 +51,20 @@ class Machine:
             _check_number(name, getattr(self, name))
         if not isinstance(self.source, str):
             raise InvalidTypeError(f"`source` (={self.source!r}) must be a text.")
+
+    @classmethod
+    def of(cls, machine: Machine) -> FiveNumbers:
+        """Return the numbers of a machine, for large messages between its workers that are farthest apart."""
+        level, large = list(machine.levels)[-1], 2.0**26
+        latency = machine.message_seconds(0, level) + machine.operation_seconds
+        return cls(
+            latency=latency,
+            bandwidth=large / (machine.message_seconds(large, level) - machine.message_seconds(0, level)),
+            flops=machine.compute.float32,
+            memory_bandwidth=min(machine.host.worker_bandwidth, machine.host.memory_bandwidth / machine.host.workers),
+            memory=machine.host.memory / machine.host.workers,
+            source=machine.name,
+        )
 
     def seconds(self, messages: Any, bytes: Any, flops: Any, memory_traffic: Any) -> Any:
         """Estimate seconds: latency x messages + bytes / bandwidth + flops / speed + memory traffic / its bandwidth.
@@ -76,13 +90,13 @@ class Machine:
         numbers = ", ".join(
             f"{each.name}={getattr(self, each.name):.4g}" for each in fields(self) if each.name in _UNITS
         )
-        return f"Machine({numbers}), {self.source}"
+        return f"FiveNumbers({numbers}), {self.source}"
 
 
 def _check_number(name: str, value: object) -> None:
     """Refuse a value that is no number, or one that no machine has in this unit."""
     unit, least, most, example = _UNITS[name]
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
         raise InvalidTypeError(f"`{name}` (={value!r}) must be a number of {unit}: {example}.")
     if not least <= value <= most:
         raise InvalidArgumentError(

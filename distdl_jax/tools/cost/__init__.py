@@ -1,1 +1,0 @@
-"""What a training step costs: counted from the programs that the layers trace."""
