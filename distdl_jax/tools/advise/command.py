@@ -10,6 +10,7 @@ from pathlib import Path
 
 from distdl_jax.costs.cost import OPTIMISERS
 from distdl_jax.errors import DistDLError, InvalidArgumentError
+from distdl_jax.machine.machine import names
 from distdl_jax.tools.advise.advise import advise
 
 
@@ -23,6 +24,7 @@ def advise_on_file(arguments: Sequence[str]) -> int:
     parser.add_argument("file", help="the Python file; what it does under `if __name__ == '__main__'` is not run")
     parser.add_argument("--workers", type=int, required=True, help="how many workers there are")
     parser.add_argument("--memory", help='the most that a worker can store: "40GiB"')
+    parser.add_argument("--machine", help=f"{', '.join(names())}, or the path of a machine's file")
     parser.add_argument("--optimiser", default="adam", choices=list(OPTIMISERS))
     parser.add_argument("--dtype", default="float32", help="of the input and of the parameters")
     options = parser.parse_args(arguments)
@@ -41,6 +43,7 @@ def advise_on_file(arguments: Sequence[str]) -> int:
             defined["x_shape"],
             workers=options.workers,
             memory=options.memory,
+            machine=options.machine,
             optimiser=options.optimiser,
             dtype=options.dtype,
         )
