@@ -6,9 +6,12 @@ On CPUs, in float32 and float64, a rule of shapes says how it is computed (cpu/r
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 from jax import Array
 
-from distdl_jax.kernels.problem import Problem
+from distdl_jax.kernels.problem import DIRECTIONS, Problem
 from distdl_jax.kernels.xla_conv import conv
 
 
@@ -20,3 +23,18 @@ def convolution(problem: Problem, x: Array, weight: Array) -> Array:
         return cpu.convolution(problem, x, weight)
     window = problem.window
     return conv(x, weight, window.stride, window.padding, dilation=window.dilation, groups=problem.groups)
+
+
+def scratch(problem: Problem) -> tuple[int, ...]:
+    """Return how many bytes each direction takes beside operands and result.
+
+    It is what oneDNN asks for, or else arrays in the order in memory in which XLA computes.
+    """
+    if problem.has_choice:
+        from distdl_jax.kernels.cpu import rule
+        from distdl_jax.kernels.cpu.onednn.convolution import scratch as of_onednn
+
+        if all(rule.way(problem, direction) == "onednn" for direction in DIRECTIONS):
+            return tuple(of_onednn(problem, direction) for direction in DIRECTIONS)
+    x, y = (math.prod(shape) * np.dtype(problem.dtype).itemsize for shape in (problem.x, problem.y))
+    return max(x, y), max(x, y), x + y

@@ -10,6 +10,7 @@ from jax import Array, lax
 
 from distdl_jax.kernels.conv_transpose import transposed_convolution
 from distdl_jax.kernels.convolution import convolution
+from distdl_jax.kernels.convolution import scratch as scratch_of
 from distdl_jax.kernels.geometry import between_layers
 from distdl_jax.kernels.phases import TransposedProblem
 from distdl_jax.kernels.problem import Problem
@@ -53,17 +54,8 @@ class LocalConvolution:
         arrays = math.prod(self.problem.x), math.prod(self.problem.weight), math.prod(self.problem.y)
         read, written = size * sum(arrays[:2]), size * arrays[2]
         work = Work("convolution", flops, flops, flops, read, written, shape=self.problem)
-        scratch, of_x, of_params = (size * numbers for numbers in self._scratch)
+        scratch, of_x, of_params = (0, 0, 0) if self.ordinary is None else scratch_of(self.ordinary)
         return replace(work, saves_x=True, saved=0, scratch=scratch, scratch_x=of_x, scratch_params=of_params)
-
-    @property
-    def _scratch(self) -> tuple[int, int, int]:
-        """How many numbers the three directions take: arrays in the order in memory in which they are computed."""
-        problem = self.ordinary
-        if problem is None:
-            return 0, 0, 0
-        x, y = math.prod(problem.x), math.prod(problem.y)
-        return max(x, y), max(x, y), x + y
 
     def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
         """Return the product of x and weight, which have one dtype; depends on both even where it is empty."""
