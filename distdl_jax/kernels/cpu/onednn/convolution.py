@@ -30,11 +30,6 @@ def can_compute(problem: Problem, direction: Direction) -> bool:
     return problem.dtype == "float32" and memory(_of_what_is_read(problem), direction) is not None
 
 
-def scratch(problem: Problem, direction: Direction) -> int:
-    """Return how many bytes it needs beside operands and result, where it can compute it."""
-    return memory(_of_what_is_read(problem), direction) or 0
-
-
 def forward(problem: Problem, x: Array, weight: Array) -> Array:
     """Return the convolution of `x` with `weight`."""
     read = _of_what_is_read(problem)
