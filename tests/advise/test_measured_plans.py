@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import threading
 from pathlib import Path
 
 import jax
@@ -90,8 +89,6 @@ def test_nothing_is_written_unless_asked(tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize("worker", [0, 1])
 def test_ctrl_c_ends_measuring_after_a_round(worker: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one worker alone: both stop after the same round, with what is known then."""
-    if threading.current_thread() is not threading.main_thread():
-        pytest.skip("signals come to the main thread")
     steps: list[measure.Trial] = []
     pressed: list[bool] = []
 
@@ -111,8 +108,6 @@ def test_ctrl_c_ends_measuring_after_a_round(worker: int, monkeypatch: pytest.Mo
 
 
 def test_ctrl_c_while_plans_are_compiled_gives_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
-    if threading.current_thread() is not threading.main_thread():
-        pytest.skip("signals come to the main thread")
 
     def seconds(trial: measure.Trial, *args: object) -> float:
         if dj.Partition().rank == 1:

@@ -1,5 +1,6 @@
 """Drawn convolutions and their gradients, in every way and dtype, against products in double precision."""
 
+from itertools import count
 from typing import Any
 
 import jax
@@ -33,10 +34,9 @@ def drawn(seed: int) -> Problem | None:
     return None if 0 in problem.y or min(cut) < 1 else problem
 
 
-@pytest.mark.parametrize("seed", range(0, 36 * LONG, 3))
+@pytest.mark.parametrize("seed", range(12 * LONG))
 def test_drawn_convolutions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if (problem := next(filter(None, map(drawn, range(seed, seed + 3))), None)) is None:
-        pytest.skip("nothing but empty ones was drawn")
+    problem = next(filter(None, map(drawn, count(1000 * seed))))  # the first that is not empty
     rng = np.random.default_rng([2, seed])
     x, weight = (jnp.asarray(rng.normal(size=shape)).astype(problem.dtype) for shape in (problem.x, problem.weight))
 

@@ -10,15 +10,15 @@ a sum over the taps instead.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
+from distdl_jax.kernels import phases
 from distdl_jax.kernels.geometry import padded, row_major
-from distdl_jax.kernels.phases import TransposedProblem, by_phases
 from distdl_jax.kernels.problem import Problem, Shape
 
 PIECE = 1 << 20
@@ -43,16 +43,8 @@ def forward(problem: Problem, x: Array, weight: Array) -> Array:
 
 
 def input_gradient(problem: Problem, weight: Array, dy: Array) -> Array:
-    """Return the gradient of x, from the cotangent `dy` of the result: the transposed convolution of dy."""
-    transposed = TransposedProblem.of_input_gradient(problem)
-    if transposed.ordinary is not None:
-        return by_phases(transposed, transposed.ordinary, dy, weight, forward)
-    dy = lax.pad(
-        dy, jnp.zeros((), dy.dtype), [(0, 0, 0)] * 2 + [(0, 0, stride - 1) for stride in problem.window.stride]
-    )
-    window = replace(problem.window, stride=(1,) * problem.dims)
-    window = replace(window, padding=window.padding_read(problem.x[2:], weight.shape[2:], dy.shape[2:]))
-    return input_gradient(replace(problem, window=window), weight, dy)
+    """Return the gradient of x, from the cotangent `dy` of the result."""
+    return phases.input_gradient(problem, weight, dy, forward)
 
 
 def weight_gradient(problem: Problem, x: Array, dy: Array) -> Array:
