@@ -120,7 +120,7 @@ def input_gradient(
 ) -> Array:
     """Return the input's gradient of a convolution, the transposed convolution of `dy`, by ordinary ones.
 
-    XLA's own, with zeros between the entries, takes far longer where there is a stride, and at some small shapes of three
+    XLA's own, with zeros between the entries, takes far longer where there is a stride. At some small shapes of three
     dimensions jaxlib 0.12 ends the process.
     """
     transposed = TransposedProblem.of_input_gradient(problem)
