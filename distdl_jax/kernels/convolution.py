@@ -1,6 +1,6 @@
 """One worker's convolution.
 
-On CPUs, in float32 and float64, a rule of shapes says how it is computed (cpu/rule.py). Elsewhere, and with
+On CPUs, but for integers, a rule of shapes says how it is computed (cpu/rule.py). Elsewhere, and with
 `DISTDL_JAX_FAST_CONVOLUTIONS=0`, it is XLA's (xla_conv.py), and nothing of `cpu` is imported.
 """
 
