@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -28,6 +29,11 @@ MOST_TAPS = 64
 """The largest kernel that is written out tap by tap."""
 
 
+_compiled_once = partial(jax.jit, static_argnums=0, inline=True)
+"""For functions with a loop, whose body a call outside of a jitted program would otherwise compile each time."""
+
+
+@_compiled_once
 def forward(problem: Problem, x: Array, weight: Array) -> Array:
     """Return the convolution of `x` with `weight`."""
     if weight.shape[1] == 1 and math.prod(weight.shape[2:]) <= MOST_TAPS:
@@ -47,6 +53,7 @@ def input_gradient(problem: Problem, weight: Array, dy: Array) -> Array:
     return phases.input_gradient(problem, weight, dy, forward)
 
 
+@_compiled_once
 def weight_gradient(problem: Problem, x: Array, dy: Array) -> Array:
     """Return the gradient of the weight, from the cotangent `dy` of the result."""
     pieces, c_out = _Pieces(problem), dy.shape[1]
