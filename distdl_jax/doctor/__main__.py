@@ -21,7 +21,7 @@ from distdl_jax.launch import supervised
 from distdl_jax.settings import own_reading
 
 if TYPE_CHECKING:
-    from distdl_jax.machine.machine import Machine
+    from distdl_jax.tools.cost.machine import Machine
 
 LONGEST = 60.0
 """Seconds in which workers must have answered each other, once MPI is up."""
@@ -140,7 +140,7 @@ def _machine(path: str | None) -> tuple[Machine | None, list[Finding]]:
     if path is None:
         return None, []
     try:
-        from distdl_jax.machine.machine import load
+        from distdl_jax.tools.cost.machine import load
 
         return load(path), []
     except (DistDLError, ImportError) as error:

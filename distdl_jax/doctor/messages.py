@@ -10,7 +10,7 @@ from distdl_jax.doctor.findings import Finding, by_host, size_text, time_text
 from distdl_jax.doctor.hosts import usable
 
 if TYPE_CHECKING:
-    from distdl_jax.machine.machine import Machine
+    from distdl_jax.tools.cost.machine import Machine
 
 TOO_SLOW = 2.0
 """How many times longer than the machine's file expects a message may take."""

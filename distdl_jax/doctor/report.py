@@ -13,7 +13,7 @@ from distdl_jax.doctor.facts import Facts, Measured
 from distdl_jax.doctor.findings import VERDICTS, Finding, by_host, worker_names, worst
 
 if TYPE_CHECKING:
-    from distdl_jax.machine.machine import Machine
+    from distdl_jax.tools.cost.machine import Machine
 
 _WIDTH = 120
 

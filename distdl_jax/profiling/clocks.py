@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-from distdl_jax.machine.places import own_place
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -22,7 +21,7 @@ def clock_offset(comm: MPI.Intracomm) -> int:
     """
     from mpi4py import MPI
 
-    hosts = comm.allgather(own_place().host)
+    hosts = comm.allgather(socket.gethostname())
     others = [rank for rank, host in enumerate(hosts) if host != hosts[0]]
     offset = 0
     for rank in others:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distdl_jax.costs.meetings import meetings
 from distdl_jax.errors import PlanError
 from distdl_jax.profiling.activities import Message
+from distdl_jax.profiling.meetings import meetings
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from distdl_jax.costs.cost import Cost
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
 from distdl_jax.profiling.activities import Activities, activities_of
 from distdl_jax.profiling.clocks import clock_offset
@@ -19,6 +18,7 @@ from distdl_jax.profiling.recording import Recording, record
 from distdl_jax.profiling.table import table
 from distdl_jax.profiling.times import LayerProfile, PassTimes, add_up
 from distdl_jax.profiling.trace import write_trace
+from distdl_jax.tools.cost.cost import Cost
 from distdl_jax.transports.open_world import open_world
 from distdl_jax.validation import check_function, checked_integer
 

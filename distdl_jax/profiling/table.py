@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from distdl_jax.costs.cost import Cost
-from distdl_jax.costs.table import aligned, number
 from distdl_jax.profiling.activities import UPDATE
 from distdl_jax.profiling.times import LayerProfile, PassTimes
+from distdl_jax.tools.cost.cost import Cost
+from distdl_jax.tools.cost.show import aligned, number
 
 _HEADER = ("layer", "forward", "backward", "packing", "transfer", "waiting (least mean most)", "hidden")
 _AMOUNTS = ("messages", "MB", "share")
-_FORESEEN = ("foreseen", "ratio")
+_ESTIMATED = ("estimated", "ratio")
 
 OFTEN = 0.05
 """A worker is named where it is waited for in this share of all waiting, or more often."""
@@ -29,13 +29,13 @@ def table(
 ) -> str:
     """Return the table: times in ms, means over the workers; messages and bytes of the worker that has most."""
     step = float(seconds.mean())
-    rows = [[*_HEADER, *_AMOUNTS, *(_FORESEEN if cost is not None else ())]]
-    foreseen = _foreseen(cost)
+    rows = [[*_HEADER, *_AMOUNTS, *(_ESTIMATED if cost is not None else ())]]
+    estimates = {} if cost is None else {layer.place: layer.seconds for layer in cost.layers}
     for layer in layers:
         times = layer.both
         rows.append(_row(layer.title, layer.forward.arithmetic, layer.backward.arithmetic, times, step))
         if cost is not None:
-            rows[-1] += _compared(times.total, foreseen.get(layer.place if layer.name != UPDATE else UPDATE))
+            rows[-1] += _compared(times.total, None if layer.name == UPDATE else estimates.get(layer.place))
     nothing = PassTimes.none(len(seconds))
     rows.append(_row("call", idle, nothing.arithmetic, nothing, step))
     total = sum((layer.both for layer in layers), nothing)
@@ -46,8 +46,7 @@ def table(
     rows.append(_row("a step", passes[0] + idle, passes[1], total, step))
     rows[-1][len(_HEADER) + 2] = "100.0%"
     if cost is not None and cost.seconds is not None:
-        rows[-2] += _compared(idle, None if cost.once is None else cost.once.total)
-        rows[-1] += _compared(seconds, np.array([cost.seconds.mean]))
+        rows[-1] += _compared(seconds, np.array([cost.seconds]))
     lines = aligned(rows)
     lines.insert(1, "-" * max(map(len, lines)))
     lines.insert(-1, lines[1])
@@ -66,20 +65,11 @@ def _row(title: str, forward: np.ndarray, backward: np.ndarray, times: PassTimes
     return [title, *means, waiting, number(1e3 * times.hidden.mean()), *amounts, share]
 
 
-def _foreseen(cost: Cost | None) -> dict[str, np.ndarray]:
-    """Return the seconds that were foreseen, by a layer's place: without updates, which are one row."""
-    if cost is None:
-        return {}
-    times = {layer.place: layer.times for layer in cost.layers if layer.times is not None}
-    updates = sum((each.update for each in times.values()), np.zeros(1))
-    return {place: each.total - each.update for place, each in times.items()} | {UPDATE: updates}
-
-
-def _compared(seconds: np.ndarray, foreseen: np.ndarray | None) -> list[str]:
-    """Return what was foreseen, and how much of it the time is."""
-    if foreseen is None or not foreseen.mean():
+def _compared(seconds: np.ndarray, estimate: np.ndarray | None) -> list[str]:
+    """Return what was estimated, and how much of it the time is."""
+    if estimate is None or not estimate.mean():
         return ["", ""]
-    return [number(1e3 * foreseen.mean()), f"{seconds.mean() / foreseen.mean():.2f}"]
+    return [number(1e3 * estimate.mean()), f"{seconds.mean() / estimate.mean():.2f}"]
 
 
 def _blamed(layers: Sequence[LayerProfile], waited_for: np.ndarray) -> list[str]:

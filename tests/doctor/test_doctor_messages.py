@@ -4,7 +4,7 @@ from healthy_job import job
 
 from distdl_jax.doctor import report
 from distdl_jax.doctor.facts import Measured, Message
-from distdl_jax.machine.machine import load
+from distdl_jax.tools.cost.machine import load
 
 HDR = load("infiniband-hdr")
 

@@ -15,7 +15,6 @@ from jax import Array
 from jax.extend.core import Literal
 
 from distdl_jax.autodiff.gradients import grad
-from distdl_jax.costs.flops import arithmetic
 from distdl_jax.errors import PlanError
 from distdl_jax.layer.layer import Layer, apply_layer
 from distdl_jax.nn.remat_precision import Remat, Wrapper
@@ -25,6 +24,7 @@ from distdl_jax.partition import Partition
 from distdl_jax.plans.work import Work
 from distdl_jax.primitives.plan import Action, BlocksPlan, Computes, Plan, ShapeDtypes, Traced
 from distdl_jax.programs.ir import Operation, operations
+from distdl_jax.tools.cost.flops import arithmetic
 from distdl_jax.tracing.program_reader import read_program
 from distdl_jax.transports.threads.stand_ins import on_stand_ins
 from distdl_jax.world import World

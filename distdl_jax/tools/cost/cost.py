@@ -1,46 +1,87 @@
-"""What a training step of a network costs, foreseen: `cost`."""
+"""What a training step of a network costs, from its plans: `cost`."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from distdl_jax.costs.amounts import Amounts, alike
-from distdl_jax.costs.as_json import to_json
-from distdl_jax.costs.compiled_step import CompiledMemory, compile_step
-from distdl_jax.costs.counting import count_action, groups
-from distdl_jax.costs.layer_cost import LayerCost
-from distdl_jax.costs.layers import PlacedLayer, placed_layers
-from distdl_jax.costs.links import MachineLinks
-from distdl_jax.costs.memory import WorkerMemory, worker_memory
-from distdl_jax.costs.picture import draw
-from distdl_jax.costs.seconds import Update, step_timing
-from distdl_jax.costs.table import table
-from distdl_jax.costs.times import Interval, Times
-from distdl_jax.costs.traced import completed
 from distdl_jax.drawing.drawing import Drawing
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import Layer
-from distdl_jax.machine.machine import Machine, load
+from distdl_jax.nn.network import Network
+from distdl_jax.nn.pipeline import Pipeline
 from distdl_jax.plans.alike import ByClass, derived, on_grids
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import worker_ranks
-from distdl_jax.primitives.plan import Action, Plan, ShapeDtypes
+from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.spec_trees import is_spec
 from distdl_jax.tensors import TensorSpec, check_spec
+from distdl_jax.tools.cost.amounts import Amounts, alike, groups
+from distdl_jax.tools.cost.compiled import CompiledMemory, compile_step
+from distdl_jax.tools.cost.machine import Machine, given_machine
+from distdl_jax.tools.cost.memory import WorkerMemory, worker_memory
+from distdl_jax.tools.cost.show import picture, table, to_json
+from distdl_jax.tools.cost.traced import completed
 from distdl_jax.validation import checked_boolean
 
 OPTIMISERS = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "lion": 1, "adam": 2, "adamw": 2}
 """How many numbers an optimiser stores for each parameter."""
+
+
+class PlacedLayer(NamedTuple):
+    """A layer, or a function, of a network; `name`: of its class, or of the function."""
+
+    place: str
+    layer: Any
+    name: str
+
+    @property
+    def param_specs(self) -> list[TensorSpec]:
+        """The specs of all parameters."""
+        if not isinstance(self.layer, Layer):
+            return []
+        leaves = jax.tree.leaves(self.layer.param_specs(), is_leaf=is_spec)
+        return [leaf for leaf in leaves if is_spec(leaf)]
+
+
+def placed_layers(layer: Callable[..., Any], place: str = "") -> Iterator[PlacedLayer]:
+    """Yield the layers that `layer` is made of, at any depth, or itself; places, "3.body.0", are those of actions."""
+    if not isinstance(layer, Network) or isinstance(layer, Pipeline):
+        yield PlacedLayer(place, layer, getattr(layer, "__name__", type(layer).__name__))
+        return
+    for name, part in layer._parts:
+        if part is not None:
+            yield from placed_layers(part, f"{place}.{name}" if place else str(name))
+    if layer._computes:
+        yield PlacedLayer(place, None, layer._computes)
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """What one layer costs.
+
+    - `place`, `name`: where it is in the network, "3.body.0", and its class.
+    - `amounts`: what each worker stores, computes and sends for it.
+    - `seconds`: of each worker, an estimate; None without a machine.
+    """
+
+    place: str
+    name: str
+    amounts: Amounts
+    seconds: np.ndarray | None = None
+
+    @property
+    def title(self) -> str:
+        """Its place and its class: "3.body.0 DistributedConv2d"."""
+        return f"{self.place} {self.name}".strip()
 
 
 @dataclass(frozen=True)
@@ -49,22 +90,24 @@ class Cost:
 
     - `layers`: layer by layer, in order.
     - `workers`: all layers together: arrays with an entry for each worker, by world rank.
-    - `seconds`: of a step on the machine, as an `Interval`: `low`, `mean`, `high`, and `reasons` why not known better.
-    - `once`: the times of what is done once a step: the call, and the sum of the loss over all workers.
-
     - `compiled`: the memory of the fullest worker by XLA, where it was asked for.
-
-    `seconds` and `once` are None without a machine.
     """
 
     layers: tuple[LayerCost, ...]
     workers: Amounts
-    seconds: Interval | None = None
-    once: Times | None = None
     compiled: CompiledMemory | None = None
     _plan: Plan | None = field(default=None, repr=False, compare=False)
     _x: ShapeDtypes = field(default_factory=dict, repr=False, compare=False)
     _backward: bool = True
+
+    @property
+    def seconds(self) -> float | None:
+        """The seconds of a step of the slowest worker, estimated from five numbers; None without a machine.
+
+        Measured steps took a third more or less, and partitions came in the right order as often as by chance.
+        """
+        estimates = [layer.seconds for layer in self.layers if layer.seconds is not None]
+        return float(np.sum(estimates, axis=0).max()) if estimates else None
 
     @property
     def flops(self) -> np.ndarray:
@@ -142,39 +185,29 @@ class Cost:
         return stored
 
     def table(self) -> str:
-        """Return a table as text: a row for each layer."""
-        total = LayerCost("", "all layers", self.workers, self._times)
-        return table(self.layers, total, self.once, self.seconds)
-
-    @property
-    def _times(self) -> Times | None:
-        """The times of everything."""
-        times = [each.times for each in self.layers if each.times is not None]
-        return None if self.once is None else Times.sum([*times, self.once], len(self.workers.parameters))
+        """Return a table as text: a row for each layer; bytes and counts of the worker that has most."""
+        return table(self)
 
     def to_json(self) -> str:
         """Return all numbers as JSON, in the form that docs/cost.md describes."""
-        return to_json(self.layers, self.workers, self.once, self.seconds)
+        return to_json(self)
 
     def draw(self) -> Drawing:
-        """Return a picture of the times, a bar for each layer, and the table as its text; refuse one without times."""
-        if self.seconds is None or self.once is None:
-            raise InvalidArgumentError("`machine` (=None) of `dj.cost` must be one for a picture of times.")
-        bars = [(layer.title, layer.times) for layer in self.layers if layer.times is not None]
-        return Drawing(draw([*bars, ("call, sum of the loss", self.once)], f"A step: {self.seconds}"), self.table())
+        """Return a picture: for each layer a bar of what it computes, sends and stores; the table is its text."""
+        return Drawing(picture(self), self.table())
 
 
 def cost(
     network: Callable[..., Any],
     x_spec: TensorSpec,
     *,
-    machine: Machine | str | os.PathLike[str] | None = None,
+    machine: Machine | str | None = None,
     optimiser: str = "adam",
     backward: bool = True,
     dtype: DTypeLike = jnp.float32,
     compiled: bool = False,
 ) -> Cost:
-    """Foresee what a training step of `network` costs each worker: without a message, and nothing runs.
+    """Count what a training step of `network` costs each worker: without a message, and nothing runs.
 
     A step is the value of a loss of the output, the gradient of the parameters, and the optimiser's update. It works in
     any world: in a job, in `dj.simulate`, and for any number of workers on `dj.planning_world(n)`. Plans say what
@@ -184,8 +217,7 @@ def cost(
 
     - `network`: a layer, or a network of layers.
     - `x_spec`: the global shape and the partition of its input.
-    - `machine`: that it runs on, for times: a `Machine`, or a path or name that `dj.machine.load` takes. Workers fill
-      one host after the other. None: no times.
+    - `machine`: for an estimate of seconds: a `Machine`, or a name that `dj.machine.load` takes. None: no seconds.
     - `optimiser`: what the optimiser stores: "adam", "adamw", "sgd", "momentum", "rmsprop", "adagrad" or "lion".
     - `backward`: whether gradients are computed and parameters updated; else it is the forward pass alone.
     - `dtype`: of the input and of the parameters; an input of indices is of int32.
@@ -195,8 +227,8 @@ def cost(
     **Returns:** the `Cost`.
 
     **Raises:** `InvalidTypeError` where `network` is no layer or `x_spec` no spec; `InvalidArgumentError` where
-    `optimiser` is none of those, or there is no such machine, or its file says nothing of so many workers; `PlanError`
-    where x does not fit, or a layer on more workers than that does not say what it does.
+    `optimiser` is none of those, or there is no such machine; `PlanError` where x does not fit, or a layer on more
+    workers than that does not say what it does.
 
     >>> import distdl_jax as dj
     >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
@@ -220,26 +252,24 @@ def cost(
         shapes = on_grids(shapes, placeholders)
     x = derived(lambda worker: ShapeDtype(x_spec.shape_on(worker), of_x), shapes)
     params = _param_blocks(network, number, size) if takes_indices else None
+    estimates_on = None if machine is None else given_machine(machine)
     plan = completed(network, network.plan(x, params), x, world, number)
-    actions = plan.actions
-    placed, copies = list(placed_layers(network)), OPTIMISERS[optimiser]
-    layers = _layer_amounts(placed, actions, size, backward)
-    for layer, amounts in layers:
-        _count_parameters(layer, amounts, number.itemsize, copies, backward)
-    total = Amounts.sum((amounts for _, amounts in layers), size)
-    costs = [LayerCost(layer.place, layer.name, amounts) for layer, amounts in layers]
-    result = Cost(tuple(costs), total, _plan=plan, _x=x, _backward=backward)
+    copies, layers = OPTIMISERS[optimiser], list(placed_layers(network))
+    amounts = {layer.place: Amounts.none(size) for layer in layers}
+    for action in plan.actions:
+        amounts[action.place].count(action, backward)
+    costs = []
+    for layer in layers:
+        mine = amounts[layer.place]
+        _count_parameters(layer, mine, number.itemsize, copies, backward)
+        seconds = None
+        if estimates_on is not None:
+            seconds = estimates_on.seconds(mine.operations, mine.bytes, mine.flops, mine.memory_traffic)
+        costs.append(LayerCost(layer.place, layer.name, mine, seconds))
+    result = Cost(tuple(costs), Amounts.sum(amounts.values(), size), _plan=plan, _x=x, _backward=backward)
     if checked_boolean("compiled", compiled):
         result = replace(result, compiled=compile_step(network, x, world, result.fullest, number, copies, backward))
-    if machine is None:
-        return result
-    links = MachineLinks(machine if isinstance(machine, Machine) else load(machine), size, number.name)
-    updates = [Update.of(layer, number.itemsize, copies) for layer in placed]
-    # Every worker gives each parameter, a placeholder where it has no block, and all that the optimiser stores of it.
-    arrays = 1 + sum(len(layer.param_specs) for layer in placed) * (1 + copies * backward)
-    timing = step_timing(actions, [layer.place for layer in placed], links, updates, arrays=arrays, backward=backward)
-    timed = tuple(replace(layer, times=timing.layers[layer.place]) for layer in costs)
-    return replace(result, layers=timed, seconds=timing.seconds, once=timing.step)
+    return result
 
 
 def _param_blocks(network: Layer, dtype: np.dtype, size: int) -> dict[int, Any]:
@@ -252,16 +282,6 @@ def _param_blocks(network: Layer, dtype: np.dtype, size: int) -> dict[int, Any]:
     return {worker: on(worker) for worker in range(size)}
 
 
-def _layer_amounts(
-    layers: Sequence[PlacedLayer], actions: Sequence[Action], size: int, backward: bool
-) -> list[tuple[PlacedLayer, Amounts]]:
-    """Return the layers, each with what all workers compute and send for it."""
-    amounts = {layer.place: Amounts.none(size) for layer in layers}
-    for action in actions:
-        count_action(amounts[action.place], action, backward)
-    return [(layer, amounts[layer.place]) for layer in layers]
-
-
 def _count_parameters(layer: PlacedLayer, amounts: Amounts, itemsize: int, copies: int, backward: bool) -> None:
     for spec in layer.param_specs:
         for worker, workers in groups(spec.block_shapes):
@@ -269,3 +289,4 @@ def _count_parameters(layer: PlacedLayer, amounts: Amounts, itemsize: int, copie
     if backward:
         amounts.gradients[...] = amounts.parameters
         amounts.optimiser[...] = copies * amounts.parameters
+        amounts.memory_traffic += 2 * amounts.optimiser + 3 * amounts.parameters  # read and written by the update
