@@ -163,8 +163,11 @@ def given_machine(machine: object) -> Machine:
     return machine if isinstance(machine, Machine) else load(machine)  # type: ignore[arg-type]
 
 
-ROUNDS, ENOUGH = 3, 0.25
-"""How often each loop is timed, and for how many seconds."""
+ROUNDS, ENOUGH, MOST = 9, 0.02, 2.0
+"""How often each loop is timed, for how many seconds each time, and in all at most.
+
+A message takes a thousand times as long while other programs keep the cores, so there are not many in a loop.
+"""
 
 SHORT, LONG = 8, 2**22
 """Bytes of the messages, short and long."""
@@ -177,8 +180,8 @@ def measure() -> Machine:
     """Measure the machine that this job runs on, in some ten seconds: with all its workers, who all call it.
 
     Every worker sends to the next one, multiplies matrices, and reads and writes an array, all at the same time, in
-    loops of compiled programs. Of three rounds the median counts, and of the workers the slowest. The memory of a host
-    is divided by the workers on it.
+    loops of compiled programs. Of the rounds the median counts, and of the workers the slowest. The memory of a host is
+    divided by the workers on it.
 
     **Returns:** the `Machine`, the same on every worker. Printed, it is a call that makes it again.
 
@@ -242,7 +245,10 @@ def _seconds(P: Partition, loop: Loop) -> float:
     while (took := slowest(often)) < ENOUGH / 4:
         often *= 4
     often = max(1, round(often * ENOUGH / took))
-    return float(np.median([slowest(often) for _ in range(ROUNDS)])) / often
+    found: list[float] = []
+    while len(found) < ROUNDS and sum(found) < MOST:
+        found.append(slowest(often))
+    return float(np.median(found)) / often
 
 
 def _gathered(P: Partition, value: Any) -> list[Any]:
