@@ -45,8 +45,9 @@ def table(
     ] or [nothing.arithmetic] * 2
     rows.append(_row("a step", passes[0] + idle, passes[1], total, step))
     rows[-1][len(_HEADER) + 2] = "100.0%"
-    if cost is not None and cost.seconds is not None:
-        rows[-1] += _compared(seconds, np.array([cost.seconds]))
+    if cost is not None:
+        rows[-2] += ["", ""]
+        rows[-1] += _compared(seconds, None if cost.seconds is None else np.array([cost.seconds]))
     lines = aligned(rows)
     lines.insert(1, "-" * max(map(len, lines)))
     lines.insert(-1, lines[1])
