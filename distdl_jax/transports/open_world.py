@@ -63,9 +63,9 @@ def _refuse_shared_modules() -> None:
             name = frame.f_globals.get("__name__", "")
         elif frame.f_code.co_filename.startswith("<frozen importlib") and name:
             raise SetupError(
-                f"The module {name} makes a partition while it is imported, but in dj.simulate, and with --simulate, all "
-                "workers share what they import: make partitions in the program, or in functions that it calls. Under "
-                "mpiexec each worker has modules of its own."
+                f"The module {name} makes a partition while it is imported, but in dj.simulate, and with --simulate, "
+                "all workers share what they import: make partitions in the program, or in functions that it calls. "
+                "Under mpiexec each worker has modules of its own."
             )
 
 
