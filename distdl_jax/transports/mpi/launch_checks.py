@@ -20,7 +20,7 @@ from distdl_jax.errors import SetupError
 from distdl_jax.launch.gpus import WorkerGpu, computes_on_gpu, gpu_in_use, gpu_messages, gpu_problem
 from distdl_jax.launch.launcher import MPI_SIZES, job_size
 from distdl_jax.launch.packages import FIRST_JAX_NOT_TRIED, PACKAGES, installed_version
-from distdl_jax.settings import Reading, difference, own_reading, setting_problems, warning_of_unknown
+from distdl_jax.settings import Reading, check_settings, difference, own_reading, warning_of_unknown
 from distdl_jax.transports.mpi.compat import import_mpi4jax
 from distdl_jax.watchdog.log import log
 
@@ -86,19 +86,19 @@ def own_installation() -> Installation:
 
 
 def disagreements(everyone: Sequence[Installation]) -> Iterator[str]:
-    """Yield a sentence for each way in which the workers can't work together; `everyone` by rank."""
-    yield from setting_problems([worker.reading for worker in everyone])
+    """Yield a sentence for each way in which the workers, by rank, can't work together, but for their settings."""
     if problem := gpu_problem([worker.gpu for worker in everyone], own_reading().settings.gpus):
         yield problem
     for what in everyone[0].versions:
         cure = " (`python -m distdl_jax.onednn` compiles it)" if what == "oneDNN" else ""
-        if problem := difference(what + cure, [worker.versions[what] for worker in everyone]):
-            yield problem
+        if text := difference(what + cure, [worker.versions[what] for worker in everyone]):
+            yield text
 
 
 def check_workers_agree(comm: MPI.Intracomm) -> None:
     """Refuse workers with different software or settings; collective in `comm`, and raises on all of its workers."""
     everyone: list[Installation] = comm.allgather(own_installation())
+    check_settings([worker.reading for worker in everyone])
     for problem in disagreements(everyone):
         raise SetupError(problem)
     if comm.Get_rank() == 0 and (warning := warning_of_unknown([worker.reading for worker in everyone])):
