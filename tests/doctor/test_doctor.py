@@ -44,6 +44,9 @@ class Without:
     def __init__(self, finder):
         self.finder = finder
 
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
     def find_spec(self, name, *args):
         return None if name.split(".")[0] == os.environ["HIDDEN"] else self.finder.find_spec(name, *args)
 
