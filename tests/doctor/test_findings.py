@@ -249,6 +249,13 @@ def test_the_report_as_text_and_as_json():
     assert [each["subject"] for each in content["findings"] if each["verdict"] == "warning"] == ["cores"]
 
 
+def test_the_report_on_the_page_is_that_of_such_a_job():
+    many = {"threads": {"XLA": 8}, "variables": "NPROC=8"}
+    everyone = hosts({"threads": {"XLA": 2}}, many, many, {"threads": {"XLA": 2}})
+    text = as_text("4 workers", [*job.find(everyone), job.message(0.61e-6, 8, "node0", "node0", 1)])
+    assert f"```text not-run\n{text}\n```" in PAGE.read_text(), text
+
+
 def test_the_page_names_every_subject():
     page, modules = PAGE.read_text(), (worker, job, doctor)
     source = "".join(Path(module.__file__ or "").read_text() for module in modules)
