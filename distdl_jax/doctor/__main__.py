@@ -91,22 +91,21 @@ def _over_mpi(options: argparse.Namespace) -> int:
             time.sleep(1)  # after the first worker, where that has the same to say
         findings += settings([own_reading()])
         return _print(f"worker {rank or 0} of {job_size()}, alone", findings, [host], options)
-    MPI = import_module("mpi4py.MPI")
-    title = f"{comm.Get_size()} worker{'s' * (comm.Get_size() > 1)}"
     timer = threading.Timer(LONGEST, _give_up, (findings, host, options, comm.Get_rank()))
     timer.daemon = True
     timer.start()
-    everyone = comm.allgather((findings, host, own_reading(), worker.installation()))
-    found, hosts, readings, installations = (list(values) for values in zip(*everyone, strict=True))
-    status, together = 0, [*settings(readings), *worker.disagreements(installations)]
-    together += [*job.find(hosts), *worker.compilation_cache(MPI.Get_library_version(), tries=comm.Get_rank() == 0)]
-    together += [*job.folder_seen(comm, options.checkpoints), *job.messages(comm, [host.name for host in hosts])]
-    if comm.Get_rank() == 0 and (rank in (None, 0) or comm.Get_size() > 1):
-        status = _print(title, merged(found) + together, hosts, options)
+    everyone = comm.gather((findings, host, own_reading(), worker.installation()))
+    measured = job.messages(comm, comm.allgather(host.name)) + job.folder_seen(comm, options.checkpoints)
+    MPI, count = import_module("mpi4py.MPI"), comm.Get_size()
     supervised.tell(supervised.ENDS)  # the others need no end from the supervisor
     MPI.Finalize()
     timer.cancel()
-    return status
+    if everyone is None or (rank and count == 1):
+        return 0
+    found, hosts, readings, installations = (list(values) for values in zip(*everyone, strict=True))
+    together = [*settings(readings), *worker.disagreements(installations), *job.find(hosts), *measured]
+    together += worker.compilation_cache(MPI.Get_library_version())
+    return _print(f"{count} worker{'s' * (count > 1)}", merged(found) + together, hosts, options)
 
 
 def _give_up(findings: list[Finding], host: job.Host, options: argparse.Namespace, rank: int) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from distdl_jax.doctor.findings import Finding
 from distdl_jax.launch import supervised
-from distdl_jax.launch.gpus import cuda_plugin, gpu_messages
+from distdl_jax.launch.gpus import cuda_plugin, gpu_messages, visible_gpus
 from distdl_jax.launch.launcher import SET_BY_LAUNCHERS, job_size
 from distdl_jax.launch.packages import FIRST_JAX_NOT_TRIED, PACKAGES, installed_version, minimum_versions
 from distdl_jax.settings import own_reading
@@ -32,14 +32,16 @@ if TYPE_CHECKING:
 
     from distdl_jax.transports.mpi.launch_checks import Installation
 
-LONGEST_TRIAL = 20.0
+LONGEST_TRIAL = 30.0
 """Seconds that a program which the doctor starts may take."""
 
 LEAST_FREE = 2**30
 """Bytes of a folder for checkpoints."""
 
-_RUN = "python -m pip install --force-reinstall --no-deps --no-cache-dir --no-binary=mpi4jax mpi4jax"
-_COMPILE_MPI4JAX = f"With the right mpicc first on PATH: {_RUN}"
+_COMPILE_MPI4JAX = (
+    "With the right mpicc first on PATH: "
+    "python -m pip install --force-reinstall --no-deps --no-cache-dir --no-binary=mpi4jax mpi4jax"
+)
 _COMPILE_ONEDNN = "python -m distdl_jax.onednn"
 
 
@@ -96,18 +98,13 @@ def jax_and_devices() -> Iterator[Finding]:
     ):
         if getattr(jax.config, option, None) == value:
             yield Finding("warning", "jax", f"{option.upper()}={value} is set: {text}", "Leave it out, but to debug.")
-    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    gpus = visible_gpus(os.environ)
     if count > 1:
         text = f"This process has {count} JAX devices, but a worker is one process with one device."
         cure = "python -m distdl_jax gives each worker its GPU; leave --xla_force_host_platform_device_count out."
         yield Finding("error", "devices", text, cure)
-    elif (
-        kind == "cpu"
-        and gpus
-        and os.environ.get("JAX_PLATFORMS") != "cpu"
-        and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
-    ):
-        text = f"JAX computes on the CPU, but the host has {gpus} NVIDIA GPU{'s' * (gpus > 1)}."
+    elif kind == "cpu" and gpus and os.environ.get("JAX_PLATFORMS") != "cpu":
+        text = f"JAX computes on the CPU, but the host has GPUs: {', '.join(gpus)}."
         cure = f"""{cuda_plugin()} is installed: python -c 'import jax; jax.devices("cuda")' says what it misses"""
         cure = cure if cuda_plugin() else 'python -m pip install "jax[cuda13]"'
         yield Finding("note", "devices", text, f"{cure}; JAX_PLATFORMS=cpu if that is what you want.")
@@ -307,7 +304,7 @@ def checkpoints(path: str) -> Iterator[Finding]:
         text = f"{path} has {free / 2**20:.0f} MiB free."
         yield Finding("warning", "checkpoints", text, "Make room, or save to another folder.")
     else:
-        yield Finding("ok", "checkpoints", f"{path} ({kind}, {free / 2**30:.3g} GiB free).")
+        yield Finding("ok", "checkpoints", f"{path} ({kind}, {free / 2**30:.2g} GiB free).")
 
 
 def _place(path: str) -> tuple[Path, str]:
@@ -331,8 +328,8 @@ print("hit" if any(event.endswith("cache_hits") for event in events) else "miss"
 """
 
 
-def compilation_cache(library: str, tries: bool) -> Iterator[Finding]:
-    """Yield whether a compilation cache is worth having with this MPI; `tries`: write to it, and read in a child."""
+def compilation_cache(library: str) -> Iterator[Finding]:
+    """Yield whether a compilation cache pays with this MPI: one process writes to it, and another reads."""
     jax = sys.modules.get("jax")
     path = jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir if jax else None
     subject, cure = "compilation cache", "Set JAX_COMPILATION_CACHE_DIR to a folder of yours, or leave it out."
@@ -350,7 +347,7 @@ def compilation_cache(library: str, tries: bool) -> Iterator[Finding]:
     elif family(library) == "Open MPI":
         text = f"Under Open MPI jobs find little in {path}, and let it grow: handles are addresses."
         yield Finding("warning", subject, text, "Leave JAX_COMPILATION_CACHE_DIR out.")
-    elif tries:
+    else:
         with tempfile.TemporaryDirectory(dir=there, prefix=".distdl_jax_doctor_") as folder:
             settings = {"JAX_COMPILATION_CACHE_DIR": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
             settings |= {"JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
@@ -362,9 +359,7 @@ def reloaded(path: str, printed: str) -> Finding:
     """Return what it means that a process printed this which found another's compiled program in the cache."""
     if printed.endswith("hit\n"):
         return Finding("ok", "compilation cache", f"A process finds in {path} what another has compiled.")
-    lines = printed.removesuffix("miss\n").splitlines()
-    why = next((line for line in lines if "not supported" in line or "rror" in line), "it says nothing more")
+    lines = printed.removesuffix("miss\n").splitlines() or ["it says nothing more"]
+    why = next((line for line in lines if "not supported" in line or "rror" in line), lines[-1])
     text = f"A process does not take from {path} what another has compiled: {why[:300]}"
-    return Finding(
-        "warning", "compilation cache", text, "A cache does not pay here: leave it out, or take a newer jaxlib."
-    )
+    return Finding("warning", "compilation cache", text, "Leave the cache out, or take another jaxlib.")
