@@ -26,8 +26,8 @@ LEAST_MEMORY = 2**30
 LEAST_SHARED = 32 * 2**20
 """Bytes of /dev/shm for each worker of a host; MPI's own queues take 5 MiB, and messages come on top."""
 
-SIZES = (8, 2**20)
-"""Bytes of the messages."""
+SIZES = {8: "8 bytes", 2**20: "1 MiB"}
+"""The messages, in bytes and as text."""
 
 SLOW_NETWORK = 15e-6
 """Seconds of a small message between hosts. Networks of clusters take 1 to 5 us, Ethernet with TCP 20 and more."""
@@ -212,7 +212,7 @@ def message(seconds: float, nbytes: int, host: str, other_host: str, other: int)
     """Return what it means that a message to a worker takes so long."""
     where = "on one host" if host == other_host else f"on {host} and {other_host}"
     speed = f" ({nbytes / seconds / 1e9:.3g} GB/s)" if nbytes > 1024 else ""
-    text = f"{nbytes} bytes from worker 0 to {other}, {where}, take {1e6 * seconds:.3g} us{speed}."
+    text = f"{SIZES[nbytes]} from worker 0 to {other}, {where}, takes {1e6 * seconds:.4g} us{speed}."
     if host != other_host and nbytes < 1024 and seconds > SLOW_NETWORK:
         cure = "If the hosts have a faster network than Ethernet, MPI does not use it: take the cluster's own MPI."
         return Finding("note", "message", text, cure)

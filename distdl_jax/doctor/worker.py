@@ -210,7 +210,10 @@ def _mpi(library: str) -> Iterator[Finding]:
         text = f" It was compiled for {'MPICH' if of[1] == '12' else 'Open MPI'}." if of else ""
         yield Finding("error", "mpi4jax", f"mpi4jax can't be loaded: {sentence(error)}.{text}", _COMPILE_MPI4JAX)
         return
-    problems = [Finding("error", "mpi", problem) for problem in checks.launch_problems()]
+    problems = [
+        Finding("error", "mpi", problem.partition("; `python")[0], right_launcher() if "alone" in problem else "")
+        for problem in checks.launch_problems()
+    ]
     files = ", ".join(checks.loaded_mpi_libraries())
     yield from problems or [
         Finding("ok", "mpi4jax", f"It calls the same library, {files}, with {checks.thread_level()}.")
