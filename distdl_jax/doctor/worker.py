@@ -73,12 +73,8 @@ def versions(needs_mpi: bool = True) -> Iterator[Finding]:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers that a version begins with.
-
-    >>> numbers("0.9.1.post2"), numbers("3.15.0rc1"), numbers("")
-    ((0, 9, 1), (3, 15, 0), ())
-    """
-    return tuple(map(int, re.findall(r"\d+", (re.match(r"[\d.]*", version) or [""])[0])))
+    """Return the first numbers of a version."""
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def jax_and_devices() -> Iterator[Finding]:
@@ -222,13 +218,13 @@ def _mpi(library: str) -> Iterator[Finding]:
 
 def _launcher(size: int) -> Iterator[Finding]:
     mpiexec, by, started = shutil.which("mpiexec"), launcher(), job_size()
-    if by == "Slurm" and started > size:  # the other launchers are in `launch_problems`
+    if by and started == size:
+        yield Finding("ok", "launcher", f"{started} processes (launcher: {by}), and MPI knows all of them.")
+    elif by == "Slurm":
         text = f"srun started {started} tasks, but each believes that it is alone."
         yield Finding("error", "launcher", text, right_launcher())
-    elif by and started == size:
-        yield Finding("ok", "launcher", f"{started} processes (launcher: {by}), and MPI knows all of them.")
     elif by:
-        return
+        return  # in `launch_problems`
     elif mpiexec is None:
         text, srun = "There is no mpiexec on PATH.", shutil.which("srun")
         yield Finding("note" if srun else "warning", "launcher", text, "srun is there." if srun else right_launcher())

@@ -261,3 +261,21 @@ def test_the_page_names_every_subject():
     source = "".join(Path(module.__file__ or "").read_text() for module in modules)
     subjects = set(re.findall(r'Finding\(\s*(?:"\w+"|verdict|[^"]*?), "([\w ]+)"', source)) | {"compilation cache"}
     assert len(subjects) > 14 and {each for each in subjects if f"| {each} |" not in page} == set()
+
+
+@pytest.mark.world(3)
+def test_messages_and_files_of_three_workers(tmp_path):
+    """Of which the third calls its host by another name, and each saves to a folder of its own."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    sent = [(each.verdict in ("ok", "note"), each.found.partition(" takes ")[0]) for each in job.messages(comm, "aab")]
+    of_second = [(True, f"{size} from worker 0 to 1, on one host,") for size in ("8 bytes", "1 MiB")]
+    of_third = [(True, f"{size} from worker 0 to 2, on a and b,") for size in ("8 bytes", "1 MiB")]
+    assert sent == ([*of_second, *of_third], of_second, of_third)[comm.rank]
+    own = tmp_path / str(comm.rank)
+    own.mkdir()
+    (error,) = job.folder_seen(comm, str(own))
+    assert (error.verdict, error.workers) == ("error", (1, 2)) and list(own.iterdir()) == []
+    shared = Path(comm.bcast(str(tmp_path)))
+    assert job.folder_seen(comm, str(shared)) == []
