@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         supervise(worker_command([options.program, *options.arguments]))
     if not Path(options.program).is_file():
         parser.error(f"there is no file {options.program!r}.")
-    from distdl_jax.transports.threads.script import simulate_script  # imports JAX, which no supervisor needs
+    from distdl_jax.transports.threads.simulate import simulate_script  # imports JAX, which no supervisor needs
 
     simulate_script(options.simulate, options.program, options.arguments)
     return 0
