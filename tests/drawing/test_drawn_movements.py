@@ -16,10 +16,10 @@ import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.costs.step_program import forward_events
 from distdl_jax.errors import PlanError
-from distdl_jax.layer.pictures import draw_plan
 from distdl_jax.primitives.halo_exchange import HaloExchangePlan
 from distdl_jax.primitives.plan import Moves, Plan
 from distdl_jax.programs.ir import Operation
+from distdl_jax.tools.draw.layers import draw_plan
 
 SINGLE = np.dtype(np.float32)
 

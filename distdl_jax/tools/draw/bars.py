@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distdl_jax.tools.draw.svg import (
-    FAINT,
-    GREY,
-    INK,
-    Drawing,
-    Part,
-    below,
-    document,
-    heading,
-    line,
-    rect,
-    text,
-    width_of,
-    words,
-)
+from distdl_jax.text import Drawing
+from distdl_jax.tools.draw import svg
+from distdl_jax.tools.draw.svg import Part
 
 FILLS = ("#4878a8", "#a5cbe8", "#e08a3c", "#f3d9b1", "#8c2f39", "#c9ced4")
 """Of a bar's parts, from the left: neighbours differ in lightness, too."""
@@ -56,31 +44,31 @@ def bars(
     """
     longest = max((sum(lengths) for _, lengths in rows), default=0) or 1
     cells = [tuple(columns), *(tuple(texts) for texts, _ in rows)]
-    widths = [max(width_of(each) for each in column) + 20 for column in zip(*cells, strict=True)]
+    widths = [max(svg.width_of(each) for each in column) + 20 for column in zip(*cells, strict=True)]
     ends = [sum(widths[: i + 1]) - 20 for i in range(len(widths))]
-    body = [line((0, ROW), (sum(widths) + LONGEST, ROW), FAINT)]
+    body = [svg.line((0, ROW), (sum(widths) + LONGEST, ROW), svg.FAINT)]
     for i, (row, lengths) in enumerate(zip(cells, [(), *(lengths for _, lengths in rows)], strict=True)):
         y = ROW * i + 16
-        fill = INK if i else GREY
-        body.append(text(0, y, row[0], 12, "start", fill))
-        body += [text(end, y, cell, 12, "end", fill) for end, cell in zip(ends[1:], row[1:], strict=True)]
+        fill = svg.INK if i else svg.GREY
+        body.append(svg.text(0, y, row[0], 12, "start", fill))
+        body += [svg.text(end, y, cell, 12, "end", fill) for end, cell in zip(ends[1:], row[1:], strict=True)]
         x = sum(widths)
         for place, length in enumerate(lengths):
             about = f"{row[0]}: {parts[place]}" if parts else row[0]
             if pixels := LONGEST * length / longest:
-                body.append(rect((x, y - 12, pixels, 16), FILLS[place], INK, about, stroke_width=".5"))
+                body.append(svg.rect((x, y - 12, pixels, 16), FILLS[place], svg.INK, about, stroke_width=".5"))
             x += pixels
     table = Part(sum(widths) + LONGEST, ROW * len(cells), tuple(body))
-    picture = below([heading(title), _legend(parts), table, words(notes)], 10)
+    picture = svg.below([svg.heading(title), _legend(parts), table, svg.words(notes)], 10)
     about = "; ".join(", ".join(texts) for texts, _ in rows)
-    return Drawing(document(title, about, picture), "\n".join([title, *_lines(cells, rows, longest), *notes]))
+    return Drawing(svg.document(title, about, picture), "\n".join([title, *_lines(cells, rows, longest), *notes]))
 
 
 def _legend(parts: Sequence[str]) -> Part:
     x, body = 0.0, []
     for fill, part in zip(FILLS, parts, strict=False):
-        body += [rect((x, 0, 16, 16), fill, stroke_width=".5"), text(x + 22, 12, part, 12, "start")]
-        x += width_of(part) + 44
+        body += [svg.rect((x, 0, 16, 16), fill, stroke_width=".5"), svg.text(x + 22, 12, part, 12, "start")]
+        x += svg.width_of(part) + 44
     return Part(x, 16 * bool(parts), tuple(body))
 
 

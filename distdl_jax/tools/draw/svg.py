@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from pathlib import Path
 from textwrap import wrap
 
 PAPER, INK, GREY, FAINT, STRONG = "#ffffff", "#1b1f24", "#57606a", "#b6bdc6", "#b3261e"
@@ -21,43 +20,6 @@ Area = tuple[float, float, float, float]
 """A rectangle: x, y, width and height."""
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A picture: SVG, which Jupyter shows by itself, and text for a terminal, which `print` shows.
-
-    - `svg`: the picture as an SVG document.
-    - `text`: the same in characters.
-
-    It is the same on every worker.
-
-    >>> import distdl_jax as dj
-    >>> print(dj.planning_world(6).grid([2, 3]).draw())
-    2 x 3 grid of 6 workers
-          0     1     2
-       +-----+-----+-----+
-     0 |  0  |  1  |  2  |
-       +-----+-----+-----+
-     1 |  3  |  4  |  5  |
-       +-----+-----+-----+
-    """
-
-    svg: str
-    text: str
-
-    def _repr_svg_(self) -> str:
-        return self.svg
-
-    def __str__(self) -> str:
-        return self.text
-
-    def __repr__(self) -> str:
-        return f"<Drawing: {self.text.splitlines()[0]}>"
-
-    def save(self, path: str | Path) -> None:
-        """Write the SVG to the file `path`; one worker is enough."""
-        Path(path).write_text(self.svg, encoding="utf-8")
-
-
 def tint(worker: int) -> str:
     """Return the fill of a worker."""
     return TINTS[worker % len(TINTS)]
@@ -66,18 +28,6 @@ def tint(worker: int) -> str:
 def number(x: float) -> str:
     """Return a coordinate with one decimal, and none where it is whole."""
     return f"{x + 0.0:.1f}".removesuffix(".0") if abs(x) >= 0.05 else "0"
-
-
-def bytes_text(count: int) -> str:
-    """Return a number of bytes as people write it.
-
-    >>> bytes_text(96), bytes_text(12_288), bytes_text(3_500_000)
-    ('96 B', '12 kB', '3.5 MB')
-    """
-    for size, unit in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if count >= size:
-            return f"{count / size:.{0 if count >= 10 * size else 1}f} {unit}"
-    return f"{count} B"
 
 
 def width_of(text: str, size: float = 12) -> float:
