@@ -258,9 +258,9 @@ class Partition(WorkerTeam):
            +-----+
         Outside: workers 0, 2.
         """
-        from distdl_jax.tools.draw.grids import draw_partition
+        from distdl_jax.tools.draw.grids import draw_blocks, workers_as_blocks
 
-        return draw_partition(self)
+        return draw_blocks(workers_as_blocks(self))
 
     def _of_team(self, team: Team | None) -> Partition:
         return self.of_workers(self._world, team.participants if team else ())

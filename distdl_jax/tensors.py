@@ -147,9 +147,9 @@ class TensorSpec:
              +-----+-----+
         Without a block: workers 4, 5.
         """
-        from distdl_jax.tools.draw.grids import draw_spec
+        from distdl_jax.tools.draw.grids import draw_blocks, spec_as_blocks
 
-        return draw_spec(self)
+        return draw_blocks(spec_as_blocks(self))
 
     @property
     def zero_volume_shape(self) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from distdl_jax import nn
 from distdl_jax.text import Drawing
 from distdl_jax.tools.draw.grids import Block, Blocks, lay_out, spec_as_blocks
 from distdl_jax.tools.draw.layers import plan_actions, steps_of
-from distdl_jax.tools.draw.messages import draw_halos
+from distdl_jax.tools.draw.movements import draw_halos
 from distdl_jax.tools.draw.svg import GREY, Part, below, beside, document, heading, rect, text, width_of, words
 
 P = dj.planning_world(4)

@@ -227,8 +227,7 @@ def first_cells(grid: Sequence[int], most: int = MOST) -> tuple[int, ...]:
 
 def outside(P: Partition) -> str:
     """Return the workers of the world that aren't in a partition, in words; "" where there are none."""
-    inside = set(P.ranks) if P.size < P.world.size else range(P.world.size)
-    others = [worker for worker in range(P.world.size) if worker not in inside] if P.size < P.world.size else []
+    others = sorted({*range(P.world.size)} - {*P.ranks}) if P.size < P.world.size else []
     return named(others) if others else ""
 
 
@@ -328,7 +327,8 @@ def lay_out(blocks: Blocks, gap: float = 3, around: float = 0, size: float = 0) 
         if i and ((panel.copy, panel.ranges[:-1], panel.row) != row or x + length > WIDEST):
             x, y = left, y + pitch
         row = panel.copy, panel.ranges[:-1], panel.row
-        texts.append(svg.text(x + around, y + 11, blocks.caption(panel), 11, "start", svg.GREY))
+        caption = blocks.caption(panel)
+        texts.append(svg.text(x + around, y + 11, caption, 11, "start", svg.GREY))
         at_x, at_y = x + around - across[first], y + captioned + around
         for block in panel.blocks:
             (a, b), (c, d) = blocks.column(block), blocks.line(block)
@@ -340,6 +340,7 @@ def lay_out(blocks: Blocks, gap: float = 3, around: float = 0, size: float = 0) 
         if dim > 1 and x == left:
             here = {cut: at_y + at for cut, at in down.items()}
             texts += _ticks(here, gap, blocks.are_cells, x + max(around - 26, 0) - 5, is_across=False)
+        length = max(length, svg.width_of(caption, 11))
         width = max(width, x + length)
         x += length + 26
     return Grid(blocks, tuple(faces), tuple(texts), width, y + pitch - 20)
@@ -368,13 +369,3 @@ def draw_blocks(blocks: Blocks) -> Drawing:
     """Draw one tensor, or a grid of workers."""
     about = ". ".join([*map(blocks.box_text, blocks.blocks[:MOST]), *blocks.notes])
     return Drawing(svg.document(blocks.title, about, titled(blocks)), blocks.text)
-
-
-def draw_partition(P: Partition) -> Drawing:
-    """Draw the workers of a partition."""
-    return draw_blocks(workers_as_blocks(P))
-
-
-def draw_spec(spec: TensorSpec) -> Drawing:
-    """Draw who owns which block of a tensor."""
-    return draw_blocks(spec_as_blocks(spec))

@@ -26,7 +26,8 @@ from distdl_jax.programs.playback import play_back
 from distdl_jax.tensors import TensorSpec, check_spec
 from distdl_jax.text import Drawing
 from distdl_jax.tools.draw.grids import MOST, Blocks, spec_as_blocks
-from distdl_jax.tools.draw.messages import Event, Step, draw_steps
+from distdl_jax.tools.draw.messages import Event
+from distdl_jax.tools.draw.movements import Step, draw_steps
 
 MOST_PARAMETERS = 4
 """Of how many parameters the blocks are drawn."""
