@@ -8,8 +8,8 @@ import numpy as np
 
 from distdl_jax.costs.cost import Cost
 from distdl_jax.costs.table import aligned, number
-from distdl_jax.profiling.activities import UPDATE
-from distdl_jax.profiling.times import LayerProfile, PassTimes
+from distdl_jax.tools.profile.activities import UPDATE
+from distdl_jax.tools.profile.times import LayerProfile, PassTimes
 
 _HEADER = ("layer", "forward", "backward", "packing", "transfer", "waiting (least mean most)", "hidden")
 _AMOUNTS = ("messages", "MB", "share")
