@@ -13,7 +13,7 @@ import numpy as np
 from distdl_jax.costs.cost import Cost
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
 from distdl_jax.tools.profile.activities import Activities, activities_of
-from distdl_jax.tools.profile.recording import clock_offset, on_clock, record_steps
+from distdl_jax.tools.profile.recording import record
 from distdl_jax.tools.profile.table import table
 from distdl_jax.tools.profile.times import LayerProfile, PassTimes, add_up
 from distdl_jax.tools.profile.trace import write_trace
@@ -124,11 +124,9 @@ def profile(step: Callable[..., Any], *args: Any, steps: int = 20, cost: Cost | 
     everyone = tuple(range(world.size))
     world.agree(everyone, "the start of dj.profile", None)
     comm = MPI.COMM_WORLD.Dup()
-    before = clock_offset(comm)
-    recording = record_steps(step, args, steps, comm)
-    after = clock_offset(comm)
+    recording = record(step, args, steps, comm)
     comm.Free()
-    mine = activities_of(on_clock(recording, before, after), known_teams(), MPI.PROC_NULL)
+    mine = activities_of(recording, known_teams(), MPI.PROC_NULL)
     recorded: dict[int, Activities] = {}
 
     def decide(contributions: dict[int, Activities]) -> Profile:

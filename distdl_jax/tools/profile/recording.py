@@ -1,4 +1,4 @@
-"""Steps under JAX's profiler: when each instruction of a compiled program ran on this worker."""
+"""Steps under JAX's profiler: when each instruction of a compiled program ran on this worker, by worker 0's clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +27,7 @@ QUESTIONS = 50
 
 
 class Event(NamedTuple):
-    """An instruction that ran: its program's name and number, when it began and ended, in ns of this host's clock."""
+    """An instruction that ran: its program's name and number, when it began and ended, in ns."""
 
     instruction: str
     program: str
@@ -36,38 +36,50 @@ class Event(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True)
-class Recording:
+class Recording(NamedTuple):
     """What was recorded: the time of each step, and what ran, in the order in which it began."""
 
     steps: tuple[tuple[int, int], ...]
     events: tuple[Event, ...]
 
+    def moved(self, clock: Callable[[int], int]) -> Recording:
+        """Return the recording by another clock."""
+        events = (event._replace(start=clock(event.start), end=clock(event.end)) for event in self.events)
+        return Recording(tuple((clock(start), clock(end)) for start, end in self.steps), tuple(events))
 
-def record_steps(step: Callable[..., Any], args: tuple[Any, ...], steps: int, comm: Any) -> Recording:
-    """Run the steps, and return what was recorded of those that count."""
-    saved = jax.tree.map(_copy, args)
-    given = args
+
+def record(step: Callable[..., Any], args: tuple[Any, ...], steps: int, comm: MPI.Intracomm) -> Recording:
+    """Run steps, and return what was recorded of those that count; collective in `comm`."""
+    before = clock_offset(comm)
+    saved, given = jax.tree.map(_copy, args), args
     for _ in range(WARM_UP):
         jax.block_until_ready(step(*given))
-        donated = [_is_gone(leaf) for leaf in jax.tree.leaves(given)]
+        donates = any(map(_is_gone, jax.tree.leaves(given)))
         given = _renewed(given, saved)
-    if not any(donated):
+    if not donates:
         saved = given
-
-    def run(scope: Callable[[], Any]) -> None:
-        nonlocal given
-        comm.Barrier()
-        for number in range(steps + 1):
-            if number == 0:  # it takes up what workers differ by at the start
-                jax.block_until_ready(step(*given))
-            else:
-                with scope():
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    with tempfile.TemporaryDirectory() as folder:
+        jax.profiler.start_trace(folder, profiler_options=options)
+        try:
+            comm.Barrier()
+            for number in range(steps + 1):
+                # The first one takes up what workers differ by at the start.
+                with jax.profiler.TraceAnnotation(_STEP) if number else nullcontext():
                     jax.block_until_ready(step(*given))
-            given = jax.block_until_ready(_renewed(given, saved))
-        comm.Barrier()
-
-    return record(run)
+                given = jax.block_until_ready(_renewed(given, saved))
+            comm.Barrier()
+        finally:
+            jax.profiler.stop_trace()
+        files = sorted(Path(folder).rglob("*.xplane.pb"))
+        recording = _read(jax.profiler.ProfileData.from_file(str(files[-1])))
+    after = clock_offset(comm)
+    if before == after == 0 or not recording.steps:
+        return recording
+    first, last = recording.steps[0][0], recording.steps[-1][1]
+    # In between, the clocks drift evenly.
+    return recording.moved(lambda t: t + before + round((after - before) * (t - first) / max(last - first, 1)))
 
 
 def _copy(leaf: Any) -> Any:
@@ -83,47 +95,21 @@ def _renewed(given: Any, saved: Any) -> Any:
     return jax.tree.map(lambda leaf, first: _copy(first) if _is_gone(leaf) else leaf, given, saved)
 
 
-def record(run: Callable[[Callable[[], object]], None]) -> Recording:
-    """Run under the profiler, and return what it saw; `run` gets a function that makes the scope of one step."""
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0
-    with tempfile.TemporaryDirectory() as folder:
-        jax.profiler.start_trace(folder, profiler_options=options)
-        try:
-            run(lambda: jax.profiler.TraceAnnotation(_STEP))
-        finally:
-            jax.profiler.stop_trace()
-        files = sorted(Path(folder).rglob("*.xplane.pb"))
-        data = jax.profiler.ProfileData.from_file(str(files[-1]))
-    return _read(data)
-
-
 def _read(data: jax.profiler.ProfileData) -> Recording:
     began, steps, events = 0, [], []
     for plane in data.planes:
-        for name, value in plane.stats:
-            began = int(value) if name == "profile_start_time" else began
-        for line in plane.lines:
-            for event in line.events:
-                start, end = int(event.start_ns), int(event.start_ns + event.duration_ns)
-                if event.name == _STEP:
-                    steps.append((start, end))
-                    continue
-                stats = dict(event.stats)
-                if stats.get("hlo_op") == event.name:
-                    number = int(stats.get("program_id", 0))
-                    events.append(Event(event.name, str(stats.get("hlo_module", "")), number, start, end))
+        began = next((int(value) for name, value in plane.stats if name == "profile_start_time"), began)
+        for event in (event for line in plane.lines for event in line.events):
+            start, end = int(event.start_ns), int(event.start_ns + event.duration_ns)
+            if event.name == _STEP:
+                steps.append((start, end))
+            elif (stats := dict(event.stats)).get("hlo_op") == event.name:
+                program, number = str(stats.get("hlo_module", "")), int(stats.get("program_id", 0))
+                events.append(Event(event.name, program, number, start, end))
     if not began:
         raise SetupError("This JAX's profiler doesn't say when it began, so workers can't be compared by its times.")
-    return Recording(
-        tuple((began + start, began + end) for start, end in sorted(steps)),
-        tuple(
-            sorted(
-                (event._replace(start=began + event.start, end=began + event.end) for event in events),
-                key=lambda event: (event.start, event.end),
-            )
-        ),
-    )
+    events.sort(key=lambda event: (event.start, event.end))
+    return Recording(tuple(sorted(steps)), tuple(events)).moved(lambda time: began + time)
 
 
 def clock_offset(comm: MPI.Intracomm) -> int:
@@ -157,18 +143,3 @@ def offset_by(ask: Callable[[], int], clock: Callable[[], int] = time.time_ns) -
         if best is None or answered - asked < best:
             best, offset = answered - asked, there - (asked + answered) // 2
     return offset
-
-
-def on_clock(recording: Recording, before: int, after: int) -> Recording:
-    """Return the recording on the clock of worker 0, to which this one's moved evenly from `before` to `after`."""
-    if before == after == 0 or not recording.steps:
-        return recording
-    first, last = recording.steps[0][0], recording.steps[-1][1]
-
-    def there(time: int) -> int:
-        return time + before + round((after - before) * (time - first) / max(last - first, 1))
-
-    return Recording(
-        tuple((there(start), there(end)) for start, end in recording.steps),
-        tuple(event._replace(start=there(event.start), end=there(event.end)) for event in recording.events),
-    )
