@@ -97,13 +97,7 @@ def steps_of(actions: Sequence[Action], workers: Sequence[int], before: Blocks |
     """Return the movements of actions on some workers; with halos where they are those of the tensor `before`."""
     steps: list[Step] = []
     for action in actions:
-        for step in _steps(action, workers, before):
-            last = steps[-1] if steps else step
-            if step.has_halos and last.has_halos and last.name == step.name and last is not step:
-                # One halo exchange, along several dimensions.
-                step = replace(step, events=last.events + step.events, pieces=last.pieces + step.pieces)
-                steps.pop()
-            steps.append(step)
+        steps += _steps(action, workers, before)
         if not (isinstance(action, Moves) and (isinstance(action.movement, RangesPlan) or action.of == PARAMS)):
             before = None  # something else is made of it
     return steps
