@@ -96,11 +96,8 @@ def add_up(recorded: Mapping[int, Activities], steps: int) -> Totals:
     middles: dict[tuple[str, str], float] = {}
     for worker, mine in sorted(recorded.items()):
         own = [_layer(layers, row, workers) for row in mine.rows]
-        spans, until, waited = (
-            list[Span](),
-            iter(met.until[worker].tolist()),
-            {wait.start: wait for wait in waits[worker]},
-        )
+        spans, until = list[Span](), iter(met.until[worker].tolist())
+        waited = {wait.start: wait for wait in waits[worker]}
         for each, operation in zip(mine.activities, mine.operations, strict=True):
             column = _KINDS * each.row
             if each.kind != MESSAGE:
