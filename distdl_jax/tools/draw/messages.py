@@ -119,11 +119,11 @@ def message_lines(events: Sequence[Event], workers: Sequence[int], waiting: Mapp
         else:
             marks.append(svg.line((ends[0], y), (ends[-1], y), svg.INK, 1.5, stroke_dasharray="5 3"))
             marks += [svg.dot((end, y), 4, event.about) for end in ends]
-            size, middle = f"{event.kind} {bytes_text(event.nbytes)}", sum(ends[:2]) / 2
+            size, middle = f"{event.kind} {bytes_text(event.nbytes)}", sum(ends[(len(ends) - 1) // 2 :][:2]) / 2
         width = svg.width_of(size, 10)
         if ends[-1] - ends[0] > width + 22:
-            marks.append(svg.rect((middle - width / 2 - 2, y - 13.5, width + 4, 11), svg.PAPER, ""))
-            marks.append(svg.text(middle, y - 5, size, 10, fill=svg.GREY))
+            marks.append(svg.rect((middle - width / 2 - 2, y - 15, width + 4, 10.5), svg.PAPER, ""))
+            marks.append(svg.text(middle, y - 6, size, 10, fill=svg.GREY))
         if event.what and event.what not in labels.setdefault(row, []):
             labels[row].append(event.what)
     bottom = 34 + ROW * (max(len(taken) - 1, 0) + 1.2)

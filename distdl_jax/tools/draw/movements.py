@@ -150,10 +150,12 @@ def draw_halos(blocks: Blocks, halos: Sequence[Event]) -> Part:
     """Draw blocks with the halos that arrive: an arrow for each message, and one for all those between two panels."""
     boxes = {worker: block.box for block in blocks.blocks for worker in block.workers}
     on_face = [halo for halo in halos if halo.axis in blocks.drawn[-2:]]
-    reach, far = 0, False
+    panel_of = {w: i for i, panel in enumerate(blocks.panels) for block in panel.blocks for w in block.workers}
+    near = {halo for halo in on_face if _is_near(halo, boxes) and len({panel_of[w] for w in halo.team}) == 1}
+    reach, far = 0, len(near) < len(on_face)
     for halo in on_face:
         bounds, own = halo.box[halo.axis], boxes[halo.team[1]][halo.axis]
-        reach, far = max(reach, own[0] - bounds[0], bounds[1] - own[1]), far or not _is_near(halo, boxes)
+        reach = max(reach, own[0] - bounds[0], bounds[1] - own[1])
     grid = lay_out(blocks, 2 * _beyond(reach) + 18 + 14 * far, _beyond(reach) + (30 if far else 6))
     marks: list[str] = []
     arrows: list[str] = []
@@ -166,7 +168,7 @@ def draw_halos(blocks: Blocks, halos: Sequence[Event]) -> Part:
         beside = x + w * (0.5 + 0.2 * side), y + h * (0.5 + 0.2 * side)
         is_across = halo.axis == blocks.drawn[-1]
         stop = _middle(strip, beside, is_across)
-        if _is_near(halo, boxes):
+        if halo in near:
             sent = _area_of(grid, source, intersect(halo.box, boxes[source]))
             marks.append(svg.dashed(sent))
             start = _middle(sent, beside, is_across)
