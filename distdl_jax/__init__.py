@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from distdl_jax.plans.shape_dtype import ShapeDtype
     from distdl_jax.primitives.all_reduce import all_reduce
     from distdl_jax.primitives.replicated import replicated
-    from distdl_jax.profiling.profile import profile
     from distdl_jax.progress_line import progress
     from distdl_jax.replica_check import check_replicated
     from distdl_jax.tensors import TensorSpec, zero_volume_tensor
     from distdl_jax.tools.advise.advise import advise
     from distdl_jax.tools.cost.cost import cost
     from distdl_jax.tools.cost.machine import Machine
+    from distdl_jax.tools.profile.profile import profile
     from distdl_jax.torch_weights import from_torch
     from distdl_jax.transports.open_world import close
     from distdl_jax.transports.threads.simulate import simulate
@@ -70,7 +70,7 @@ _MODULES = {
     "plans.shape_dtype": ("ShapeDtype",),
     "primitives.all_reduce": ("all_reduce",),
     "primitives.replicated": ("replicated",),
-    "profiling.profile": ("profile",),
+    "tools.profile.profile": ("profile",),
     "progress_line": ("progress",),
     "replica_check": ("check_replicated",),
     "tools.advise.advise": ("advise",),

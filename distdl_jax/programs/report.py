@@ -7,13 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from distdl_jax.drawing.drawing import Drawing
-from distdl_jax.drawing.matrix import message_matrix
-from distdl_jax.drawing.svg import INK, below, document, words
-from distdl_jax.drawing.timeline import Event, Waits, draw_timeline
 from distdl_jax.programs.diagnosis import describe
 from distdl_jax.programs.ir import Operation, Program, operations
 from distdl_jax.programs.playback import play_back
+from distdl_jax.text import Drawing
 
 SHOWN_OPERATIONS = 12
 """How many of each worker's operations the printed report lists."""
@@ -97,29 +94,28 @@ class Report:
 
         **Returns:** a `Drawing`: SVG, which Jupyter shows by itself, with `save`; printed, it is text.
         """
+        from distdl_jax.tools.draw.messages import Event, draw_messages
+
         happened, waiting = play_back(self.programs)
         events = [
-            Event("message" if op.is_message else op.kind, team, op.bytes_sent, _what(op, times))
+            Event("message" if op.is_message else op.kind, tuple(team), op.bytes_sent, _what(op, times))
             for op, team, times in happened
         ]
         total = sum(size for _, size in self.messages().values())
         count = sum(count for count, _ in self.messages().values())
         title = f"{self.name}: {count:,} messages, {total:,} bytes, in order"
-        waits = [Waits(worker, describe(op)) for worker, op in waiting.items()]
-        return draw_timeline(title, sorted(self.programs), events, waits, [self.problem] if self.problem else [])
+        waits = {worker: describe(op) for worker, op in waiting.items()}
+        return draw_messages(title, sorted(self.programs), events, waits, [self.problem] if self.problem else [])
 
     def picture(self, path: str | Path | None = None) -> Drawing:
         """Draw who sends how much to whom; the SVG is also written to `path` where that is given.
 
         **Returns:** a `Drawing`, as `draw` does; its text is the `matrix`.
         """
-        found, name = self.messages(), f"{self.name}: messages between workers"
-        amounts = [sum(each[place] for each in found.values()) for place in (0, 1)]
-        heading = words([f"{self.name}: bytes sent, rows to columns"], 13, INK, ' font-weight="bold"')
-        total = words(["{:,} messages, {:,} bytes; darker where more bytes go".format(*amounts)], 11)
-        part = below([heading, message_matrix(sorted(self.programs), found), total], 10)
-        svg = document(name, "A square for each pair of workers: rows send, columns receive.", part)
-        drawing = Drawing(svg, f"{self.name}: bytes sent\n{self.matrix()}")
+        from distdl_jax.tools.draw.messages import draw_amounts
+
+        plain = f"{self.name}: bytes sent\n{self.matrix()}"
+        drawing = draw_amounts(self.name, sorted(self.programs), self.messages(), plain)
         if path is not None:
             drawing.save(path)
         return drawing

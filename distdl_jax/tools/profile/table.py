@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from distdl_jax.profiling.activities import UPDATE
-from distdl_jax.profiling.times import LayerProfile, PassTimes
 from distdl_jax.tools.cost.cost import Cost
 from distdl_jax.tools.cost.show import aligned, number
+from distdl_jax.tools.profile.activities import UPDATE
+from distdl_jax.tools.profile.times import LayerProfile, PassTimes
 
 _HEADER = ("layer", "forward", "backward", "packing", "transfer", "waiting (least mean most)", "hidden")
 _AMOUNTS = ("messages", "MB", "share")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from distdl_jax import nn
-from distdl_jax.profiling.compiled_text import Instruction, compiled_programs, containers, operation
-from distdl_jax.profiling.recording import Event, Recording
 from distdl_jax.programs.ir import Operation
+from distdl_jax.tools.profile.compiled_text import Instruction, compiled_programs, containers, operation
+from distdl_jax.tools.profile.recording import Event, Recording
 from distdl_jax.tracing.scopes import read_scopes
 
 ARITHMETIC, PACKING, MESSAGE = 0, 1, 2
@@ -73,7 +73,10 @@ def activities_of(recording: Recording, teams: Mapping[int, tuple[int, ...]], no
     """Join what ran with the scopes of the compiled programs; `teams`, `nobody`: as for `operation`."""
     rows: dict[Row, int] = {}
     found = list[tuple[Activity, Operation | None]]()
-    for events in _by_program(recording).values():
+    by_program: defaultdict[int, list[Event]] = defaultdict(list)
+    for event in recording.events:
+        by_program[event.number].append(event)
+    for events in by_program.values():
         instructions = _program(events)
         others = containers(instructions, {event.instruction for event in events})
         known = {name: _described(each, teams, nobody) for name, each in instructions.items()}
@@ -90,21 +93,11 @@ def activities_of(recording: Recording, teams: Mapping[int, tuple[int, ...]], no
     return Activities(tuple(rows), recording.steps, tuple(a for a, _ in found), tuple(op for _, op in found))
 
 
-def _by_program(recording: Recording) -> Mapping[int, list[Event]]:
-    found: defaultdict[int, list[Event]] = defaultdict(list)
-    for event in recording.events:
-        found[event.number].append(event)
-    return found
-
-
 def _program(events: list[Event]) -> dict[str, Instruction]:
     """Return the program that has most of the instructions that ran: names of programs need not be unique."""
     seen = {event.instruction for event in events}
-    best: dict[str, Instruction] = {}
-    for program in compiled_programs({events[0].program}):
-        if len(seen & program.keys()) > len(seen & best.keys()):
-            best = program
-    return best
+    programs = compiled_programs({events[0].program})
+    return max(programs, key=lambda program: len(seen & program.keys()), default={})
 
 
 def _described(

@@ -8,10 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distdl_jax.profiling.activities import BACKWARD, FORWARD, LOSS, MESSAGE, UPDATE, Activities, Row
-from distdl_jax.profiling.causes import Wait, causes
-from distdl_jax.profiling.meeting import Met, meet
-from distdl_jax.profiling.shares import Span, shares
+from distdl_jax.tools.profile.activities import BACKWARD, FORWARD, LOSS, MESSAGE, UPDATE, Activities, Row
+from distdl_jax.tools.profile.waiting import Met, Wait, causes, meet
 
 _TRANSFER, _WAITING = 2, 3
 _KINDS = 4
@@ -94,30 +92,40 @@ def add_up(recorded: Mapping[int, Activities], steps: int) -> Totals:
     workers, met = len(recorded), meet({worker: mine.messages for worker, mine in recorded.items()})
     waits = {worker: _waits(mine, met, worker) for worker, mine in recorded.items()}
     layers: dict[tuple[str, str], LayerProfile] = {}
-    seconds, idle = np.zeros(workers), np.zeros(workers)
+    seconds, idle, are_known = np.zeros(workers), np.zeros(workers), True
     middles: dict[tuple[str, str], float] = {}
     for worker, mine in sorted(recorded.items()):
         own = [_layer(layers, row, workers) for row in mine.rows]
-        found = shares(_spans(mine, met, worker), mine.steps, _KINDS * len(mine.rows))
+        spans, until = list[Span](), iter(met.until[worker].tolist())
+        waited = {wait.start: wait for wait in waits[worker]}
+        for each, operation in zip(mine.activities, mine.operations, strict=True):
+            column = _KINDS * each.row
+            if each.kind != MESSAGE:
+                spans.append(Span(each.start, each.end, column + each.kind, False))
+                continue
+            came = each.start if operation is None else next(until)
+            spans.append(Span(each.start, came, column + _WAITING, True))
+            spans.append(Span(came, each.end, column + _TRANSFER, True))
+            are_known = are_known and operation is not None
+            if any(start <= each.start < end for start, end in mine.steps):
+                layer, times = own[each.row]
+                times.messages[worker] += 1 / steps
+                times.bytes[worker] += 0 if operation is None else operation.bytes_sent / steps
+                if operation is not None and (wait := waited.get(each.start)) is not None:
+                    for other, took in causes(waits, wait).items():
+                        layer.waited_for[worker, other] += took * 1e-9 / steps
+        found = shares(spans, mine.steps, _KINDS * len(mine.rows))
         by_row, hidden = (each.reshape(-1, _KINDS) / steps for each in (found.seconds, found.hidden))
         for (_, times), numbers, under in zip(own, by_row, hidden, strict=True):
             for name, number in zip(("arithmetic", "packing", "transfer", "waiting"), numbers, strict=True):
                 getattr(times, name)[worker] += number
             times.hidden[worker] += under.sum()
-        _count_messages(worker, mine, waits, own, steps)
         seconds[worker] = sum(end - start for start, end in mine.steps) * 1e-9 / steps
         idle[worker] = found.idle / steps
         for key, time in _middles(mine).items():
             middles[key] = min(time, middles.get(key, time))
-    ordered = sorted(
-        layers.values(), key=lambda layer: (*_order(layer), middles.get((layer.place, layer.name), np.inf))
-    )
+    ordered = [layers[key] for key in sorted(layers, key=lambda key: (*_order(*key), middles.get(key, np.inf)))]
     waited_for = sum((layer.waited_for for layer in ordered), np.zeros((workers, workers)))
-    are_known = all(
-        activity.kind != MESSAGE or operation is not None
-        for mine in recorded.values()
-        for activity, operation in zip(mine.activities, mine.operations, strict=True)
-    )
     return Totals(tuple(ordered), seconds, idle, waited_for, met.matched and are_known)
 
 
@@ -133,10 +141,10 @@ def _middles(mine: Activities) -> dict[tuple[str, str], float]:
     return {key: float(weighted / took) for key, (took, weighted) in sums.items() if took}
 
 
-def _order(layer: LayerProfile) -> tuple[object, ...]:
+def _order(place: str, name: str) -> tuple[object, ...]:
     """Return what layers are sorted by, before time: places as in the network, what is outside, the loss, the rest."""
-    place = [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in layer.place.split(".") if part]
-    return not place, place, {LOSS: 1, UPDATE: 2}.get(layer.name, 0)
+    parts = [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in place.split(".") if part]
+    return not parts, parts, {LOSS: 1, UPDATE: 2}.get(name, 0)
 
 
 def _layer(layers: dict[tuple[str, str], LayerProfile], row: Row, workers: int) -> tuple[LayerProfile, PassTimes]:
@@ -148,43 +156,57 @@ def _layer(layers: dict[tuple[str, str], LayerProfile], row: Row, workers: int) 
     return layers[key], layers[key].backward if row.direction == BACKWARD else layers[key].forward
 
 
-def _spans(mine: Activities, met: Met, worker: int) -> list[Span]:
-    """Return what ran when: a message in two parts."""
-    spans, until = [], iter(met.until[worker].tolist())
-    for each, operation in zip(mine.activities, mine.operations, strict=True):
-        column = _KINDS * each.row
-        if each.kind != MESSAGE:
-            spans.append(Span(each.start, each.end, column + each.kind, False))
-            continue
-        came = each.start if operation is None else next(until)
-        spans.append(Span(each.start, came, column + _WAITING, True))
-        spans.append(Span(came, each.end, column + _TRANSFER, True))
-    return spans
-
-
 def _waits(mine: Activities, met: Met, worker: int) -> list[Wait]:
     """Return the times in which a worker waited for another one."""
     pairs = zip(mine.messages, met.until[worker].tolist(), met.waited_for[worker].tolist(), strict=True)
     return [Wait(each.start, until, other) for each, until, other in pairs if until > each.start]
 
 
-def _count_messages(
-    worker: int,
-    mine: Activities,
-    waits: Mapping[int, list[Wait]],
-    own: Sequence[tuple[LayerProfile, PassTimes]],
-    steps: int,
-) -> None:
-    """Count a worker's messages in its steps, and whom it waited for."""
-    waited = {wait.start: wait for wait in waits[worker]}
-    for each, operation in zip(mine.activities, mine.operations, strict=True):
-        if each.kind != MESSAGE or not any(start <= each.start < end for start, end in mine.steps):
+class Span(NamedTuple):
+    """A time in which something ran, in ns: `column` it counts in, and whether it is communication."""
+
+    start: int
+    end: int
+    column: int
+    communicates: bool
+
+
+class Shares(NamedTuple):
+    """The seconds of each column, and in which nothing ran; of communication, those in which arithmetic ran, too."""
+
+    seconds: np.ndarray
+    idle: float
+    hidden: np.ndarray
+
+
+def shares(spans: Sequence[Span], steps: Sequence[tuple[int, int]], columns: int) -> Shares:
+    """Divide the time of all steps.
+
+    A moment belongs to the arithmetic that runs in it, in equal parts where there are several; if there is none, to
+    communication; else to nothing.
+    """
+    seconds, hidden, idle = np.zeros(columns), np.zeros(columns), 0.0
+    changes = sorted(
+        [(start, 1, number) for number, (start, _) in enumerate(steps)]
+        + [(end, -1, number) for number, (_, end) in enumerate(steps)]
+        + [(span.start, 2, number) for number, span in enumerate(spans) if span.end > span.start]
+        + [(span.end, -2, number) for number, span in enumerate(spans) if span.end > span.start]
+    )
+    inside, before = 0, 0
+    computing, communicating = set[int](), set[int]()
+    for time, change, number in changes:
+        took = (time - before) * 1e-9
+        before = time
+        if inside and took:
+            running = computing or communicating
+            for each in running:
+                seconds[spans[each].column] += took / len(running)
+            for each in communicating if computing else ():
+                hidden[spans[each].column] += took
+            idle += 0.0 if running else took
+        if abs(change) == 1:
+            inside += change
             continue
-        layer, times = own[each.row]
-        times.messages[worker] += 1 / steps
-        if operation is None:
-            continue
-        times.bytes[worker] += operation.bytes_sent / steps
-        if (wait := waited.get(each.start)) is not None:
-            for other, took in causes(waits, wait).items():
-                layer.waited_for[worker, other] += took * 1e-9 / steps
+        among = communicating if spans[number].communicates else computing
+        (among.add if change > 0 else among.discard)(number)
+    return Shares(seconds, idle, hidden)

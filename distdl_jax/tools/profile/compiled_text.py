@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -48,13 +49,19 @@ def read_instructions(text: str) -> dict[str, Instruction]:
     for line in text.splitlines():
         if (matched := _INSTRUCTION.match(line)) is not None:
             name, result, opcode, rest = matched.groups()
-            scopes = _SCOPES.search(rest)
-            target = _TARGET.search(rest) if opcode == "custom-call" else None
-            inner = tuple(_inner(rest)) if opcode in _HOLD_OTHERS else ()
-            made = Instruction(computation, inner, scopes.group(1) if scopes else "")
-            found[name] = made if target is None else _message(made, target.group(1), result, rest)
+            scopes = named[1] if (named := _SCOPES.search(rest)) else ""
+            inner = []
+            if opcode in _HOLD_OTHERS:
+                inner = _INNER.findall(rest)
+                inner += [branch for names in _BRANCHES.findall(rest) for branch in re.findall(r"[\w.\-]+", names)]
+            found[name] = Instruction(computation, tuple(inner), scopes)
+            if opcode == "custom-call" and (target := _TARGET.search(rest)) is not None:
+                operands = _OPERANDS.search(rest)
+                numbers = {key: int(number) for key, number in _NUMBER.findall(rest)}
+                sent, received = _bytes(operands[1] if operands else ""), _bytes(result)
+                found[name] = Instruction(computation, (), scopes, target[1], numbers, sent, received)
         elif (header := _COMPUTATION.match(line)) is not None:
-            computation = header.group(1)
+            computation = header[1]
     return found
 
 
@@ -80,19 +87,6 @@ def operation(instruction: Instruction, teams: Mapping[int, tuple[int, ...]], no
     return Operation(instruction.kind, team, dest, source, count=instruction.sent, dtype="bytes", itemsize=1)
 
 
-def _inner(rest: str) -> Iterator[str]:
-    yield from _INNER.findall(rest)
-    for names in _BRANCHES.findall(rest):
-        yield from re.findall(r"[\w.\-]+", names)
-
-
-def _message(made: Instruction, kind: str, result: str, rest: str) -> Instruction:
-    operands = _OPERANDS.search(rest)
-    numbers = {name: int(number) for name, number in _NUMBER.findall(rest)}
-    sent, received = _bytes(operands.group(1) if operands else ""), _bytes(result)
-    return Instruction(made.computation, made.inner, made.scopes, kind, numbers, sent, received)
-
-
 def _bytes(shapes: str) -> int:
     """Return the bytes of the first array in a list of shapes."""
     first = _ARRAY.search(shapes)
@@ -100,10 +94,7 @@ def _bytes(shapes: str) -> int:
         return 0
     dtype, extents = first.groups()
     bits = int(re.findall(r"\d+", dtype)[0]) if dtype != "pred" else 8
-    size = 1
-    for extent in filter(None, extents.split(",")):
-        size *= int(extent)
-    return size * max(bits // 8, 1)
+    return math.prod(map(int, filter(None, extents.split(",")))) * max(bits // 8, 1)
 
 
 def compiled_programs(names: set[str]) -> Iterator[dict[str, Instruction]]:

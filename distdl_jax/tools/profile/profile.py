@@ -8,22 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-import jax
 import numpy as np
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
-from distdl_jax.profiling.activities import Activities, activities_of
-from distdl_jax.profiling.clocks import clock_offset
-from distdl_jax.profiling.recording import Recording, record
-from distdl_jax.profiling.table import table
-from distdl_jax.profiling.times import LayerProfile, PassTimes, add_up
-from distdl_jax.profiling.trace import write_trace
 from distdl_jax.tools.cost.cost import Cost
+from distdl_jax.tools.profile.activities import Activities, activities_of
+from distdl_jax.tools.profile.recording import record
+from distdl_jax.tools.profile.table import table
+from distdl_jax.tools.profile.times import LayerProfile, PassTimes, add_up
+from distdl_jax.tools.profile.trace import write_trace
 from distdl_jax.transports.open_world import open_world
 from distdl_jax.validation import check_function, checked_integer
-
-WARM_UP = 2
-"""How many steps run before: the first one compiles."""
 
 
 @dataclass(frozen=True)
@@ -129,11 +124,9 @@ def profile(step: Callable[..., Any], *args: Any, steps: int = 20, cost: Cost | 
     everyone = tuple(range(world.size))
     world.agree(everyone, "the start of dj.profile", None)
     comm = MPI.COMM_WORLD.Dup()
-    before = clock_offset(comm)
-    recording = _record(step, args, steps, comm)
-    after = clock_offset(comm)
+    recording = record(step, args, steps, comm)
     comm.Free()
-    mine = activities_of(_on_clock(recording, before, after), known_teams(), MPI.PROC_NULL)
+    mine = activities_of(recording, known_teams(), MPI.PROC_NULL)
     recorded: dict[int, Activities] = {}
 
     def decide(contributions: dict[int, Activities]) -> Profile:
@@ -142,57 +135,3 @@ def profile(step: Callable[..., Any], *args: Any, steps: int = 20, cost: Cost | 
 
     found: Profile = world.agree(everyone, "dj.profile", mine, decide)
     return replace(found, cost=cost, _recorded=recorded)
-
-
-def _record(step: Callable[..., Any], args: tuple[Any, ...], steps: int, comm: Any) -> Recording:
-    """Run the steps, and return what was recorded of those that count."""
-    saved = jax.tree.map(_copy, args)
-    given = args
-    for _ in range(WARM_UP):
-        jax.block_until_ready(step(*given))
-        donated = [_is_gone(leaf) for leaf in jax.tree.leaves(given)]
-        given = _renewed(given, saved)
-    if not any(donated):
-        saved = given
-
-    def run(scope: Callable[[], Any]) -> None:
-        nonlocal given
-        comm.Barrier()
-        for number in range(steps + 1):
-            if number == 0:  # it takes up what workers differ by at the start
-                jax.block_until_ready(step(*given))
-            else:
-                with scope():
-                    jax.block_until_ready(step(*given))
-            given = jax.block_until_ready(_renewed(given, saved))
-        comm.Barrier()
-
-    return record(run)
-
-
-def _copy(leaf: Any) -> Any:
-    return leaf.copy() if isinstance(leaf, jax.Array) else leaf
-
-
-def _is_gone(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and leaf.is_deleted()
-
-
-def _renewed(given: Any, saved: Any) -> Any:
-    """Return the arguments, with copies in place of those that were donated."""
-    return jax.tree.map(lambda leaf, first: _copy(first) if _is_gone(leaf) else leaf, given, saved)
-
-
-def _on_clock(recording: Recording, before: int, after: int) -> Recording:
-    """Return the recording on the clock of worker 0, to which this one's moved evenly from `before` to `after`."""
-    if before == after == 0 or not recording.steps:
-        return recording
-    first, last = recording.steps[0][0], recording.steps[-1][1]
-
-    def there(time: int) -> int:
-        return time + before + round((after - before) * (time - first) / max(last - first, 1))
-
-    return Recording(
-        tuple((there(start), there(end)) for start, end in recording.steps),
-        tuple(event._replace(start=there(event.start), end=there(event.end)) for event in recording.events),
-    )

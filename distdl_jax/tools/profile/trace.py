@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from distdl_jax.profiling.activities import BACKWARD, MESSAGE, PACKING, Activities
-from distdl_jax.profiling.meeting import meet
+from distdl_jax.tools.profile.activities import BACKWARD, MESSAGE, PACKING, Activities
+from distdl_jax.tools.profile.waiting import meet
 
 _STEPS, _ARITHMETIC, _MESSAGES = 0, 1, 1000
 
