@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import NoReturn
 
-from distdl_jax.agreement.replay import OthersArePast
 from distdl_jax.errors import PlanError
 from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.programs.ir import Program
@@ -94,14 +93,6 @@ class Agent:
         while True:  # the wait for the agreement goes on; so does its clock
             self.raise_if_failed()
             time.sleep(0.01)
-
-    def raise_if_past(self) -> None:
-        """Leave the wait for an agreement that this worker alone makes again: the coordinator has found that the others
-        are past the call."""
-        calls = self.calls
-        alone = calls.inside and calls.tracing and calls.agreed_before and calls.passed < calls.number
-        if alone and self._reporter.replay >= calls.number:
-            raise OthersArePast
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
         """Keep the workers' programs of the function `name`."""

@@ -25,7 +25,6 @@ from distdl_jax.watchdog.messages import (
     Fail,
     Posts,
     Question,
-    Replay,
     Say,
     ToCoordinator,
     ToWorker,
@@ -184,8 +183,6 @@ class Coordinator:
         known = replace(self, confirmation=None, concluded=_key(found, view.states))
         # What follows does so from the states when they answered: since then some may have been told to go on.
         waiting = [view.states[worker] for worker in found.waiting]
-        if found.call and all(state.calls.agreed_before for state in waiting):
-            return known._with_event(now, None, f"call {found.call} is replayed"), known._to_all(Replay(found.call))
         if all(state.kind == "agreeing" for state in waiting):
             return known._fail(found.text, found.about, now)
         return known._end(found.text, found.about, now)

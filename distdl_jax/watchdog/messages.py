@@ -77,13 +77,6 @@ class Fail:
 
 
 @dataclass(frozen=True)
-class Replay:
-    """Replay the earlier agreements of this call, if you trace it anew: others are past it."""
-
-    call: int
-
-
-@dataclass(frozen=True)
 class Say:
     """Print this line. Nothing ends."""
 
@@ -100,7 +93,7 @@ class EndJob:
 
 
 ToCoordinator = Answer | CannotAgree
-ToWorker = Question | Fail | Replay | Say | EndJob
+ToWorker = Question | Fail | Say | EndJob
 Message = ToCoordinator | ToWorker
 Posts = list[tuple[int, ToWorker]]
 """Messages, each after the worker that is to get it."""

@@ -19,7 +19,7 @@ from distdl_jax.watchdog.clock import (
     seconds_text,
 )
 from distdl_jax.watchdog.deadlock import Kind, State
-from distdl_jax.watchdog.messages import Answer, Detail, EndJob, Fail, Question, Replay, Say, Wait
+from distdl_jax.watchdog.messages import Answer, Detail, EndJob, Fail, Question, Say, Wait
 
 SPEAKS = 1
 """The worker that says, for all, that the coordinator is silent."""
@@ -89,8 +89,7 @@ class Reporter:
     - `reported`: the state that it told last, at `reported_at`. `waits`: the waits that go on. `announced`: those that
       the timeout looks at. `longest`: the longest run of a program so far.
     - `questions`: those to be answered. `asked_at`: when the last one came.
-    - `failures`: what all workers raise, by epoch. `replay`: up to which call agreements are replayed. `end`: how the
-      job ends.
+    - `failures`: what all workers raise, by epoch. `end`: how the job ends.
     """
 
     rank: int
@@ -104,7 +103,6 @@ class Reporter:
     questions: tuple[Question, ...] = ()
     asked_at: float = 0.0
     failures: tuple[Fail, ...] = ()
-    replay: int = 0
     end: EndJob | None = None
 
     def failure(self, epoch: int) -> Fail | None:
@@ -123,15 +121,13 @@ class Reporter:
         )
         return min((time for time in due if time > now), default=float("inf"))
 
-    def hear(self, message: Question | Fail | Replay | EndJob, now: float) -> Reporter:
+    def hear(self, message: Question | Fail | EndJob, now: float) -> Reporter:
         """Take in what the coordinator says."""
         match message:
             case Question():
                 return replace(self, questions=(*self.questions, message), asked_at=now)
             case Fail(epoch):
                 return self if self.failure(epoch) else replace(self, failures=(*self.failures, message))
-            case Replay(call):
-                return replace(self, replay=max(self.replay, call))
             case EndJob():
                 return self if self.end is not None else replace(self, end=message)
 

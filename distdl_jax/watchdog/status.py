@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
-from distdl_jax.agreement.replay import Agreed, Agreements
 from distdl_jax.compat import dispatched_by_this_thread
 from distdl_jax.watchdog.call_log import REMEMBERED, CallLog
 
@@ -73,11 +72,11 @@ class Call:
 
 
 class _OfThread(threading.local):
-    """What each thread has for itself: how it traces a function, which worlds it uses (None where nobody wants to
-    know), and the tokens of its last call that is over."""
+    """What each thread has for itself: whether it traces a checked function, which worlds it uses (None where nobody
+    wants to know), and the tokens of its last call that is over."""
 
     def __init__(self) -> None:
-        self.agreements: Agreements | None = None
+        self.traces = False
         self.worlds: list[Any] | None = None
         self.before: list[Any] = []
 
@@ -93,7 +92,7 @@ class WorkerStatus:
     - `thread`: the one that has called last: agreements, and checked functions. `callers`: of all threads that have
       called, what tells how far their programs are. `home`: the one that has agreed with others last, or made a call
       that counts. `shown`: whose stack is reported.
-    - `agreements`: those of the checked function that this thread traces.
+    - `traces_here`: whether this thread traces a checked function.
     - `worlds`: where somebody wants to know them, the worlds whose partitions this thread has used.
     - `mixed`: whether it has run programs that communicate outside calls that count.
     - `dispatched`: of the last calls that are over, their programs, which may go on.
@@ -135,8 +134,8 @@ class WorkerStatus:
         return next((call.log for call in list(self._open.values())), None)
 
     @property
-    def agreements(self) -> Agreements | None:
-        return self._here.agreements
+    def traces_here(self) -> bool:
+        return self._here.traces
 
     @property
     def worlds(self) -> list[Any] | None:
@@ -259,22 +258,18 @@ class WorkerStatus:
             call.log.cannot_run(why)
 
     @contextmanager
-    def traced(self, before: list[Agreed] | None = None) -> Iterator[Agreements]:
-        """Record that this thread traces the function that it calls; where it calls none, nothing follows.
-
-        `before`: what was agreed on in an earlier trace of it with the same arguments.
-        """
+    def traced(self) -> Iterator[None]:
+        """Record that this thread traces the function that it calls; where it calls none, nothing follows."""
         call = self._open.get(threading.get_ident()) or Call("", None)
         call.tracing = True
-        asks = call.log is not None and before is not None
         here = self._here
-        outer, here.agreements = here.agreements, Agreements(before, asks)
+        outer, here.traces = here.traces, True
         if call.log is not None:
-            call.log.agreed_before, call.log.tracing = asks, True
+            call.log.tracing = True
         try:
-            yield here.agreements
+            yield
         finally:
-            here.agreements, call.tracing = outer, False
+            here.traces, call.tracing = outer, False
             if call.log is not None:
                 call.log.tracing = False
 

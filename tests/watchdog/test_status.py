@@ -70,19 +70,19 @@ def test_calls_in_two_threads_count_each_in_its_world():
     status, ours, other = WorkerStatus(0, 1), CallLog(), CallLog()
 
     def train():
-        with status.call("step in a thread"), status.traced() as agreements:
+        with status.call("step in a thread"), status.traced():
             status.worlds.append("theirs")
             status.agreed_on(other, 1, "step in a thread")
-            assert status.agreements is agreements
+            assert status.traces_here
         with status.call("step in a thread", other):
             pass
 
-    with status.call("step", ours), status.traced() as agreements:
+    with status.call("step", ours), status.traced():
         status.worlds = []
         thread = threading.Thread(target=in_the_world_of_a_thread, args=(status, train))
         thread.start()
         thread.join(10)
-        assert status.worlds == [] and status.agreements is agreements
+        assert status.worlds == [] and status.traces_here
         assert ours.inside and ours.tracing and status.call_of(threading.get_ident()).log is ours
     assert (ours.number, ours.passed, other.number, other.passed) == (1, 1, 2, 2)
     assert not status.in_call and not status.tracing

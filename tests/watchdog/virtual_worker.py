@@ -125,21 +125,20 @@ class Worker:
         self._look_soon()
 
     def agree(self, watch: Watch, team: Sequence[int], label: str) -> Steps:
-        if len(team) == 1 or _is_replayed(watch):
+        if len(team) == 1:
             return
         parent, children = gathered(team, watch.rank)
         self.episodes += 1
         watch.agreement = State("agreeing", "", label, children or (parent,), self.episodes)
         self._look_soon()
         yield from self._gather(watch, label, children)
-        if parent is not None and not _is_replayed(watch):
+        if parent is not None:
             watch.agreement = replace(watch.agreement, waits_for=(parent,))
             self._look_soon()
             watch.tell(parent, label)
             yield from self._gather(watch, label, [parent])
-        if not _is_replayed(watch):
-            for worker in children:
-                watch.tell(worker, label)
+        for worker in children:
+            watch.tell(worker, label)
         watch.agreement = None
         self._look_soon()
 
@@ -164,14 +163,12 @@ class Worker:
         job.at(job.now + max(left, TURN), lambda: self._time_opening(number, began), watch=True)
 
     def _gather(self, watch: Watch, label: str, sources: Iterable[int]) -> Steps:
-        """Wait for a message of each of `sources`, unless the agreement is replayed."""
+        """Wait for a message of each of `sources`."""
         silent = list(sources)
         while silent:
             assert watch.agreement is not None
             watch.agreement = replace(watch.agreement, waits_for=tuple(silent))
-            yield lambda: _has_read(watch, silent) or _is_replayed(watch)
-            if _is_replayed(watch):
-                return
+            yield lambda: _has_read(watch, silent)
             source = next(worker for worker in silent if _next(watch, worker))
             other_label, _ = watch.unread[source].pop(0)
             if other_label != label:
@@ -184,7 +181,6 @@ class Worker:
         self,
         function: Function,
         traces: bool,
-        known: bool,
         compiles: float,
         overlaps: bool,
         raises: bool = False,
@@ -205,13 +201,13 @@ class Worker:
             log.undo()
         if function.name in world.counted:
             log.begin(function.name)
-        if traces and not (known and not log.inside):  # what counts nowhere is replayed without a question
-            log.agreed_before, log.tracing = known, True
+        if traces:
+            log.tracing = True
             for team in dict.fromkeys(value for kind, value in part if kind == "all"):
                 yield from self.agree(watch, team, f"a sum in {function.name}")
                 yield pause
             yield from self.agree(watch, tuple(range(len(world.members))), f"the plan of {function.name}")
-            if not _is_replayed(watch) and (number := world.agreed_number(watch, function)):
+            if number := world.agreed_number(watch, function):
                 log.agree(number, function.name)
             yield pause
             log.tracing = False
@@ -280,8 +276,3 @@ def _has_read(watch: Watch, sources: Sequence[int]) -> bool:
 def _next(watch: Watch, source: int) -> tuple[str, Calls] | None:
     mine, unread = watch.log.summary(), watch.unread[source]
     return unread[0] if unread and not unread[0][1].has_passed(mine) else None
-
-
-def _is_replayed(watch: Watch) -> bool:
-    log = watch.log
-    return log.inside and log.tracing and log.agreed_before and watch.reporter.replay >= log.number
