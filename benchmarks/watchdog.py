@@ -103,7 +103,7 @@ class Played:
     def post(self, source: int, message: object, to: int) -> None:
         self.workers[to].inbox.append(pickle.dumps(message))
 
-    def turn(self, rank: int, facts: Facts, compiled: float) -> None:
+    def turn(self, rank: int, facts: Facts) -> None:
         worker, begun = self.workers[rank], time.thread_time()
         while worker.inbox:
             message = pickle.loads(worker.inbox.popleft())
@@ -114,7 +114,7 @@ class Played:
             else:
                 worker.reporter = worker.reporter.hear(message, self.now)
         calls = replace(worker.log.summary(), passed=worker.log.number)
-        facts = replace(facts, calls=calls, detail=Detail(compiled, self.now))
+        facts = replace(facts, calls=calls, detail=Detail(0.0 if facts.compiles else float("inf")))
         worker.reporter, posts = worker.reporter.look(facts, self.now)
         for message in posts:
             assert isinstance(message, Answer)
@@ -135,12 +135,12 @@ class Played:
             for rank in range(len(self.workers)):
                 if rank < 2 or (turn + rank) % 20 == 0:
                     worker = self.workers[rank]
-                    seen, compiled = facts(rank, self.now)
+                    seen = facts(rank, self.now)
                     if seen.run != worker.run and seen.run:
                         worker.log.begin("step")
                         worker.log.end(True)
                     worker.run = seen.run
-                    self.turn(rank, replace(seen, program=worker.log.number if seen.run else 0), compiled)
+                    self.turn(rank, replace(seen, program=worker.log.number if seen.run else 0))
         return {
             "worker 0": self.spent[0] / seconds,
             "another worker": self.spent[1] / seconds,
@@ -148,21 +148,21 @@ class Played:
         }
 
 
-def short_steps(rank: int, now: float) -> tuple[Facts, float]:
-    return Facts(run=1 + int(now / 0.1), function="step"), 0.0
+def short_steps(rank: int, now: float) -> Facts:
+    return Facts(run=1 + int(now / 0.1), function="step")
 
 
-def long_steps(rank: int, now: float) -> tuple[Facts, float]:
+def long_steps(rank: int, now: float) -> Facts:
     """Steps of half a minute, to which the workers come at different times."""
     place, late = now % 30, (7 * rank + int(now / 30)) % 15
-    return (Facts(run=1 + int(now / 30), function="step") if late <= place < 29 else Facts()), 0.0
+    return Facts(run=1 + int(now / 30), function="step") if late <= place < 29 else Facts()
 
 
-def one_compiles(rank: int, now: float) -> tuple[Facts, float]:
+def one_compiles(rank: int, now: float) -> Facts:
     """Let the others begin to wait one after the other."""
     if rank == 1:
-        return Facts(compiles=True), now
-    return (Facts(run=1, function="step") if now > rank % 60 else Facts()), 0.0
+        return Facts(compiles=True)
+    return Facts(run=1, function="step") if now > rank % 60 else Facts()
 
 
 class Letters:

@@ -204,7 +204,7 @@ class Agent:
             where,
             self._left,
             self._is_covered(agents),
-            Detail(sample.compiled, now, {} if channel is None else dict(channel.sent), received),
+            Detail(sample.compiled, {} if channel is None else dict(channel.sent), received),
         )
 
     def _agreement(self) -> State | None:

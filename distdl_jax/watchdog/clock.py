@@ -17,6 +17,9 @@ ANNOUNCED = 1 / 16
 ASKED = (1 / 64, 1 / 4)
 """After which parts of the limit the coordinator asks all again: at least, and at most while one of them waits."""
 
+COMPILATION = 8
+"""For how many limits nobody's wait ends the job while some worker compiles."""
+
 GIVEN_UP = 1 + 1 / 16
 """After how many times the limit without a question a worker that has announced a wait ends the job."""
 

@@ -198,13 +198,14 @@ class Coordinator:
 
     def _close(self, now: float) -> tuple[Coordinator, Posts]:
         """Decide about all waits, once all have said what they do, who can."""
-        timeout, waits = self.timeout.closed()
+        timeout, answered = self.timeout.closed(), self.timeout
         limits = WaitLimits(self.states, self.plans, self.limits)
         least, most = (part * self.limits.waiting or NEVER for part in ASKED)
         lines, lasting = lines_within(self.limits.waiting), list[LongWait]()
         posts: Posts = []
-        overdue: list[tuple[float, int, Wait]] = []
-        for worker, wait, seconds in waits:
+        overdue: list[tuple[Wait, int, float]] = []
+        longest: tuple[float, int, float] | None = None
+        for worker, wait in answered.waits():
             if wait.kind == "left":
                 due_at = timeout.asked_at + pause_after(wait.seconds)
                 if timeout.asked_at >= timeout.line_at:
@@ -216,20 +217,21 @@ class Coordinator:
                 if is_in and limit < NEVER:
                     lasting.append(LongWait(wait.seconds, worker, limit))
                 limit = limit or NEVER
+                seconds = answered.counted(wait, limit)
+                longest = max(longest or (0.0, worker, 0.0), (wait.seconds, worker, seconds))
                 if seconds >= limit and is_in:
-                    overdue.append((limit, worker, wait))
+                    overdue.append((wait, worker, limit))
                 next_line = min((line for line in lines if line > wait.seconds), default=NEVER) - wait.seconds
                 due_at = timeout.asked_at + min(max(limit - seconds, least), most, max(next_line, SOON))
             timeout = replace(timeout, due_at=min(timeout.due_at, due_at))
         known = replace(self, timeout=timeout)
-        if waits:
-            longest, wait, seconds = max(waits, key=lambda one: one.seconds)
-            what = f"has waited for {seconds_text(wait.seconds)}, of which {seconds_text(seconds)} count"
-            known = known._with_event(now, longest, what)
+        if longest is not None:
+            what = f"has waited for {seconds_text(longest[0])}, of which {seconds_text(longest[2])} count"
+            known = known._with_event(now, longest[1], what)
         if not overdue:
             known, told = known._tell_of_a_wait(lasting, lines, now)
             return known, posts + told
-        limit, worker, wait = max(overdue, key=lambda one: one[2].seconds)
+        wait, worker, limit = max(overdue, key=lambda one: one[0].seconds)
         text = self._situation(now).time_is_up(worker, wait, limit)
         return known._end(text, blockers(worker, self.states, self.plans, self.timeout.missing), now)
 

@@ -23,12 +23,11 @@ class Wait(NamedTuple):
 class Detail:
     """Facts that only an answer carries.
 
-    - `compiled`: for how many seconds the worker has compiled so far. `awake`: for how many its watchdog has run.
+    - `compiled`: how many seconds ago the worker last compiled; 0 while it does.
     - `sent`, `received`: the numbers of messages of agreements to, and from, each other worker.
     """
 
-    compiled: float = 0.0
-    awake: float = 0.0
+    compiled: float = float("inf")
     sent: Mapping[int, int] = field(default_factory=dict)
     received: Mapping[int, int] = field(default_factory=dict)
 

@@ -20,17 +20,13 @@ from distdl_jax.launch import supervised
 from distdl_jax.watchdog import excepthook
 from distdl_jax.watchdog.abort import end_the_job, is_forked, mpi_has_ended, mpi_lock, say, say_elsewhere
 from distdl_jax.watchdog.agent import Agent
-from distdl_jax.watchdog.clock import FIRST_LINE, AwakeClock, last_line, lines_within, seconds_text
+from distdl_jax.watchdog.clock import COMPILATION, FIRST_LINE, AwakeClock, last_line, lines_within, seconds_text
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.status import WorkerStatus, worker_status
 from distdl_jax.watchdog.thread_sampler import Sample, Sampler, main_line, prepare_to_write_stacks
 
 PAUSE = 0.05
 """Seconds between two turns."""
-
-
-COMPILATION = 8
-"""For how many times the limit of the clock one compilation does not count as waiting for others."""
 
 LONG_COMPILATION = 300.0
 """Seconds after which a line says that a worker compiles; the next one comes after twice as many, and so on."""
@@ -83,7 +79,7 @@ class WatchdogThread:
             self._forget()
 
     def _run(self, status: WorkerStatus, stop: threading.Event) -> None:
-        sampler, clock = Sampler(status, COMPILATION * self._limit), AwakeClock(time.monotonic())
+        sampler, clock = Sampler(status), AwakeClock(time.monotonic())
         while not stop.wait(PAUSE) and not mpi_has_ended():
             self._turn(sampler, clock, status)
 
@@ -116,7 +112,7 @@ class WatchdogThread:
             self._speaks_after = min(LONG_COMPILATION, self._limit or LONG_COMPILATION)
         if seconds > self._speaks_after:
             self._speaks_after = 2 * seconds
-            counts = f" Beyond {COMPILATION * self._limit:g} s who waits for it counts that." if self._limit else ""
+            counts = f" Who has waited for {COMPILATION * self._limit:g} s by then ends the job." if self._limit else ""
             say(
                 f"distdl_jax: worker {status.rank} has compiled for {seconds_text(seconds)}, at {main_line()}; one XLA "
                 f"program, or many without a pause.{counts}\n"

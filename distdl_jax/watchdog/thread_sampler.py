@@ -37,15 +37,15 @@ class Sample:
 
     - `run`: the number of the run of a program that goes on, 0 for none. `seconds`: for how long it has been seen.
       `token`: that of the run, where it goes on beside the thread.
-    - `compiles`: for how many seconds the worker has compiled without a pause, 0.0 where it does not.
-    - `compiled`: for how many seconds it has compiled so far, without the time in which one compilation took too long.
+    - `compiles`: for how many seconds the worker has compiled without a pause, 0.0 where it does not. `compiled`: how
+      many seconds ago it last did.
     """
 
     run: int = 0
     seconds: float = 0.0
     token: Any = None
     compiles: float = 0.0
-    compiled: float = 0.0
+    compiled: float = float("inf")
 
 
 class Line(NamedTuple):
@@ -72,18 +72,14 @@ class InCall(NamedTuple):
 
 
 class Sampler:
-    """Looks from time to time at the threads that have called, or at the main one where there is none.
+    """Looks from time to time at the threads that have called, or at the main one where there is none."""
 
-    `most`: for how many seconds one compilation is taken for one; 0 for ever.
-    """
-
-    def __init__(self, status: WorkerStatus, most: float = 0.0) -> None:
+    def __init__(self, status: WorkerStatus) -> None:
         self._status = status
-        self._most = most
         self._pending: dict[int, tuple[Any, int, float, int]] = {}
         self._runs = 0
         self._in_calls: dict[int, InCall] = {}
-        self._compiles = self._compiled = 0.0
+        self._compiles, self._compiled_at = 0.0, -float("inf")
         self._looked_at = 0.0
 
     def look(self, now: float) -> Sample:
@@ -94,7 +90,10 @@ class Sampler:
         for thread in [thread for thread in list(callers) if thread not in frames]:
             callers.pop(thread)
         activities = {thread: _activity(frame) for thread, frame in frames.items()}
-        self._count_compilation("compiling" in activities.values(), since)  # in any thread: the others may wait for it
+        if "compiling" in activities.values():  # in any thread: the others may wait for it
+            self._compiles, self._compiled_at = self._compiles + since, now
+        else:
+            self._compiles = 0.0
         for thread in list(callers) or [threading.main_thread().ident or 0]:
             self._look_at_call(thread, activities.get(thread) == "executing", now)
         self._in_calls = {thread: call for thread, call in self._in_calls.items() if thread in frames}
@@ -105,12 +104,7 @@ class Sampler:
             token, run, began, thread = pending
         waiting = self._status.waiting
         self._status.shown = thread if waiting is None else waiting.thread
-        return Sample(run, now - began, token, self._compiles, self._compiled)
-
-    def _count_compilation(self, compiles: bool, seconds: float) -> None:
-        self._compiles = self._compiles + seconds if compiles else 0.0
-        if compiles and not 0 < self._most < self._compiles:
-            self._compiled += seconds
+        return Sample(run, now - began, token, self._compiles, now - self._compiled_at)
 
     def _look_at_call(self, thread: int, is_in_xla: bool, now: float) -> None:
         tokens = self._tokens(thread)

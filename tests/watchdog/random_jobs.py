@@ -206,7 +206,7 @@ def drawn(seed: int, faulty: bool) -> Draw:
         choose_fault(random, draw)
         draw.limit = max(10 + 2 * waits, draw.compile_seconds * size / 100)
     elif random.random() < 0.5:
-        draw.limit = max(10 + 1.1 * waits, draw.compile_seconds / 50)
+        draw.limit = max(10 + 1.1 * waits, draw.compile_seconds / 7)
     return draw
 
 

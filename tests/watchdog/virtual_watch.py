@@ -74,10 +74,9 @@ class Watch:
         program = worker.program if worker.program_of is self.log else 0
         calls = self.log.summary(self._done, any(question.in_full for question in self.reporter.questions))
         calls = replace(calls, passed=max(calls.passed, program), mixed=worker.mixed)
-        compiles, covered = worker.compiling_since is not None, self.is_covered()
-        detail = Detail(worker.compiled_so_far(), worker.awake(), dict(self.sent), dict(self.received))
-        run, function, left = worker.run, worker.function, worker.left
-        return Facts(calls, self._agreement(), run, program, function, compiles, "", left, covered, detail)
+        detail = Detail(worker.compiled_ago(), dict(self.sent), dict(self.received))
+        run, function, left, covered = worker.run, worker.function, worker.left, self.is_covered()
+        return Facts(calls, self._agreement(), run, program, function, worker.compiles, "", left, covered, detail)
 
     def is_covered(self) -> bool:
         """Return whether another world of the worker has all workers of this one; of equal worlds the first does."""

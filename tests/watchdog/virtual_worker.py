@@ -80,8 +80,8 @@ class Worker:
         self.program_of: CallLog | None = None
         self.function = ""
         self.mixed = False
-        self.compiling_since: float | None = None
-        self.compiled = 0.0
+        self.compiles = False
+        self.compiled_at = -FOREVER
         self.left: int | None = None
         self.dead_at = FOREVER
         self.busy = False
@@ -102,8 +102,8 @@ class Worker:
         knows = self.program and not self.mixed and all(self.program_of is log for log in largest)
         return bool(self.run) and not knows
 
-    def compiled_so_far(self) -> float:
-        return self.compiled + (0.0 if self.compiling_since is None else self.awake() - self.compiling_since)
+    def compiled_ago(self) -> float:
+        return 0.0 if self.compiles else self.awake() - self.compiled_at
 
     def awake(self) -> float:
         return self.watch.awake(self.job.now) + self.whole.awake(self.job.now) - self.job.now
@@ -118,10 +118,9 @@ class Worker:
         yield seconds
 
     def compile(self, seconds: float) -> Steps:
-        self.compiling_since = self.awake()
+        self.compiles = True
         yield seconds
-        self.compiled = self.compiled_so_far()
-        self.compiling_since = None
+        self.compiles, self.compiled_at = False, self.awake()
         self._look_soon()
 
     def agree(self, watch: Watch, team: Sequence[int], label: str) -> Steps:
