@@ -33,7 +33,7 @@ from distdl_jax.transports.mpi.launch_checks import check_workers_agree  # noqa:
 from distdl_jax.watchdog.call_log import CallLog  # noqa: E402
 from distdl_jax.watchdog.coordinator import Coordinator  # noqa: E402
 from distdl_jax.watchdog.dependencies import takes_all  # noqa: E402
-from distdl_jax.watchdog.messages import Answer, Detail  # noqa: E402
+from distdl_jax.watchdog.messages import Answer, Detail, Say  # noqa: E402
 from distdl_jax.watchdog.reporter import Facts, Reporter  # noqa: E402
 from distdl_jax.watchdog.thread import watchdog_thread  # noqa: E402
 
@@ -111,7 +111,7 @@ class Played:
                 self.coordinator, posts = self.coordinator.hear(message, self.now)
                 for to, answer in posts:
                     self.post(rank, answer, to)
-            else:
+            elif not isinstance(message, Say):
                 worker.reporter = worker.reporter.hear(message, self.now)
         calls = replace(worker.log.summary(), passed=worker.log.number)
         facts = replace(facts, calls=calls, detail=Detail(0.0 if facts.compiles else float("inf")))

@@ -248,16 +248,16 @@ class Agent:
         if self._run.number == sample.run or sample.seconds < PATIENCE:
             return self._run if self._run.number == sample.run else Run()
         status = self._status
-        call, number = status.call_of(status.shown), self.calls.number
+        record, number = status.threads.get(status.shown), self.calls.number
         stack = main_stack()
         lines = user_frames(stack)
         run = Run(sample.run, str(lines[0]) if lines else "")
         if sample.token is not None:
             if (of := status.run_of(sample.token)) is not None:
                 run = replace(run, function=of.name, program=of.number if of.log is self.calls else 0)
-        elif call is not None and runs_own_program(stack):
-            is_counted = call.log is self.calls and self.calls.inside and number == self.calls.number
-            run = replace(run, function=call.name, program=number if is_counted else 0)
+        elif record is not None and record.call and runs_own_program(stack):
+            is_counted = record.log is self.calls and self.calls.inside and number == self.calls.number
+            run = replace(run, function=record.call, program=number if is_counted else 0)
         self._run = run
         return run
 

@@ -86,15 +86,15 @@ class Sampler:
         """Return what the worker does `now`, in seconds in which the watchdog was awake."""
         since, self._looked_at = now - self._looked_at, now
         frames = sys._current_frames()
-        callers = self._status.callers
-        for thread in [thread for thread in list(callers) if thread not in frames]:
-            callers.pop(thread)
+        threads = self._status.threads
+        for thread in [thread for thread in list(threads) if thread not in frames]:
+            threads.pop(thread)
         activities = {thread: _activity(frame) for thread, frame in frames.items()}
         if "compiling" in activities.values():  # in any thread: the others may wait for it
             self._compiles, self._compiled_at = self._compiles + since, now
         else:
             self._compiles = 0.0
-        for thread in list(callers) or [threading.main_thread().ident or 0]:
+        for thread in list(threads) or [threading.main_thread().ident or 0]:
             self._look_at_call(thread, activities.get(thread) == "executing", now)
         self._in_calls = {thread: call for thread, call in self._in_calls.items() if thread in frames}
         run, began, token, thread = 0, now, None, self._status.home
@@ -115,11 +115,12 @@ class Sampler:
             self._in_calls[thread] = InCall(self._runs, now, tokens)
 
     def _tokens(self, thread: int) -> list[Any]:
-        return self._status.callers[thread]() if thread in self._status.callers else []
+        record = self._status.threads.get(thread)
+        return [] if record is None else record.programs()
 
     def _oldest_pending(self, now: float) -> tuple[Any, int, float, int] | None:
         """Return a program that communicates and goes on beside a thread: its token, number, beginning and thread."""
-        tokens = [(token, thread) for thread in list(self._status.callers) for token in self._tokens(thread)]
+        tokens = [(token, thread) for thread in list(self._status.threads) for token in self._tokens(thread)]
         for token, thread in tokens:
             if id(token) not in self._pending:
                 self._runs += 1

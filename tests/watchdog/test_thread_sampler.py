@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from distdl_jax.watchdog.status import WorkerStatus, is_pending
+from distdl_jax.watchdog.status import ThreadRecord, WorkerStatus, is_pending
 from distdl_jax.watchdog.thread import WatchdogThread
 from distdl_jax.watchdog.thread_sampler import Sampler
 
@@ -58,7 +58,7 @@ def test_runs_are_told_apart_by_the_tokens_of_their_thread():
     status, tokens = WorkerStatus(0, 2), [Token()]
     sampler = Sampler(status)
     with a_thread_in(RUNS, "__call__") as thread:
-        status.callers[thread.ident] = lambda: list(tokens)
+        status.threads[thread.ident] = ThreadRecord(thread.ident, lambda: list(tokens))
         tokens[0].is_over = True
         sampler.look(0.0)
         first = sampler.look(1.0)
@@ -81,7 +81,7 @@ def test_where_jax_cannot_say_no_program_is_taken_for_done(asks):
     setattr(token, asks, fails)
     assert is_pending(token, True) and not is_pending(token, False)
     status = WorkerStatus(0, 2)
-    status.callers[0] = lambda: [token]
+    status.threads[0] = ThreadRecord(0, lambda: [token])
     assert status.tokens_pending()
 
 
