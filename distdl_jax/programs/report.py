@@ -13,7 +13,7 @@ from distdl_jax.drawing.svg import INK, below, document, words
 from distdl_jax.drawing.timeline import Event, Waits, draw_timeline
 from distdl_jax.programs.diagnosis import describe
 from distdl_jax.programs.ir import Operation, Program, operations
-from distdl_jax.programs.playback import play_back
+from distdl_jax.programs.matching import play_back
 
 SHOWN_OPERATIONS = 12
 """How many of each worker's operations the printed report lists."""
@@ -98,9 +98,10 @@ class Report:
         **Returns:** a `Drawing`: SVG, which Jupyter shows by itself, with `save`; printed, it is text.
         """
         happened, waiting = play_back(self.programs)
+        listed = {rank: list(operations(program, first_branch=True)) for rank, program in self.programs.items()}
         events = [
-            Event("message" if op.is_message else op.kind, team, op.bytes_sent, _what(op, times))
-            for op, team, times in happened
+            Event("message" if op.is_message else op.kind, team, op.bytes_sent, _what(*listed[team[0]][place - 1]))
+            for op, team, place in happened
         ]
         total = sum(size for _, size in self.messages().values())
         count = sum(count for count, _ in self.messages().values())

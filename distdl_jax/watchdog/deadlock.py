@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from distdl_jax.errors import ONE_PROGRAM, one_program, shown_label
+from distdl_jax.plans.waits import follow
 from distdl_jax.watchdog.call_log import Calls, Earlier
 from distdl_jax.watchdog.dependencies import Dependencies, Plans
 
@@ -266,12 +267,9 @@ def _cycle(view: View) -> Deadlock | None:
     # Who has left explains more than who waits.
     reasons = {w: min(others, key=lambda o: (view.states[o].kind != "left", o)) for w, others in needed.items()}
     for start in sorted(reasons):
-        path = [start]
-        while (following := reasons.get(path[-1])) is not None and following not in path:
-            path.append(following)
-        if following is None:
+        path, first = follow(start, reasons.get)
+        if not (cycle := path[first:]):
             return _gone(view, path[-1], path[-2])
-        cycle = path[path.index(following) :]
         listed = "; ".join(f"worker {w} {view.states[w].describe()}" for w in cycle)
         advice = one_program(view.states[w].label for w in cycle)
         text = f"The workers wait for each other in a cycle: {listed}. {advice}"
