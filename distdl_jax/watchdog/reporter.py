@@ -15,7 +15,6 @@ from distdl_jax.watchdog.clock import (
     GIVEN_UP,
     LONGEST_PATIENCE,
     PATIENCE,
-    pause_after,
     seconds_text,
 )
 from distdl_jax.watchdog.deadlock import Kind, State
@@ -184,9 +183,7 @@ class Reporter:
         )
 
     def _announced_at(self, wait: OpenWait) -> float:
-        """Return when it is announced. The end of a program is in any case: it ends no job."""
-        if wait.kind == "left":
-            return wait.began + min(FIRST_LINE, self.limit or FIRST_LINE)
+        """Return when it is announced."""
         return wait.began + min(FIRST_LINE, ANNOUNCED * self.limit or FIRST_LINE)
 
     def _given_up_at(self, wait: OpenWait) -> float:
@@ -194,7 +191,7 @@ class Reporter:
         since = max(self.asked_at, self._announced_at(wait))
         pause = self.limit or float("inf")
         if wait.kind == "left":
-            pause = max(self.limit, pause_after(since - wait.began))
+            pause = max(self.limit, FIRST_LINE, since - wait.began)
         return since + GIVEN_UP * pause
 
     def _patience(self, kind: Kind) -> float:

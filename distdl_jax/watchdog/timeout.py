@@ -43,7 +43,6 @@ class Timeout:
     - `is_announced`: whether a wait was announced since.
     - `silent`: since when the workers are silent that did not answer the last question. `mentioned`: those of whose
       silence a line was said.
-    - `line_at`: when the next line about those that have ended is due.
     - `told`: the waits of which a line was said, by the time of the line and the place of the wait.
     """
 
@@ -53,7 +52,6 @@ class Timeout:
     is_announced: bool = False
     silent: Mapping[int, float] = field(default_factory=dict)
     mentioned: frozenset[int] = frozenset()
-    line_at: float = 0.0
     told: frozenset[tuple[float, Place]] = frozenset()
 
     def hear(self, answer: Answer) -> Timeout:
@@ -161,6 +159,8 @@ class WaitLimits:
         limits = self._limits
         if wait.kind in ("agreeing", "elsewhere"):
             return limits.waiting
+        if wait.kind == "left":
+            return NEVER
         state = self._states[worker]
         if state.plan not in self._plans:
             return limits.program if self._are_all_in_programs else limits.waiting
