@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import NoReturn
@@ -58,6 +58,7 @@ class Agent:
     - `members`: the workers of its world, by their ranks in COMM_WORLD.
     - `epoch`: how many agreements have failed so far.
     - `calls`: those that count in this world. `channel`: that of its agreements.
+    - `is_covered`: whether another world has all workers of this one, so that its timeout is enough.
     """
 
     def __init__(self, mailbox: Mailbox, rank: int, members: Workers, limits: TimeLimits) -> None:
@@ -65,6 +66,7 @@ class Agent:
         self.epoch = 0
         self.calls = CallLog()
         self.channel: Channel | None = None
+        self.is_covered = False
         self._mailbox = mailbox
         self._rank = rank
         self._size = len(members)
@@ -77,7 +79,6 @@ class Agent:
         self._seen = Facts()
         self._left: int | None = None
         self._ends_at: float | None = None
-        self._agents, self._covered = 0, False
 
     # --- in the program's thread ---
 
@@ -125,15 +126,12 @@ class Agent:
 
     # --- in the watchdog's thread ---
 
-    def turn(self, sample: Sample, now: float, agents: Sequence[Agent]) -> None:
-        """Hear the others, tell them what changed; `now` in seconds in which the watchdog was awake.
-
-        `agents`: those of all worlds of this worker.
-        """
+    def turn(self, sample: Sample, now: float) -> None:
+        """Hear the others, tell them what changed; `now` in seconds in which the watchdog was awake."""
         while (received := self._mailbox.next()) is not None:
             self._hear(received[1], now)
         try:
-            self._seen = self._facts(sample, now, agents)
+            self._seen = self._facts(sample)
         finally:  # what can't be seen of the worker must not stop the clock
             self._act(now)
 
@@ -180,7 +178,7 @@ class Agent:
 
     # --- what is seen of the worker ---
 
-    def _facts(self, sample: Sample, now: float, agents: Sequence[Agent]) -> Facts:
+    def _facts(self, sample: Sample) -> Facts:
         status, channel = self._status, self.channel
         # A message that moves meanwhile must seem to be on its way: what came is counted first, what went last.
         received = {} if channel is None else dict(channel.received)
@@ -203,7 +201,7 @@ class Agent:
             sample.compiles > 0,
             where,
             self._left,
-            self._is_covered(agents),
+            self.is_covered,
             Detail(sample.compiled, {} if channel is None else dict(channel.sent), received),
         )
 
@@ -228,20 +226,10 @@ class Agent:
         """Return the ranks in this world of `workers`, ranks in COMM_WORLD, if it has all of their `world`."""
         return tuple(map(self.members.index, workers)) if set(self.members) >= set(world) else ()
 
-    def watches(self, workers: Workers, agents: Sequence[Agent]) -> bool:
+    def watches(self, workers: Workers) -> bool:
         """Return whether this agent's timeout counts for a wait for these, by their ranks in COMM_WORLD."""
         goes_on = self._left is None or not self.all_have_left()
-        return set(self.members) >= set(workers) and not self._is_covered(agents) and goes_on
-
-    def _is_covered(self, agents: Sequence[Agent]) -> bool:
-        """Return whether another world has all workers of this one; of equal ones the first covers the others."""
-        if len(agents) != self._agents:
-            self._agents, place, mine = len(agents), agents.index(self), set(self.members)
-            self._covered = any(
-                mine < set(other.members) or (mine == set(other.members) and before < place)
-                for before, other in enumerate(agents)
-            )
-        return self._covered
+        return set(self.members) >= set(workers) and not self.is_covered and goes_on
 
     def _look_into(self, sample: Sample) -> Run:
         """Return what is known of a run of a program, once it has lasted for a while."""

@@ -15,7 +15,6 @@ from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog.clock import ASKED, last_line, lines_within, seconds_text
-from distdl_jax.watchdog.confirmation import Confirmation, OpenQuestion
 from distdl_jax.watchdog.deadlock import Deadlock, State, View, find_deadlock, workers_text
 from distdl_jax.watchdog.dependencies import Plans, dependencies_of_all, in_both
 from distdl_jax.watchdog.messages import (
@@ -23,6 +22,7 @@ from distdl_jax.watchdog.messages import (
     CannotAgree,
     EndJob,
     Fail,
+    OpenQuestion,
     Posts,
     Question,
     Say,
@@ -61,6 +61,38 @@ class Event(NamedTuple):
     time: float
     worker: int | None
     what: str
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """The question to the workers that a deadlock is about, whether they still wait as in `states`.
+
+    All who say so were waiting at one time: when the first of them was asked. After answers that confirm nothing, a
+    message may be on its way: the same workers are asked again at `again_at`, each time after a longer `pause`.
+    """
+
+    question: OpenQuestion
+    states: Mapping[int, State]
+    pause: float
+    again_at: float = float("inf")
+
+    def is_about(self, states: Mapping[int, State]) -> bool:
+        """Return whether these workers, as they are, are asked."""
+        return self.states.keys() == states.keys() and all(s.is_as(self.states[worker]) for worker, s in states.items())
+
+    def view(self, plans: Plans) -> View:
+        """Return what is certain by now; nothing is of workers that have moved."""
+        answers = self.question.answers
+        states = {
+            worker: answer.state if answer.state.is_as(self.states[worker]) else replace(answer.state, kind="running")
+            for worker, answer in answers.items()
+        }
+
+        def coming(sender: int, receiver: int) -> bool:
+            a, b = answers.get(sender), answers.get(receiver)
+            return a is None or b is None or a.detail.sent.get(receiver, 0) != b.detail.received.get(sender, 0)
+
+        return View(states, plans, coming, in_full=True)
 
 
 @dataclass(frozen=True)
@@ -294,12 +326,11 @@ class Coordinator:
     def _with_event(self, now: float, worker: int | None, what: str) -> Coordinator:
         return replace(self, events=(*self.events[1 - EVENTS :], Event(now, worker, what)))
 
-    def story(self, worker: int | None = None) -> list[str]:
-        """Return a line for each of the last transitions, the last one last: all, or those of one worker and of all."""
+    def story(self) -> list[str]:
+        """Return a line for each of the last transitions, the last one last."""
         return [
             f"{event.time:10.1f} s: {'' if event.worker is None else f'worker {event.worker} '}{event.what}"
             for event in self.events
-            if worker is None or event.worker in (None, worker)
         ]
 
     def dump(self) -> str:

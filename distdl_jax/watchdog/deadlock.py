@@ -100,10 +100,6 @@ class Deadlock(NamedTuple):
     about: tuple[int, ...]
 
 
-def _nothing_coming(sender: int, receiver: int) -> bool:
-    return False
-
-
 @dataclass(frozen=True)
 class View:
     """The facts that conclusions are drawn from.
@@ -115,7 +111,7 @@ class View:
 
     states: Mapping[int, State]
     plans: Plans = field(default_factory=dict)
-    coming: Callable[[int, int], bool] = _nothing_coming
+    coming: Callable[[int, int], bool] = lambda sender, receiver: False
     in_full: bool = False
 
 

@@ -50,6 +50,9 @@ class WatchdogThread:
 
     def add(self, agent: Agent) -> None:
         """Give one more agent its turns, from now on."""
+        for other in self._agents:  # of equal worlds the first covers the others
+            agent.is_covered = agent.is_covered or set(agent.members) <= set(other.members)
+            other.is_covered = other.is_covered or set(other.members) < set(agent.members)
         self._agents = [*self._agents, agent]
         say_elsewhere.append(agent.say_elsewhere)
 
@@ -94,7 +97,7 @@ class WatchdogThread:
         with mpi_lock:
             for agent in self._agents:
                 with self._surviving():
-                    agent.turn(sample, now, self._agents)
+                    agent.turn(sample, now)
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
@@ -123,7 +126,7 @@ class WatchdogThread:
         waiting = status.waiting
         if waiting is None or waiting.channel is not None:
             return
-        if any(agent.watches(waiting.waits_for, self._agents) for agent in self._agents):
+        if any(agent.watches(waiting.waits_for) for agent in self._agents):
             return
         if self._waits_since[0] != waiting.number:
             self._waits_since, self._told = (waiting.number, now), 0.0

@@ -15,10 +15,9 @@ from typing import NamedTuple
 from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog.call_log import Calls
 from distdl_jax.watchdog.clock import ASKED, COMPILATION, FIRST_LINE
-from distdl_jax.watchdog.confirmation import OpenQuestion
 from distdl_jax.watchdog.deadlock import Kind, State
 from distdl_jax.watchdog.dependencies import Dependencies, Plans
-from distdl_jax.watchdog.messages import Answer, Wait
+from distdl_jax.watchdog.messages import Answer, OpenQuestion, Wait
 
 UNHEARD = 12.0
 """After how many seconds without an answer it is said that a worker was not heard from."""
