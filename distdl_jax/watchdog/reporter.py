@@ -73,20 +73,22 @@ class Facts:
 
 
 class OpenWait(NamedTuple):
-    """A wait that goes on: its kind and number, and when it began."""
+    """A wait that goes on: its kind and number, when it began, whether it was announced, for the timeout to look at,
+    and whether it was said that the coordinator is silent meanwhile."""
 
     kind: Kind
     episode: int
     began: float
+    announced: bool = False
+    told: bool = False
 
 
 @dataclass(frozen=True)
 class Reporter:
     """The knowledge of one worker's reporter in one world.
 
-    - `told`: those of which it has said that the coordinator is silent.
-    - `reported`: the state that it told last, at `reported_at`. `waits`: the waits that go on. `announced`: those that
-      the timeout looks at. `longest`: the longest run of a program so far.
+    - `reported`: the state that it told last, at `reported_at`. `waits`: the waits that go on. `longest`: the longest
+      run of a program so far.
     - `questions`: those to be answered. `asked_at`: when the last one came.
     - `failures`: what all workers raise, by epoch. `end`: how the job ends.
     """
@@ -96,8 +98,6 @@ class Reporter:
     reported: State = field(default=State("running"))
     reported_at: float = 0.0
     waits: tuple[OpenWait, ...] = ()
-    announced: frozenset[tuple[Kind, int]] = frozenset()
-    told: frozenset[tuple[Kind, int]] = frozenset()
     longest: float = 0.0
     questions: tuple[Question, ...] = ()
     asked_at: float = 0.0
@@ -135,9 +135,9 @@ class Reporter:
         if self.end is not None:
             return self, []
         known = self._with_waits(facts, now)
-        waits = known._long_waits(facts, now)
-        keys = frozenset((wait.kind, wait.episode) for wait in waits)
-        is_new = not keys <= self.announced
+        long = known._long_waits(facts, now)
+        waits = tuple(Wait(wait.kind, wait.episode, now - wait.began) for wait in long)
+        is_new = not all(wait.announced for wait in long)
         state = facts.state()
         posts: list[Answer | Say | EndJob] = [
             Answer(self.rank, state, waits, question.number, facts.detail) for question in known.questions
@@ -147,18 +147,18 @@ class Reporter:
                 state = replace(State("running"), calls=facts.calls)
             if is_new or known._is_news(state, now):
                 posts = [Answer(self.rank, state, waits if is_new else ())]
-        known = replace(known, announced=keys)
+        known = replace(known, waits=tuple(wait._replace(announced=wait in long) for wait in known.waits))
         if posts:
             known = replace(known, reported=state, reported_at=now, questions=())
         if (given_up := known._given_up(now)) is not None:
             return replace(known, asked_at=now), [*posts, given_up]
         if (unheard := known._unheard(now)) is not None:
-            told = known.told | {(unheard.kind, unheard.episode)}
+            told = tuple(wait._replace(told=wait.told or wait is unheard) for wait in known.waits)
             text = (
                 f"Worker {self.rank} has waited for {seconds_text(now - unheard.began)}: it {known.reported.describe()}"
             )
             posts.append(Say(f"distdl_jax: {text}. {_SILENT} The job goes on.\n"))
-            return replace(known, told=told), posts
+            return replace(known, waits=told), posts
         return known, posts
 
     def _with_waits(self, facts: Facts, now: float) -> Reporter:
@@ -171,16 +171,13 @@ class Reporter:
         over = (now - wait.began for wait in before.values() if wait.kind == "executing")
         return replace(self, waits=waits, longest=max(self.longest, *over, 0.0))
 
-    def _long_waits(self, facts: Facts, now: float) -> tuple[Wait, ...]:
+    def _long_waits(self, facts: Facts, now: float) -> list[OpenWait]:
         """Return the waits that the timeout of this world looks at; some are another world's."""
         if facts.covered:
-            return ()
+            return []
         elsewhere = facts.agreement is not None and not facts.agreement.waits_for
-        return tuple(
-            Wait(wait.kind, wait.episode, now - wait.began)
-            for wait in self.waits
-            if now >= self._announced_at(wait) and not (wait.kind == "elsewhere" and elsewhere)
-        )
+        long = (wait for wait in self.waits if now >= self._announced_at(wait))
+        return [wait for wait in long if not (wait.kind == "elsewhere" and elsewhere)]
 
     def _announced_at(self, wait: OpenWait) -> float:
         """Return when it is announced."""
@@ -213,14 +210,14 @@ class Reporter:
 
     def _unheard(self, now: float) -> OpenWait | None:
         """Return a wait of which the coordinator, which says who waits, has not asked: one worker says that."""
-        announced = (wait for wait in self.waits if (wait.kind, wait.episode) in self.announced - self.told)
-        unheard = (wait for wait in announced if self.asked_at < self._announced_at(wait) <= now - FIRST_LINE)
+        new = (wait for wait in self.waits if wait.announced and not wait.told)
+        unheard = (wait for wait in new if self.asked_at < self._announced_at(wait) <= now - FIRST_LINE)
         return next(unheard, None) if self.rank == SPEAKS and not 0 < self.limit <= 2 * FIRST_LINE else None
 
     def _given_up(self, now: float) -> Say | EndJob | None:
         """Return the end of the job, or a line after the end of the program, where the coordinator is silent."""
         for wait in self.waits:
-            if (wait.kind, wait.episode) not in self.announced or now < self._given_up_at(wait):
+            if not wait.announced or now < self._given_up_at(wait):
                 continue
             seconds = seconds_text(now - wait.began)
             if wait.kind == "left":
