@@ -84,7 +84,7 @@ def find_mismatch(programs: Mapping[int, Program], flows: Mapping[int, Flow] | N
     programs = {worker: distinct[id(program)] for worker, program in programs.items()}
     branches = max((most_branches(program) for program in distinct.values()), default=0)
     for branch in range(max(branches, 1)):
-        if mismatch := _Play(programs, branch, flows=flows or {}).run():
+        if mismatch := Play(programs, branch, flows=flows or {}).run():
             return mismatch if branches else replace(mismatch, branch=None)
     return None
 
@@ -94,7 +94,7 @@ def find_stops(programs: Mapping[int, Program], absent: frozenset[int]) -> list[
 
     Sends without a partner are taken to wait, so a worker may have come further than this says, not less far.
     """
-    play = _Play({worker: simplified(program) for worker, program in programs.items()}, 0, absent)
+    play = Play({worker: simplified(program) for worker, program in programs.items()}, 0, absent)
     play.run()
     return [play.stop(worker) for worker in sorted(programs)]
 
@@ -105,19 +105,6 @@ class Happening(NamedTuple):
     operation: Operation
     team: Workers
     place: int
-
-
-def play_back(programs: Mapping[int, Program]) -> tuple[list[Happening], dict[int, Operation]]:
-    """Return what happens, in order, up to a mismatch, and the operations in which workers are left waiting.
-
-    A loop's body is played once; of a conditional, the first branch.
-    """
-    flat = {rank: tuple(op for op, _ in operations(p, first_branch=True)) for rank, p in sorted(programs.items())}
-    happened: list[Happening] = []
-    play = _Play(flat, 0, happened=happened)
-    play.run()
-    stops = map(play.stop, flat)
-    return happened, {stop.worker: stop.operation for stop in stops if stop.operation is not None}
 
 
 def _is_of_all(program: Program, workers: Set[int]) -> bool:
@@ -205,7 +192,9 @@ class _Worker:
         return place
 
 
-class _Play:
+class Play:
+    """Programs that are played against each other; `happened` gets what is done, in order."""
+
     def __init__(
         self,
         programs: Mapping[int, Program],

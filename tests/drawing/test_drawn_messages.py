@@ -11,8 +11,7 @@ import distdl_jax as dj
 from distdl_jax import functional as F
 from distdl_jax.drawing.timeline import MOST_EVENTS, Event, draw_timeline
 from distdl_jax.programs.ir import Cond, Loop, Operation, Program
-from distdl_jax.programs.matching import play_back
-from distdl_jax.programs.report import Report
+from distdl_jax.programs.report import Report, play_back
 
 
 @pytest.mark.simulated(4)
