@@ -106,11 +106,14 @@ class Timeout:
         """Return the waits that the answers tell of, each after its worker."""
         return sorted((worker, wait) for worker, answer in self.question.answers.items() for wait in answer.waits)
 
+    @cached_property
+    def compiled(self) -> float:
+        """How many seconds ago the last compilation was, of those who have answered."""
+        return min((answer.detail.compiled for answer in self.question.answers.values()), default=NEVER)
+
     def counted(self, wait: Wait, limit: float) -> float:
         """Return the seconds of a wait that count, against this limit."""
-        if wait.seconds >= COMPILATION * limit:
-            return wait.seconds
-        return min([wait.seconds, *(answer.detail.compiled for answer in self.question.answers.values())])
+        return wait.seconds if wait.seconds >= COMPILATION * limit else min(wait.seconds, self.compiled)
 
 
 class Missing(NamedTuple):
