@@ -1,13 +1,17 @@
-"""One worker's reporter: what it tells the coordinator. Pure: facts and messages go in, messages come out.
+"""The watch of one worker in one world. Pure: facts and messages go in, messages come out.
 
-A reporter decides nothing about other workers; that is the coordinator's part.
+Every worker has a reporter, which decides nothing about other workers; worker 0 has the coordinator, too, which does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from distdl_jax.plans.worker_ranks import Workers
+from distdl_jax.programs.ir import Program
+from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog.call_log import Calls
 from distdl_jax.watchdog.clock import (
     ANNOUNCED,
@@ -17,8 +21,19 @@ from distdl_jax.watchdog.clock import (
     PATIENCE,
     seconds_text,
 )
+from distdl_jax.watchdog.coordinator import COORDINATOR, Coordinator
 from distdl_jax.watchdog.deadlock import Kind, State
-from distdl_jax.watchdog.messages import Answer, Detail, EndJob, Fail, Question, Say, Wait
+from distdl_jax.watchdog.messages import (
+    Answer,
+    CannotAgree,
+    Detail,
+    EndJob,
+    Fail,
+    Message,
+    Question,
+    Say,
+    Wait,
+)
 
 SPEAKS = 1
 """The worker that says, for all, that the coordinator is silent."""
@@ -224,3 +239,53 @@ class Reporter:
                 return Say(f"distdl_jax: Worker {self.rank} ended {seconds} ago; {_SILENT}\n")
             return EndJob(0, f"Worker {self.rank} has waited for {seconds}. {_SILENT}")
         return None
+
+
+@dataclass(frozen=True)
+class Core:
+    """The reporter of a worker, and on worker 0 the coordinator."""
+
+    reporter: Reporter
+    coordinator: Coordinator | None = None
+
+    @classmethod
+    def new(cls, rank: int, members: Workers, limits: TimeLimits) -> Core:
+        """Begin with workers that all run; `members` by their ranks in COMM_WORLD."""
+        return cls(Reporter(rank, limits.waiting), Coordinator.new(members, limits) if rank == COORDINATOR else None)
+
+    def remember(self, name: str, programs: Mapping[int, Program]) -> Core:
+        """Keep the workers' programs of the function `name`, on worker 0."""
+        return (
+            self if self.coordinator is None else replace(self, coordinator=self.coordinator.remember(name, programs))
+        )
+
+    def hear(self, message: Message, now: float) -> tuple[Core, list[tuple[int, Message]]]:
+        """Take in what another worker says, or what is said to all; return what follows, by the worker that gets it."""
+        match message:
+            case Answer() | CannotAgree():
+                if self.coordinator is None:
+                    return self, []
+                coordinator, posts = self.coordinator.hear(message, now)
+                return replace(self, coordinator=coordinator), [*posts]
+            case Say():
+                return self, [(self.reporter.rank, message)]
+        return replace(self, reporter=self.reporter.hear(message, now)), []
+
+    def turn(self, facts: Facts, now: float) -> tuple[Core, list[tuple[int, Message]]]:
+        """Take in what can be seen now, and do what is due."""
+        reporter, messages = self.reporter.look(facts, now)
+        posts: list[tuple[int, Message]] = []
+        for message in messages:
+            if isinstance(message, EndJob):  # the coordinator is silent
+                reporter = reporter.hear(message, now)
+            else:
+                posts.append((COORDINATOR if isinstance(message, Answer) else reporter.rank, message))
+        if self.coordinator is None:
+            return Core(reporter), posts
+        coordinator, more = self.coordinator.tick(now)
+        return Core(reporter, coordinator), [*posts, *more]
+
+    def wakes_at(self, now: float) -> float:
+        """Return when it will have something to say, if nothing happens before."""
+        at = self.reporter.wakes_at(now)
+        return at if self.coordinator is None else min(at, self.coordinator.wakes_at())
