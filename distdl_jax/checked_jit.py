@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial, update_wrapper, wraps
@@ -17,7 +17,6 @@ from jax import Array
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
-from distdl_jax.agreement.replay import Agreed
 from distdl_jax.compat import (
     check_for_nans_again,
     hiding_frames,
@@ -37,7 +36,6 @@ from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.effect_free_call import call_without_effect, unread_inputs
 from distdl_jax.tracing.forward_mode_error import refuse_forward_mode
 from distdl_jax.tracing.program_reader import read_flow
-from distdl_jax.tracing.retracing import signature_of, unequal
 from distdl_jax.transports.open_world import world_of, worlds_used
 from distdl_jax.validation import check_function
 from distdl_jax.watchdog.call_log import CallLog, Earlier
@@ -143,8 +141,6 @@ class CheckedFunction(Generic[P, R]):
         self._inner: Any = jax.jit(unequal(fun), **inner)
         # The log in which calls count, by worker (of dj.simulate, too): none if one trace counts and another doesn't.
         self._counts_in: WeakKeyDictionary[WorkerStatus, CallLog | None] = WeakKeyDictionary()
-        # The agreements of its traces, by worker and by their arguments.
-        self._agreed: WeakKeyDictionary[WorkerStatus, dict[Hashable, list[Agreed]]] = WeakKeyDictionary()
         self._effects: list[Any] = []  # of the messages that it is known to send: by MPI, in dj.simulate
 
         @wraps(fun)
@@ -195,20 +191,14 @@ class CheckedFunction(Generic[P, R]):
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, World | None]:
         """Trace it, and compare what it communicates; return the traced program, and the world that it belongs to."""
-        agreed, signature = self._agreed.setdefault(worker_status(), {}), signature_of(args, kwargs)
-        with worker_status().traced(agreed.get(signature)) as agreements:
+        with worker_status().traced():
             with trace_context.set(compared=True, sizes_agreed=True), worlds_used() as worlds:
                 traced = self._inner.trace(*args, **kwargs)
             masked = masked_places(args=args, kwargs=kwargs, **_result_of(traced))
             world, log = _compare(self._name, traced.jaxpr.jaxpr, worlds, masked)
-            if not agreements.replayed:
-                counts_in = self._counts_in.setdefault(worker_status(), log)
-                self._counts_in[worker_status()] = log if counts_in is log else None
+            counts_in = self._counts_in.setdefault(worker_status(), log)
+            self._counts_in[worker_status()] = log if counts_in is log else None
         trace_context.to_compile, trace_context.handled = True, sys.exc_info()[1]
-        if signature is not None:
-            agreed[signature] = agreements.made
-            if len(agreed) > MOST_SIGNATURES:
-                del agreed[next(iter(agreed))]
         return traced, world
 
     def _call_without_effect(
@@ -268,7 +258,20 @@ class CheckedFunction(Generic[P, R]):
 
 
 MOST_OF_AN_ERROR = 2000  # characters of a compiler's error that the other workers get
-MOST_SIGNATURES = 64  # kinds of arguments for which a function's agreements are stored
+
+
+def unequal(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that does the same, but is equal to none.
+
+    Equal ones, as layers are, share JAX's traces until one of them is gone, which is sooner on some workers; and a
+    worker whose block of a larger tensor has the shape of one before would not trace what the others do.
+    """
+
+    @wraps(fun)
+    def other(*args: Any, **kwargs: Any) -> Any:
+        return fun(*args, **kwargs)
+
+    return other
 
 
 @cache
@@ -350,8 +353,7 @@ def _compare(
         if call_log is not None:
             call_log.cannot_compare()
         raise PlanError(problem + constants_text(world, tuple(range(world.size)), f"{PLAN_OF}{name}", jaxpr))
-    replayed = (agreements := worker_status().agreements) is not None and agreements.replayed
-    if call_log is None or number is None or replayed:
+    if call_log is None or number is None:
         return world, None
     worker_status().agreed_on(call_log, number, name)
     return world, call_log

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from distdl_jax.programs.diagnosis import describe
 from distdl_jax.programs.ir import Operation, Program, operations
-from distdl_jax.programs.playback import play_back
+from distdl_jax.programs.matching import Happening, Play
 from distdl_jax.text import Drawing
 
 SHOWN_OPERATIONS = 12
@@ -97,9 +97,10 @@ class Report:
         from distdl_jax.tools.draw.messages import Event, draw_messages
 
         happened, waiting = play_back(self.programs)
+        listed = {rank: list(operations(program, first_branch=True)) for rank, program in self.programs.items()}
         events = [
-            Event("message" if op.is_message else op.kind, tuple(team), op.bytes_sent, _what(op, times))
-            for op, team, times in happened
+            Event("message" if op.is_message else op.kind, tuple(team), op.bytes_sent, _what(*listed[team[0]][place - 1]))
+            for op, team, place in happened
         ]
         total = sum(size for _, size in self.messages().values())
         count = sum(count for count, _ in self.messages().values())
@@ -129,6 +130,19 @@ class Report:
             if listing := self.listing(worker, SHOWN_OPERATIONS):
                 parts.append(f"Worker {worker}:\n{listing}")
         return "\n\n".join(parts)
+
+
+def play_back(programs: Mapping[int, Program]) -> tuple[list[Happening], dict[int, Operation]]:
+    """Return what happens, in order, up to a mismatch, and the operations in which workers are left waiting.
+
+    A loop's body is played once; of a conditional, the first branch.
+    """
+    flat = {rank: tuple(op for op, _ in operations(p, first_branch=True)) for rank, p in sorted(programs.items())}
+    happened: list[Happening] = []
+    play = Play(flat, 0, happened=happened)
+    play.run()
+    stops = map(play.stop, flat)
+    return happened, {stop.worker: stop.operation for stop in stops if stop.operation is not None}
 
 
 def _what(op: Operation, times: int | None) -> str:

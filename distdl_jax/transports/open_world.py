@@ -113,13 +113,13 @@ def _starting_mpi() -> Iterator[None]:
 @contextmanager
 def worlds_used() -> Iterator[list[World]]:
     """Collect the worlds whose partitions this worker uses inside."""
-    status = worker_status()
+    here = worker_status().here
     used: list[World] = []
-    outer, status.worlds = status.worlds, used
+    outer, here.worlds = here.worlds, used
     try:
         yield used
     finally:
-        status.worlds = outer
+        here.worlds = outer
         if outer is not None:
             outer.extend(used)
 

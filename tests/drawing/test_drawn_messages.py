@@ -10,8 +10,7 @@ from drawing.reading import of_class, parsed
 import distdl_jax as dj
 from distdl_jax import functional as F
 from distdl_jax.programs.ir import Cond, Loop, Operation, Program
-from distdl_jax.programs.playback import play_back
-from distdl_jax.programs.report import Report
+from distdl_jax.programs.report import Report, play_back
 from distdl_jax.tools.draw.messages import MOST_EVENTS, Event, draw_messages
 
 

@@ -4,11 +4,13 @@ import pytest
 
 from distdl_jax.settings import Settings, TimeLimits
 from distdl_jax.watchdog import agent as agent_module
+from distdl_jax.watchdog.abort import say_elsewhere
 from distdl_jax.watchdog.agent import Agent
+from distdl_jax.watchdog.core import Facts, Reporter
 from distdl_jax.watchdog.deadlock import State
 from distdl_jax.watchdog.messages import Answer, Detail, EndJob, Question, Say, Wait
-from distdl_jax.watchdog.reporter import Facts, Reporter
 from distdl_jax.watchdog.status import WorkerStatus, acting_as, worker_status
+from distdl_jax.watchdog.thread import WatchdogThread
 from distdl_jax.watchdog.thread_sampler import Sample
 
 LIMIT = 16.0
@@ -132,11 +134,14 @@ def test_an_agreement_of_some_is_seen_in_the_world_of_all():
             Agent(Letters(), rank, members, TimeLimits(LIMIT, LIMIT))
             for rank, members in ((3, (0, 1, 2, 3)), (1, (2, 3)), (1, (2, 3)))
         )
-        agents = [some, everyone, others]
+        agents, watch = [some, everyone, others], WatchdogThread()
+        for agent in agents:
+            watch.add(agent)
+        say_elsewhere.clear()
         with worker_status().agreeing(Talk(some), "a sum", "a.py:1", (0,)):
             for now in range(15):
                 for agent in agents:
-                    agent.turn(Sample(), float(now), agents)
+                    agent.turn(Sample(), float(now))
     messages = [agent._mailbox.posted for agent in agents]
     (state, *_) = (message.state for message in messages[1])
     assert (state.kind, state.waits_for) == ("elsewhere", (2,))
@@ -151,7 +156,7 @@ def test_worker_0_reports_the_story_and_for_debugging_the_whole_state(monkeypatc
     mailbox = Letters(Answer(1, State("left", status=3)), EndJob(1, "why"))
     with acting_as(WorkerStatus(0, 2)):
         agent = Agent(mailbox, 0, (0, 1), TimeLimits(LIMIT, LIMIT))
-        agent.turn(Sample(), 7.0, [agent])
+        agent.turn(Sample(), 7.0)
     (report,) = reports
     assert report.startswith("Worker 0 of 2") and "7.0 s: worker 1 has ended its program with exit status 3\n" in report
     assert ("kind='left'" in report) == ("concluded: ()" in report) == debug
@@ -169,6 +174,6 @@ def test_a_message_that_moves_while_the_worker_is_looked_at_seems_to_be_on_its_w
             return State("agreeing", "", "a sum", (1,), 1)
 
         monkeypatch.setattr(agent, "_agreement", look)
-        agent.turn(Sample(), 7.0, [agent])
+        agent.turn(Sample(), 7.0)
     (answer,) = agent._mailbox.posted
     assert (answer.detail.sent, answer.detail.received) == ({1: 1}, {})
