@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from distdl_jax.costs.cost import cost
     from distdl_jax.errors import (
         CheckpointError,
+        CopiesWarning,
         DistDLError,
         InvalidArgumentError,
         InvalidTypeError,
@@ -58,6 +59,7 @@ _MODULES = {
     "costs.cost": ("cost",),
     "errors": (
         "CheckpointError",
+        "CopiesWarning",
         "DistDLError",
         "InvalidArgumentError",
         "InvalidTypeError",
@@ -84,6 +86,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 __all__ = [
     "CartesianPartition",
     "CheckpointError",
+    "CopiesWarning",
     "DistDLError",
     "InvalidArgumentError",
     "InvalidTypeError",
