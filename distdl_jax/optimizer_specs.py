@@ -55,7 +55,7 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
     **Raises,** on every worker: `InvalidArgumentError` where `param_specs` does not have the structure of `params`;
     `PlanError` where a parameter does not have the shape that its spec says, the workers' states differ, or a leaf
     stands for no block of anything: a statistic along a dimension that is cut, a number for each block, parameters
-    made one vector. Its optimiser would be wrong on blocks; `dj.optim.check` says so, too.
+    made one vector. Its optimiser would be wrong on blocks (`docs/optimisers.md` lists optax's).
 
     >>> import jax.numpy as jnp, optax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0])
@@ -192,7 +192,7 @@ def _spec_in_place(name: str, shapes: dict[int, Shape], spec: TensorSpec, everyo
         f"`{name}` has shape {first} on worker {P.ranks[0]}, in the place of a parameter of shape {spec.global_shape} "
         f"on a partition of {shape_text(P.shape)} workers, whose block there is {block}: it is "
         f"{'perhaps ' if len(possible) > 1 else ''}no block of anything. An optimiser that takes statistics along a "
-        "dimension that is cut, or one number of each block, is wrong on blocks (see dj.optim.check)."
+        "dimension that is cut, or one number of each block, is wrong on blocks (docs/optimisers.md)."
     )
 
 

@@ -72,7 +72,7 @@ class _Sum(NamedTuple):
 _UNKNOWN = _Sum(divisor=None)
 _KEEPS = {
     *("reshape", "squeeze", "expand_dims", "transpose", "rev", "copy", "copy_p", "convert_element_type"),
-    *("neg", "reverse_only", "reduce_precision", "optimization_barrier", "stop_gradient"),
+    *("neg", "reverse_only", "reduce_precision", "stop_gradient"),
 }
 _SCALES = ("mul", "div")
 _ADDS = ("add", "sub", "add_any")
@@ -142,6 +142,8 @@ class _Sums(DataFlow[_Sum]):
             return [before._replace(team=copies, line=line) if known else _UNKNOWN]
         if is_start_of_movement(eqn):
             self._moved = args[0]
+        if name == "optimization_barrier":
+            return args
         if name == "tie" or name in _KEEPS:
             return [args[0]]
         if structure(eqn) is not None and not isinstance(structure(eqn), Branches):
@@ -353,6 +355,8 @@ class _Updates(DataFlow[_Update]):
                 return args
             self.own_data[leaf] = self.own_data.get(leaf, 0) | args[0].own
             return [_Update(own=args[0].own, gradients=1 << leaf)]
+        if name == "optimization_barrier":
+            return args
         if name in _KEEPS or name in ("tie", "differentiated"):
             return [args[0]]
         if structure(eqn) is not None:
