@@ -121,6 +121,7 @@ from distdl_jax.nn.shaping.resample import (
     DistributedPad,
     DistributedUpsample,
 )
+from distdl_jax.nn.skip import Skip
 from distdl_jax.nn.spectral_norm import SpectralNorm
 from distdl_jax.nn.squeeze_excitation import DistributedSqueezeExcitation
 from distdl_jax.nn.weight_norm import WeightNorm
@@ -232,6 +233,7 @@ __all__ = [
     "Roll",
     "SegmentSum",
     "Sequential",
+    "Skip",
     "SpectralNorm",
     "SumReduce",
     "Take",

@@ -156,9 +156,10 @@ class Residual(Network):
             for functions in function_runs((layer,), self.input_partition).values():
                 functions.check(x, team_of(self.layers))
         with jax.named_scope("Residual"):
-            return self._sum(*(x if layer is None else run(name, layer, x) for name, layer in self._parts))
+            return self.added(*(x if layer is None else run(name, layer, x) for name, layer in self._parts))
 
-    def _sum(self, y: Array, other: Array) -> Array:
+    def added(self, y: Array, other: Array) -> Array:
+        """Return the sum of the two outputs, which must be blocks of one shape."""
         P = self.output_partition
         if P is not None and P.rank is None:
             return tie(y, other)
