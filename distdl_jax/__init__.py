@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from distdl_jax.gathering import gather, scatter
     from distdl_jax.initialization import init, init_block
     from distdl_jax.machine.machine import Machine
-    from distdl_jax.optimizer_specs import specs_like
+    from distdl_jax.optimizer_specs import specs_like, training_specs
     from distdl_jax.partition import CartesianPartition, Partition
     from distdl_jax.planning import planning_world
     from distdl_jax.plans.shape_dtype import ShapeDtype
@@ -69,7 +69,7 @@ _MODULES = {
     "gathering": ("gather", "scatter"),
     "initialization": ("init", "init_block"),
     "machine.machine": ("Machine",),
-    "optimizer_specs": ("specs_like",),
+    "optimizer_specs": ("specs_like", "training_specs"),
     "partition": ("CartesianPartition", "Partition"),
     "planning": ("planning_world",),
     "plans.shape_dtype": ("ShapeDtype",),
@@ -129,6 +129,7 @@ __all__ = [
     "simulate",
     "solvers",
     "specs_like",
+    "training_specs",
     "value_and_grad",
     "zero_volume_tensor",
 ]

@@ -1,4 +1,4 @@
-"""Every optimiser of optax on blocks, against itself on the whole tensors: what the page says, and the state's specs."""
+"""Every optimiser of optax on blocks, against itself on whole tensors: what the page says, and the state's specs."""
 
 import re
 from functools import partial
