@@ -110,7 +110,7 @@ from distdl_jax.nn.pooling import (
 )
 from distdl_jax.nn.prelu import DistributedPReLU
 from distdl_jax.nn.remat_precision import Precision, Remat
-from distdl_jax.nn.residual import Residual
+from distdl_jax.nn.residual import Residual, Skip
 from distdl_jax.nn.sequential import Sequential
 from distdl_jax.nn.shaping.concatenate import Concatenate
 from distdl_jax.nn.shaping.flatten import Flatten, Reshape, Unflatten
@@ -121,7 +121,6 @@ from distdl_jax.nn.shaping.resample import (
     DistributedPad,
     DistributedUpsample,
 )
-from distdl_jax.nn.skip import Skip
 from distdl_jax.nn.spectral_norm import SpectralNorm
 from distdl_jax.nn.squeeze_excitation import DistributedSqueezeExcitation
 from distdl_jax.nn.weight_norm import WeightNorm

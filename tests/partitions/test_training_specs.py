@@ -42,7 +42,7 @@ def test_gathered_and_scattered() -> None:
     assert specs["metrics"]["loss"].global_shape == (3,)
     state = {"params": params, "optimiser": opt_state, **rest, "state": net.init_state()}
     arrays = {name: specs[name] for name in ("params", "optimiser", "state", "step")}
-    whole = dj.gather({name: state[name] for name in arrays}, arrays, root=None)
+    whole = dj.gather({name: state[name] for name in arrays}, arrays)
     again = dj.scatter(whole, arrays)
     jax.tree.map(np.testing.assert_array_equal, again, {name: state[name] for name in arrays})
 
