@@ -72,7 +72,8 @@ def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
 
     All workers of the world must call the function, and trace it in the same call: where a shape, dtype or static
     argument changes on some workers only, that is the error that they raise. Functions that some workers call alone
-    (a metric on the root, say) go with `jax.jit`.
+    (a metric on the root, say) go with `jax.jit`. A step that lets copies of a parameter drift apart gives a
+    `CopiesWarning`.
 
     **Arguments:**
 

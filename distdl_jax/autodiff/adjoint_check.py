@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from distdl_jax.autodiff.copies import CopiedLoss, copied_loss, copied_loss_text
+from distdl_jax.autodiff.copies import Sum, copied_loss, copied_loss_text
 from distdl_jax.autodiff.custom_rules import custom_rules, line_moving_backward_only, moves_data
 from distdl_jax.autodiff.opaque_call import evaluate_opaquely
 from distdl_jax.errors import CopiesWarning, InvalidArgumentError, PlanError
@@ -177,7 +177,7 @@ class _Derivative(NamedTuple):
     """A worker's program, and its loss where it may count more than once."""
 
     program: Program
-    copied: CopiedLoss | None
+    copied: Sum | None
 
 
 def _decide(name: str, contributions: Mapping[int, _Derivative | str | None]) -> tuple[str | None, str | None]:

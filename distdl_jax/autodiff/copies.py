@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from itertools import chain, combinations, count
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +24,7 @@ from jax.extend.core import Literal
 
 from distdl_jax.compat import source_frames
 from distdl_jax.source_lines import is_library
-from distdl_jax.tracing.adjoint_order import anchor_of
+from distdl_jax.tracing.adjoint_order import anchor_of, is_inexact
 from distdl_jax.tracing.forward_mode_error import copies_left_by, identity, is_start_of_movement
 from distdl_jax.tracing.jaxprs import Branches, DataFlow, structure
 from distdl_jax.tracing.program_reader import line_of_equation
@@ -36,40 +36,25 @@ _MEANT = "If it is meant, warnings.simplefilter('ignore', dj.CopiesWarning) turn
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-class CopiedLoss(NamedTuple):
-    """A loss that is a function of sums over `team` alone, on one worker.
+class Sum(NamedTuple):
+    """What is known of a value: a function of sums over the workers of `team` alone, of which each has a copy.
 
-    - `divisor`: what the user divides by, apart from the means of this library.
-    - `elements`: how many entries of this worker's block are in a sum; `copied`: how many sums are added up then.
-    - `lengths`: of the dimensions that are summed over. `line`: where the sum over workers is.
-    """
-
-    team: Workers
-    divisor: float
-    elements: int
-    copied: int
-    lengths: tuple[int, ...]
-    line: str
-
-
-class _Sum(NamedTuple):
-    """What is known of a value: `CopiedLoss`'s facts, the team being () for a worker's own value.
-
-    - `divisor`: None where the value may have been scaled by anything.
+    - `team`: () for what is a worker's own. `line`: where the sum over workers is.
+    - `divisor`: what the user divides by, apart from means; None where the value may have been scaled by anything.
+    - `elements`: how many entries of this worker's blocks are summed; `lengths`: of the dimensions that they are along.
     - `is_constant`: whether it depends on no argument. `is_scalar`: whether it is one number, perhaps repeated.
     """
 
     team: Workers = ()
     divisor: float | None = 1.0
     elements: int = 1
-    copied: int = 1
     lengths: tuple[int, ...] = ()
     line: str = ""
     is_constant: bool = False
     is_scalar: bool = False
 
 
-_UNKNOWN = _Sum(divisor=None)
+_UNKNOWN = Sum(divisor=None)
 _KEEPS = {
     *("reshape", "squeeze", "expand_dims", "transpose", "rev", "copy", "copy_p", "convert_element_type"),
     *("neg", "reverse_only", "reduce_precision", "stop_gradient"),
@@ -85,26 +70,24 @@ _ORDERS = {"abs", "max", "min", "reduce_max", "reduce_min", "slice", "dynamic_sl
 _CHOOSES = ("select_n", "while", "custom_linear_solve", "random_bits", "iota", "pure_callback", "io_callback")
 
 
-def copied_loss(jaxpr: Any) -> CopiedLoss | None:
+def copied_loss(jaxpr: Any) -> Sum | None:
     """Return what the first result of a traced program is, if it is a loss of copies; None where that is not sure."""
     loss = jaxpr.outvars[0]
     if isinstance(loss, Literal) or loss.aval.shape != ():
         return None
-    fact = _Sums().run(jaxpr, [_Sum(is_scalar=var.aval.shape == ()) for var in jaxpr.invars])[0]
-    if not fact.team or fact.divisor is None:
-        return None
-    return CopiedLoss(fact.team, fact.divisor, fact.elements, fact.copied, fact.lengths, fact.line)
+    fact = _Sums().run(jaxpr, [Sum(is_scalar=var.aval.shape == ()) for var in jaxpr.invars])[0]
+    return fact if fact.team and fact.divisor is not None else None
 
 
-def copied_loss_text(name: str, losses: Mapping[int, CopiedLoss | None]) -> str | None:
+def copied_loss_text(name: str, losses: Mapping[int, Sum | None]) -> str | None:
     """Return the warning of a loss that is the same on all workers of a team; None where some worker's is not."""
     for loss in filter(None, losses.values()):
         of_team = [losses.get(worker) for worker in loss.team]
         if len(loss.team) > 1 and all(other is not None and other.team == loss.team for other in of_team):
             elements = sum(other.elements for other in of_team if other is not None)
             lengths = [length for other in of_team if other is not None for length in other.lengths]
-            if loss.divisor == 1 or _is_mean(loss.divisor, elements * loss.copied, len(loss.team), lengths):
-                p = len(loss.team)
+            p = len(loss.team)
+            if loss.divisor == 1 or _is_mean(loss.divisor or 1, elements, p, lengths):
                 return (
                     f"{name} returns the same loss on {p} workers: it comes out of the sum over workers at "
                     f"{loss.line or 'an unknown line'}. The workers' losses are added up, so it counts {p} times, in "
@@ -119,22 +102,21 @@ def _is_mean(divisor: float, elements: int, workers: int, lengths: Sequence[int]
 
     It could where some of the dimensions summed over have as many entries as there are copies.
     """
-    if not math.isclose(divisor, elements, rel_tol=1e-6):
+    if elements == workers or not math.isclose(divisor, elements, rel_tol=1e-6):
         return False
-    some = chain.from_iterable(combinations(set(lengths), n) for n in (1, 2, 3))
-    return not any(workers % math.prod(chosen) == 0 for chosen in some if math.prod(chosen))
+    return not any(length and workers % length == 0 for length in lengths)
 
 
-class _Sums(DataFlow[_Sum]):
+class _Sums(DataFlow[Sum]):
     """Follows sums over workers to the loss, and the numbers that they are multiplied with."""
 
-    of_literals = of_constants = _Sum(is_constant=True)
+    of_literals = of_constants = Sum(is_constant=True)
     unknown = _UNKNOWN
 
     def __init__(self) -> None:
         self._moved = _UNKNOWN  # what has gone into the movement that is under way
 
-    def equation(self, eqn: Any, args: list[_Sum]) -> list[_Sum]:
+    def equation(self, eqn: Any, args: list[Sum]) -> list[Sum]:
         name = eqn.primitive.name
         if (copies := copies_left_by(eqn)) is not None:
             before, line = self._moved, line_of_equation(eqn)
@@ -154,10 +136,10 @@ class _Sums(DataFlow[_Sum]):
             return [args[0]] * len(eqn.outvars)
         return [self._value(eqn, args)] * len(eqn.outvars)
 
-    def join(self, one: _Sum, other: _Sum) -> _Sum:
+    def join(self, one: Sum, other: Sum) -> Sum:
         return one if one == other else _UNKNOWN
 
-    def _value(self, eqn: Any, args: list[_Sum]) -> _Sum:
+    def _value(self, eqn: Any, args: list[Sum]) -> Sum:
         name = eqn.primitive.name
         varying = [arg for arg in args if not arg.is_constant]
         if name == "broadcast_in_dim":
@@ -171,22 +153,20 @@ class _Sums(DataFlow[_Sum]):
         is_product = name in _PRODUCTS and len(varying) == len(args)
         if name in _NONLINEAR or is_product:
             if not any(arg.team for arg in varying):
-                return _Sum(is_scalar=not eqn.outvars[0].aval.shape)
+                return Sum(is_scalar=not eqn.outvars[0].aval.shape)
             # Not of a mean over workers, say.
             return varying[0] if not is_product and len(varying) == len(args) and varying[0].divisor == 1 else _UNKNOWN
         return varying[0] if len(varying) == 1 and name in _ORDERS else _UNKNOWN
 
 
-def _reduced(eqn: Any, x: _Sum) -> _Sum:
+def _reduced(eqn: Any, x: Sum) -> Sum:
     shape = eqn.invars[0].aval.shape
     lengths = tuple(shape[d] for d in eqn.params["axes"])
     is_scalar = not eqn.outvars[0].aval.shape
-    if x.team:
-        return x._replace(copied=x.copied * math.prod(lengths), lengths=x.lengths + lengths, is_scalar=is_scalar)
     return x._replace(elements=x.elements * math.prod(lengths), lengths=x.lengths + lengths, is_scalar=is_scalar)
 
 
-def _scaled(eqn: Any, args: list[_Sum]) -> _Sum:
+def _scaled(eqn: Any, args: list[Sum]) -> Sum:
     """Return what is known of a value that is multiplied with a number, or divided by one."""
     is_quotient = eqn.primitive.name == "div"
     if is_quotient and args[0].is_constant:
@@ -195,8 +175,8 @@ def _scaled(eqn: Any, args: list[_Sum]) -> _Sum:
     x, literal = args[1 - factor], eqn.invars[factor]
     if not args[factor].is_constant:  # two values, of which one is a number
         is_ratio = is_quotient and x.team == args[1].team != () and {x.divisor, args[1].divisor} == {1.0}
-        return args[0]._replace(elements=1, copied=1, lengths=()) if is_ratio else _UNKNOWN
-    if is_quotient and _is_of_mean(eqn):
+        return args[0]._replace(elements=1, lengths=()) if is_ratio else _UNKNOWN
+    if is_quotient and x.elements > 1 and _is_of_mean(eqn):
         return x
     if not isinstance(literal, Literal) or np.ndim(literal.val) or not literal.val or x.divisor is None:
         return _UNKNOWN
@@ -205,12 +185,13 @@ def _scaled(eqn: Any, args: list[_Sum]) -> _Sum:
 
 
 def _is_of_mean(eqn: Any) -> bool:
-    """Return whether an equation divides by a number of entries that a function of JAX, or of this library, found."""
+    """Return whether an equation divides by the number of entries in `jnp.mean`, or in `dj.functional.mean`."""
     traceback = eqn.source_info.traceback
-    if any(frame.function_name in ("mean", "_mean") for frame in getattr(traceback, "frames", ())[:12]):
-        return True
+    for frame in getattr(traceback, "frames", ()):
+        if frame.function_name in ("mean", "_mean") and f"{os.sep}jax{os.sep}_src{os.sep}" in frame.file_name:
+            return True
     frame = next(iter(source_frames(traceback)), None)
-    return frame is not None and is_library(frame.file_name) and f"{os.sep}primitives{os.sep}" in frame.file_name
+    return frame is not None and is_library(frame.file_name) and frame.file_name.endswith(f"{os.sep}reductions.py")
 
 
 # --- parameters -------------------------------------------------------------------------------------------------------
@@ -259,15 +240,10 @@ def marked_gradient(gradient: Any, number: int) -> Any:
 
 def _mark(primitive: Any, tree: Any, number: int) -> Any:
     def with_place(place: int, leaf: Any) -> Any:
-        return primitive.bind(leaf, of=(number, place)) if isinstance(leaf, Tracer) and is_float(leaf) else leaf
+        return primitive.bind(leaf, of=(number, place)) if isinstance(leaf, Tracer) and is_inexact(leaf) else leaf
 
     leaves, structure = jax.tree.flatten(tree)
     return jax.tree.unflatten(structure, [with_place(place, leaf) for place, leaf in enumerate(leaves)])
-
-
-def is_float(leaf: Any) -> bool:
-    """Return whether an array holds floating or complex numbers."""
-    return bool(jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact))
 
 
 def drifts(jaxpr: Any, names: Sequence[str], values: Sequence[Any]) -> dict[str, Drift]:

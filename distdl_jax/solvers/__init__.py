@@ -91,7 +91,7 @@ def cg(
             _check_like("`x0` must be", x0, "b", b)
 
         dtype, elements = _agree_on_sizes(f"cg to {limits}{'' if M is None else ' with M'}", P_x, "b", b, check)
-        limits = limits._replace(steps=10 * elements if limits.steps is None else limits.steps)
+        limits = limits._replace(steps=10 * elements if maxiter is None else limits.steps)
         leaves, structure = jax.tree.flatten(b)
         equation = LinearEquation(P_x, limits, dtype, program, preconditioner)
         x, info = solved(equation, (of_A, of_M), jax.tree.leaves(x0), leaves)
@@ -227,4 +227,4 @@ def _checked_limits(tol: Any, atol: Any, maxiter: Any) -> Limits:
     for name, value in {"tol": tol, "atol": atol}.items():
         if not is_real(value) or value < 0:
             raise InvalidArgumentError(f"`{name}` (={value!r}) must be a number, 0 or more, the same on all workers.")
-    return Limits(float(tol), float(atol), None if maxiter is None else checked_integer("maxiter", maxiter, 0))
+    return Limits(float(tol), float(atol), math.inf if maxiter is None else checked_integer("maxiter", maxiter, 0))

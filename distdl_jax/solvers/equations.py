@@ -50,7 +50,7 @@ class Limits(NamedTuple):
 
     tol: float
     atol: float
-    steps: int | None
+    steps: float
 
 
 def as_program(fun: Callable[..., Any], *args: Any) -> tuple[Traced, Leaves, Any]:

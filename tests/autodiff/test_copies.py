@@ -37,6 +37,11 @@ def total(x: Any, P: dj.Partition) -> Any:
     return F.all_sum_reduce(x, P, axes_keep=())
 
 
+def mean(x: Any) -> Any:
+    """The mean over the workers."""
+    return x / WORKERS
+
+
 LOSSES: dict[str, tuple[Callable[[Any, dj.CartesianPartition], Loss], bool]] = {
     # A function of sums alone: it counts twice.
     "a sum": (lambda x, P: lambda w: total(jnp.sum((x * w) ** 2), P), True),
@@ -68,6 +73,13 @@ LOSSES: dict[str, tuple[Callable[[Any, dj.CartesianPartition], Loss], bool]] = {
         lambda x, P: lambda w: total(jnp.sum((x * w) ** 2), P) * (w[0] / w[0] / WORKERS),
         False,
     ),
+    "the mean of the workers' parts": (
+        lambda x, P: lambda w: dj.all_reduce(jnp.sum(x * w), P, "mean", axes_keep=()),
+        False,
+    ),
+    "the mean of one number each": (lambda x, P: lambda w: F.mean(jnp.sum(x * w).reshape(1, 1), P).sum(), False),
+    "a root by the workers": (lambda x, P: lambda w: total(jnp.sqrt(jnp.sum((x * w) ** 2)), P) / WORKERS, False),
+    "a mean of one's own": (lambda x, P: lambda w: mean(total(jnp.sum((x * w) ** 2), P)), False),
     "on one worker": (lambda x, P: lambda w: total(jnp.sum((x * w) ** 2), P) * (P.rank == 0), False),
     "chosen on one worker": (
         lambda x, P: lambda w: jnp.where(P.rank == 0, total(jnp.sum((x * w) ** 2), P), 0),
