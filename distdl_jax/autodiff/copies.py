@@ -202,10 +202,12 @@ class Drift(NamedTuple):
 
     - `parameter`: a digest of its value. `data`: those of what the gradient depends on without a movement in between,
       by name.
+    - `is_scalar`: whether it is a scalar, of which equal values prove little: a gate that begins with 1, say.
     """
 
     parameter: bytes
     data: dict[str, bytes]
+    is_scalar: bool
 
 
 class _Update(NamedTuple):
@@ -259,17 +261,20 @@ def drifts(jaxpr: Any, names: Sequence[str], values: Sequence[Any]) -> dict[str,
         own = flow.own_data.get(leaf, 0) & ~(1 << leaf)
         data = {names[k]: _digest(value) for k, value in enumerate(values) if own >> k & 1} if parameter else {}
         if parameter is not None and data:
-            found[names[leaf]] = Drift(parameter, {name: digest for name, digest in data.items() if digest})
+            digests = {name: digest for name, digest in data.items() if digest}
+            found[names[leaf]] = Drift(parameter, digests, not np.ndim(values[leaf]))
     return found
 
 
 def drift_text(name: str, drifts: Mapping[int, Mapping[str, Drift]]) -> str | None:
     """Return the warning of a parameter of which workers hold equal copies, and whose updates differ."""
-    for parameter in dict.fromkeys(chain.from_iterable(drifts.values())):
-        copies = {worker: found[parameter] for worker, found in drifts.items() if parameter in found}
-        if len(copies) < 2 or len({copy.parameter for copy in copies.values()}) > 1:
+    names = dict.fromkeys(chain.from_iterable(drifts.values()))
+    everywhere = {name: [found[name] for found in drifts.values() if name in found] for name in names}
+    different = {name for name, copies in everywhere.items() if len({copy.parameter for copy in copies}) > 1}
+    for parameter, copies in everywhere.items():
+        if len(copies) < 2 or parameter in different or (different and copies[0].is_scalar):
             continue
-        data = {key: {copy.data.get(key) for copy in copies.values()} for key in next(iter(copies.values())).data}
+        data = {key: {copy.data.get(key) for copy in copies} for key in copies[0].data}
         own = next((key for key, digests in data.items() if len(digests) > 1 and None not in digests), None)
         if own is not None:
             return (

@@ -90,8 +90,8 @@ def value_and_grad(
     integers, `has_aux` is not True or False, or `partition` is none; `PlanError`, on all workers, where their programs
     would not complete together.
 
-    Like `jax.jit`, it traces `fun`: once, also where it is called outside of jit. Then it warns, a `CopiesWarning`, of a
-    loss that all workers of a sum return alike, so that it counts once for each.
+    Like `jax.jit`, it traces `fun`: once, also where it is called outside of jit. It warns (`CopiesWarning`) of a loss
+    that all workers of a sum return alike, so that it counts once for each.
 
     >>> import jax.numpy as jnp
     >>> value, gradient = value_and_grad(lambda x: jnp.sum(x**2))(jnp.arange(3.0))

@@ -231,13 +231,16 @@ def test_parameters_that_drift(name: str) -> None:
 
 
 def test_what_is_no_copy_or_does_not_drift() -> None:
-    """Blocks of different numbers; blocks that begin as zeros; the same data on all workers."""
+    """Blocks of different numbers; stages, each with a gate of its own; zeros; the same data on all workers."""
 
     def weight_only(params: Any, x: Any) -> Any:
         return jnp.sum((x @ params["w"]) ** 2)
 
     def blocks(params: Any, x: Any, rank: int) -> Any:
         return {"w": params["w"] + rank, "s": params["s"] + rank}, x
+
+    def stages(params: Any, x: Any, rank: int) -> Any:
+        return {"w": params["w"] + rank, "s": params["s"]}, x
 
     def zeros(params: Any, x: Any, rank: int) -> Any:
         return {"w": 0 * params["w"]}, x
@@ -246,7 +249,7 @@ def test_what_is_no_copy_or_does_not_drift() -> None:
         return params, jnp.ones((8, 4))
 
     assert warned(calls(sgd(raw), blocks)) == warned(calls(sgd(weight_only), zeros)) == []
-    assert warned(calls(sgd(raw), same)) == []
+    assert warned(calls(sgd(raw), same)) == warned(calls(sgd(raw), stages)) == []
 
 
 def test_networks_say_nothing() -> None:
