@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from distdl_jax.checked_jit import check, jit
     from distdl_jax.errors import (
         CheckpointError,
+        CopiesWarning,
         DistDLError,
         InvalidArgumentError,
         InvalidTypeError,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     )
     from distdl_jax.gathering import gather, scatter
     from distdl_jax.initialization import init, init_block
-    from distdl_jax.optimizer_specs import specs_like
+    from distdl_jax.optimizer_specs import specs_like, training_specs
     from distdl_jax.partition import CartesianPartition, Partition
     from distdl_jax.planning import planning_world
     from distdl_jax.plans.shape_dtype import ShapeDtype
@@ -56,6 +57,7 @@ _MODULES = {
     "checked_jit": ("check", "jit"),
     "errors": (
         "CheckpointError",
+        "CopiesWarning",
         "DistDLError",
         "InvalidArgumentError",
         "InvalidTypeError",
@@ -64,7 +66,7 @@ _MODULES = {
     ),
     "gathering": ("gather", "scatter"),
     "initialization": ("init", "init_block"),
-    "optimizer_specs": ("specs_like",),
+    "optimizer_specs": ("specs_like", "training_specs"),
     "partition": ("CartesianPartition", "Partition"),
     "planning": ("planning_world",),
     "plans.shape_dtype": ("ShapeDtype",),
@@ -85,6 +87,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 __all__ = [
     "CartesianPartition",
     "CheckpointError",
+    "CopiesWarning",
     "DistDLError",
     "InvalidArgumentError",
     "InvalidTypeError",
@@ -127,6 +130,7 @@ __all__ = [
     "simulate",
     "solvers",
     "specs_like",
+    "training_specs",
     "value_and_grad",
     "zero_volume_tensor",
 ]

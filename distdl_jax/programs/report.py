@@ -99,7 +99,9 @@ class Report:
         happened, waiting = play_back(self.programs)
         listed = {rank: list(operations(program, first_branch=True)) for rank, program in self.programs.items()}
         events = [
-            Event("message" if op.is_message else op.kind, tuple(team), op.bytes_sent, _what(*listed[team[0]][place - 1]))
+            Event(
+                "message" if op.is_message else op.kind, tuple(team), op.bytes_sent, _what(*listed[team[0]][place - 1])
+            )
             for op, team, place in happened
         ]
         total = sum(size for _, size in self.messages().values())
