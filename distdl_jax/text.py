@@ -1,7 +1,8 @@
-"""What people are shown: amounts in words, and pictures as values."""
+"""What people are shown: amounts in words, tables, and pictures as values."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,20 @@ def bytes_text(count: int) -> str:
         if count >= size:
             return f"{count / size:.{0 if count >= 10 * size else 1}f} {unit}"
     return f"{count} B"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows of a table as lines, the first column to the left and the others to the right.
+
+    >>> aligned([("layer", "bytes"), ("conv", "16")])
+    ['layer  bytes', 'conv      16']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]))
+    return lines
 
 
 @dataclass(frozen=True)
