@@ -17,8 +17,9 @@ import numpy as np
 import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.text import Drawing
+from distdl_jax.tools.cost.layers import Counter, forward_movements
 from distdl_jax.tools.draw.grids import Block, Blocks, lay_out, spec_as_blocks
-from distdl_jax.tools.draw.layers import plan_actions, steps_of
+from distdl_jax.tools.draw.layers import steps_of
 from distdl_jax.tools.draw.movements import draw_halos
 from distdl_jax.tools.draw.svg import GREY, Part, below, beside, document, heading, rect, text, width_of, words
 
@@ -153,7 +154,8 @@ def overview() -> Drawing:
     layer = nn.DistributedConv3d(P_8, in_channels=1, out_channels=8, kernel_size=3, padding=1)
     x = {worker: dj.ShapeDtype(spec.shape_on(worker), np.dtype("float32")) for worker in P_8.ranks}
     before = spec_as_blocks(spec)
-    (exchange, *_) = steps_of(plan_actions(layer.plan(x)), P_8.ranks, before)
+    chain = Counter(P_8.world, np.dtype("float32")).chain(layer, layer.plan(x), x)
+    (exchange, *_) = steps_of(forward_movements(chain), P_8.ranks, before)
     halos = draw_halos(before, exchange.pieces)
     head = heading("A volume in eight blocks, one a worker; neighbours exchange halos", 14)
     memory = below([heading("Memory of the fullest worker, one training step", 14, 30), _bars()], 14)

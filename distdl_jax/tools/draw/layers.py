@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -19,12 +20,13 @@ from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_gather import GatherPlan
 from distdl_jax.primitives.broadcast import ReplicationPlan
 from distdl_jax.primitives.halo_exchange import HaloExchangePlan, RangesPlan
-from distdl_jax.primitives.plan import PARAMS, Action, CustomDerivative, MovementPlan, Moves, Plan, Traced
+from distdl_jax.primitives.plan import MovementPlan, Plan
 from distdl_jax.primitives.repartition import RepartitionPlan
 from distdl_jax.programs.ir import Operation
 from distdl_jax.programs.report import play_back
 from distdl_jax.tensors import TensorSpec, check_spec
 from distdl_jax.text import Drawing
+from distdl_jax.tools.cost.layers import Counter, LayerMovement, forward_movements
 from distdl_jax.tools.draw.grids import MOST, Blocks, spec_as_blocks
 from distdl_jax.tools.draw.messages import Event
 from distdl_jax.tools.draw.movements import Step, draw_steps
@@ -59,7 +61,10 @@ def draw_layer(layer: Any, x_spec: TensorSpec, dtype: DTypeLike, **options: Any)
             after = spec_as_blocks(spec_of_blocks(repr(layer), plan.after(x), P_y, layer._copied), "y")
     except PlanError:
         notes.append("The output is no tensor of balanced blocks, so it is not drawn as a whole.")
-    return draw_plan(type(layer).__name__, plan, spec_as_blocks(x_spec, "x"), parameters, after, notes)
+    before, movements = spec_as_blocks(x_spec, "x"), None
+    with suppress(PlanError):  # on more workers than all of which a layer can be traced on
+        movements = forward_movements(Counter(x_spec.partition.world, np.dtype(dtype)).chain(layer, plan, x))
+    return draw_plan(type(layer).__name__, plan, before, parameters, after, notes, movements)
 
 
 def draw_plan(
@@ -69,18 +74,19 @@ def draw_plan(
     parameters: Sequence[Blocks] = (),
     after: Blocks | None = None,
     notes: Sequence[str] = (),
+    movements: Sequence[LayerMovement] | None = None,
 ) -> Drawing:
     """Draw what moves in a plan, between the tensor before and after, as far as they are known."""
-    try:
-        actions = plan_actions(plan)
-    except PlanError:
-        actions = ()
+    if movements is None:
+        movements = plan_movements(plan)
+    if movements is None:
+        movements = ()
         notes = [*notes, f"{type(plan).__name__} does not say what moves."]
     tensors = [blocks for blocks in (before, after) if blocks is not None]
     workers = {worker for blocks in tensors for block in blocks.blocks for worker in block.workers}
     workers.update(islice((worker for worker in plan.workers if worker not in workers), max(0, MOST - len(workers))))
-    steps = steps_of(actions, sorted(workers), before)
-    is_one_movement = len(actions) == 1 and isinstance(actions[0], Moves) and not parameters
+    steps = steps_of(movements, sorted(workers), before)
+    is_one_movement = len(movements) == 1 and movements[0].movement is not None and not parameters
     if is_one_movement and before is not None and after is not None and not steps[0].pieces:
         pieces = _boxes(steps[0], before, after) if isinstance(plan, RepartitionPlan) else ()
         steps = [replace(steps[0], before=before, after=after, pieces=pieces)]
@@ -88,37 +94,38 @@ def draw_plan(
     return draw_steps(name, [blocks for blocks in ends if blocks is not None], steps, notes)
 
 
-def plan_actions(plan: Plan) -> tuple[Action, ...]:
-    """Return the actions of a plan, or raise `PlanError` where it does not say so."""
-    return (Moves(plan.movement),) if isinstance(plan, HaloExchangePlan) else plan.actions
+def plan_movements(plan: Plan) -> list[LayerMovement] | None:
+    """Return what moves in a plan of one movement; None for other plans."""
+    match plan:
+        case HaloExchangePlan():
+            return [LayerMovement("", plan.movement)]
+        case MovementPlan():
+            return [LayerMovement("", plan)]
+    return None
 
 
-def steps_of(actions: Sequence[Action], workers: Sequence[int], before: Blocks | None) -> list[Step]:
-    """Return the movements of actions on some workers; with halos where they are those of the tensor `before`."""
+def steps_of(movements: Sequence[LayerMovement], workers: Sequence[int], before: Blocks | None) -> list[Step]:
+    """Return movements on some workers; with halos where they are those of the tensor `before`."""
     steps: list[Step] = []
-    for action in actions:
-        steps += _steps(action, workers, before)
-        if not (isinstance(action, Moves) and (isinstance(action.movement, RangesPlan) or action.of == PARAMS)):
+    for each in movements:
+        if each.place != movements[0].place:
+            before = None
+        steps.append(_drawn(each, workers, before))
+        if not (isinstance(each.movement, RangesPlan) or each.of_params):
             before = None  # something else is made of it
     return steps
 
 
-def _steps(action: Action, workers: Sequence[int], before: Blocks | None) -> Iterator[Step]:
-    """Yield the movements of an action."""
-    place = f"{action.place} " * bool(action.place)
-    match action:
-        case Moves(movement):
-            yield _step(f"{place}{_name(action)}", movement, workers, before)
-        case CustomDerivative(forward):
-            for part in forward:
-                yield from _steps(part, workers, before)
-        case Traced(forward=forward):
-            yield _communication(f"{place}messages", {worker: forward(worker) for worker in workers}, workers)
+def _drawn(each: LayerMovement, workers: Sequence[int], before: Blocks | None) -> Step:
+    """Return a movement on some workers."""
+    place = f"{each.place} " * bool(each.place)
+    if each.movement is None:
+        return _communication(f"{place}messages", {worker: each.operations[worker] for worker in workers}, workers)
+    return _step(f"{place}{_name(each.movement, each.of_params)}", each.movement, workers, before)
 
 
-def _name(action: Moves) -> str:
+def _name(movement: MovementPlan, of_params: bool) -> str:
     """Return the name of a movement, and what it moves."""
-    movement = action.movement
     name = getattr(movement, "name", "")
     if isinstance(movement, RangesPlan):
         name = "halos" if name == "windows" else name
@@ -129,7 +136,7 @@ def _name(action: Moves) -> str:
     elif not name:
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(movement).__name__.strip("_").removesuffix("Plan")).lower()
         name = NAMES.get(name, name)
-    return f"{name} of parameters" if action.of == PARAMS and name != "parameters" else str(name)
+    return f"{name} of parameters" if of_params and name != "parameters" else str(name)
 
 
 def _step(name: str, movement: MovementPlan, workers: Sequence[int], before: Blocks | None) -> Step:
