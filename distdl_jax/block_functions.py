@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import cached_property, wraps
+from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import jax
@@ -16,43 +16,13 @@ from distdl_jax.agreement.agree import agree
 from distdl_jax.errors import DistDLError, InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plain_functions import follow, is_elementwise, refusal
-from distdl_jax.plans.alike import derived
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.work import Work, elementwise
 from distdl_jax.primitives.block_checks import outside, zero_volume_shape
-from distdl_jax.primitives.plan import Action, BlocksPlan, Computes, ShapeDtypes
+from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.source_lines import function_name
 from distdl_jax.static import Static
-from distdl_jax.tracing.residuals import Residuals, residuals
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import check_function
-
-
-@dataclass(frozen=True)
-class FunctionPlan(BlocksPlan):
-    """The plan of a plain `function` on every worker's block; `inputs` are the shapes and dtypes before."""
-
-    inputs: ShapeDtypes = field(hash=False)
-    function: Callable[..., Any]
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return (Computes(self._work, alike=derived(self.output, self.inputs, self.blocks)),)
-
-    def _work(self, worker: int) -> Work:
-        x = self.inputs[worker]
-        work = replace(elementwise(x, self.blocks[worker]), fuses_x=True, saved=0)
-        if not jnp.issubdtype(x.dtype, jnp.inexact):
-            return work
-        if x not in self._residuals:
-            self._residuals[x] = residuals(self.function, x)
-        of_x, of_y, others, again = self._residuals[x]
-        return replace(work, saves_x=of_x, saves_y=of_y, saved=others, y_is_recomputed=again)
-
-    @cached_property
-    def _residuals(self) -> dict[ShapeDtype, Residuals]:
-        """What the function stores of the blocks that were asked for."""
-        return {}
 
 
 @dataclass(frozen=True)
@@ -167,7 +137,7 @@ class BlockFunction(Static):
             worker: own[block] if worker in on_P else ShapeDtype(_elsewhere(first, block.shape), first.dtype)
             for worker, block in x.items()
         }
-        return FunctionPlan(blocks, x, self.fun)
+        return BlocksPlan(blocks)
 
 
 def map_blocks(fun: Callable[..., Any], P: Partition) -> BlockFunction:

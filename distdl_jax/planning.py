@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from jax import Array
+
 from distdl_jax.errors import InvalidArgumentError, SetupError
 from distdl_jax.partition import Partition
+from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.programs.ir import Program
 from distdl_jax.validation import MOST_WORKERS, checked_integer
-from distdl_jax.world import Transport, Workers
+from distdl_jax.world import Transport, Workers, World
 
 
 def planning_world(n: int, rank: int = 0) -> Partition:
@@ -49,6 +52,7 @@ class _PlanningWorld:
 
     calls = None
     may_measure = False
+    records = False
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -73,3 +77,62 @@ class _PlanningWorld:
 
     def _refuse(self) -> NoReturn:
         raise SetupError("This world was made for planning, without other workers: no data can move in it.")
+
+
+class RecordingWorld(_PlanningWorld):
+    """Worker `rank` of `world`, for programs that are traced, and never run.
+
+    Movements leave a mark in them, and layers agree without others, on what is known of all workers' blocks.
+
+    - `agreements`: by what they are about, all workers' inputs and parameters of the layers that are traced, and their
+      plans, in order.
+    """
+
+    records = True
+
+    def __init__(self, rank: int, world: World) -> None:
+        super().__init__(rank, world.size)
+        self.stands_for = world
+        self.agreements: dict[str, list[tuple[Mapping[int, Any], Mapping[int, Any], Any]]] = {}
+
+    @property
+    def transport(self) -> Any:
+        """What layers ask for beside movements: an order of operations, which a mark has without it."""
+        return _NoTransport
+
+    def known(self, label: str, contribution: Any) -> Any:
+        """Return what all workers would contribute to an agreement of a layer that is traced, on inputs and parameters.
+
+        Raises `SetupError` where this worker contributes something else than its own.
+        """
+        if label in self.agreements:
+            x, params, _ = self._next(label)
+            mine = x[self.rank]
+            match contribution:
+                case ShapeDtype() if contribution == mine:
+                    return x
+                case (ShapeDtype() as block, dict() as own) if block == mine and own.keys() == self._names(params):
+                    return x, params
+        self._refuse()
+
+    def plan_of(self, label: str) -> Any:
+        """Return the plan of a layer that is traced, the same one on all workers; raises `SetupError` as `known`."""
+        if label not in self.agreements:
+            self._refuse()
+        return self._next(label)[2]
+
+    def _next(self, label: str) -> tuple[Mapping[int, Any], Mapping[int, Any], Any]:
+        several = self.agreements[label]
+        return several.pop(0) if len(several) > 1 else several[0]
+
+    def _names(self, params: Mapping[int, Any]) -> Any:
+        return params.get(self.rank, {}).keys()
+
+
+class _NoTransport:
+    """The transport of programs that never run."""
+
+    @staticmethod
+    def sent_first(x: Array) -> Array:
+        """Return `x`."""
+        return x

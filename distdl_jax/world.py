@@ -48,6 +48,10 @@ class World(Protocol):
     def may_measure(self) -> bool:
         """Whether times measured by this worker say how long its programs take."""
 
+    @property
+    def records(self) -> bool:
+        """Whether movements leave a mark in traced programs, and nothing runs."""
+
     def agree(
         self,
         team: Workers,

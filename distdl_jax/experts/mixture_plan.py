@@ -19,7 +19,6 @@ import numpy as np
 from jax import Array, lax
 
 from distdl_jax.errors import PlanError
-from distdl_jax.experts.expert_flops import Flops, expert_flops
 from distdl_jax.experts.mlp import Expert
 from distdl_jax.experts.routing import (
     Choices,
@@ -33,20 +32,14 @@ from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, ranges_of_sizes
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.work import Work, matrix_product
 from distdl_jax.primitives.all_gather import GatherPlan, plan_all_gather
 from distdl_jax.primitives.block_checks import zero_volume_shape
 from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.plan import (
-    BOTH,
-    PARAMS,
-    Action,
     BlocksPlan,
-    Computes,
     MovementPlan,
     ShapeDtypes,
-    actions_within,
 )
 from distdl_jax.primitives.repartition import RepartitionPlan
 from distdl_jax.primitives.sum_reduce import plan_sum_reduce
@@ -167,7 +160,7 @@ class MixturePlan(BlocksPlan):
     - `to_rows`: the gathering of counts, along the dimensions of a group that are split; None where none is.
     - `to_experts`, `of_places`: the all-to-all of tokens, and of their places, to the experts; `to_slots`: back.
     - `of_losses`, `of_counts`: the sums for the losses, to the first worker.
-    - `dtype`: of the output. - `of_expert`: the shapes and dtypes of one expert's parameters.
+    - `dtype`: of the output.
     """
 
     dispatch: Dispatch
@@ -181,52 +174,6 @@ class MixturePlan(BlocksPlan):
     of_losses: MovementPlan
     of_counts: MovementPlan
     dtype: np.dtype
-    of_expert: Mapping[str, ShapeDtype] = field(hash=False)
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        rows = () if self.to_rows is None else self.to_rows.actions
-        return (
-            *actions_within(self.to_tokens, PARAMS),
-            Computes(self._routing, uses_params=True),
-            *rows,
-            *self.to_experts.actions,
-            *self.of_places.actions,
-            Computes(self._of_experts, uses_params=True),
-            *actions_within(self.to_slots, BOTH),
-            Computes(self._combining, BOTH),
-        )
-
-    def _routing(self, worker: int) -> Work | None:
-        """Return the work of the router's product with a worker's tokens."""
-        if worker not in self.dispatch.tokens.grid.cell_of:
-            return None
-        rows, x = math.prod(self.dispatch.tokens.size(worker)), self.to_experts.inputs[worker]
-        return matrix_product(rows, x.shape[-1], self.dispatch.experts, accumulation_dtype(x.dtype).itemsize)
-
-    def _of_experts(self, worker: int) -> Work | None:
-        """Return the work of a worker's experts, each on all rows that it has places for."""
-        block = self.to_slots.inputs.get(worker)
-        if block is None or 0 in block.shape:
-            return None
-        experts, size = block.shape[0], block.shape[0] * self._rows * block.shape[-1] * block.dtype.itemsize
-        forward, of_x, of_params = (experts * flops for flops in self._flops)
-        return Work("matrix product", forward, of_x, of_params, size, size, saves_x=True)
-
-    @cached_property
-    def _flops(self) -> Flops:
-        """The flops of one expert."""
-        inputs = self.to_experts.inputs[self.dispatch.tokens.grid.ranks[0]]
-        return expert_flops(self.expert, self.of_expert, ShapeDtype((self._rows, inputs.shape[-1]), inputs.dtype))
-
-    def _combining(self, worker: int) -> Work | None:
-        """Return the work of the sums of what a token's experts make of it, each times its gate."""
-        y = self.blocks.get(worker)
-        if y is None:
-            return None
-        size, k = y.size * y.dtype.itemsize, self.dispatch.k
-        flops = 2 * k * y.size
-        return Work("matrix product", flops, 2 * flops, 0, k * size, size, saved=k * size, shape=(1, k, y.shape[-1]))
 
     def run(self, world: World, params: Params, x: Array) -> tuple[Array, Choices | None]:
         """Return this worker's block of the output, and its tokens' choices; None where it has no part of x."""
@@ -360,7 +307,6 @@ def plan_mixture(
         of_losses=plan_sum_reduce(sums, P_x, first, preserve_batch=False),
         of_counts=plan_sum_reduce(counts, P_x, first, preserve_batch=False),
         dtype=out,
-        of_expert=of_one,
     )
 
 

@@ -6,31 +6,22 @@ On CPUs, but for integers, a rule of shapes says how it is computed (cpu/rule.py
 
 from __future__ import annotations
 
-import math
+from contextvars import ContextVar
 
-import numpy as np
 from jax import Array
 
 from distdl_jax.kernels.problem import Problem
 from distdl_jax.kernels.xla_conv import conv
 
+as_operations = ContextVar("as_operations", default=False)
+"""Whether convolutions are traced as XLA's on every machine, since their program is read and never runs."""
+
 
 def convolution(problem: Problem, x: Array, weight: Array) -> Array:
     """Return the convolution of `x` with `weight`, which have one dtype."""
-    if problem.has_choice:
+    if problem.has_choice and not as_operations.get():
         from distdl_jax.kernels.cpu import convolution as cpu
 
         return cpu.convolution(problem, x, weight)
     window = problem.window
     return conv(x, weight, window.stride, window.padding, dilation=window.dilation, groups=problem.groups)
-
-
-def scratch(problem: Problem) -> tuple[int, int, int]:
-    """Return how many bytes each direction takes beside operands and result, the same on every machine.
-
-    It is next to nothing where oneDNN can compute it, and else arrays in the order in memory in which XLA computes.
-    """
-    if problem.dtype == "float32" and problem.dims <= 3:
-        return 0, 0, 0
-    x, y = (math.prod(shape) * np.dtype(problem.dtype).itemsize for shape in (problem.x, problem.y))
-    return max(x, y), max(x, y), x + y

@@ -334,6 +334,8 @@ class PartitionedLayer(BaseLayer):
 
     def _agree_on_plan(self, params: Any, x: Array) -> Any:
         """Return the plan of a call, the same on all of the layer's workers, which meet for it while JAX traces."""
+        if self.P_x.world.records:
+            return self.P_x.world.plan_of(describe(self))  # type: ignore[attr-defined]
         return self.plan(*self._agree_on_shapes(params, x))
 
     def _agree_on_shapes(self, params: Any, x: Array) -> tuple[ShapeDtypes, ParamShapeDtypes]:

@@ -14,10 +14,9 @@ from distdl_jax.layer.parameters import ParameterPlan, Params
 from distdl_jax.layer.sliding_windows import WindowsPlan
 from distdl_jax.plans.alike import derived, workers_of
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.work import Work
 from distdl_jax.primitives.block_checks import zero_volume_shape
 from distdl_jax.primitives.halo_exchange import RangesPlan
-from distdl_jax.primitives.plan import BOTH, Action, Computes, MovementPlan, Plan, ShapeDtypes, X, actions_within
+from distdl_jax.primitives.plan import MovementPlan, Plan, ShapeDtypes
 from distdl_jax.tracing.tie import tie
 from distdl_jax.world import Workers, World
 
@@ -35,9 +34,6 @@ class LocalProduct(Protocol):
 
     def output(self, x: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the product, from the shape of the copy of x."""
-
-    def work(self, x: ShapeDtype) -> Work:
-        """Return what it takes, from the shape of the copy of x and the dtype of the product."""
 
     def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
         """Return the product of the copy of x and of the weight; all of one dtype."""
@@ -79,24 +75,6 @@ class ProductPlan(SummedPlan):
 
     local: Mapping[int, LocalProduct] = field(hash=False)
     fetch: WindowsPlan | RangesPlan | None = None
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        computes = Computes(self._work, X, True, alike=derived(self.local.__getitem__, self.local, self.products))
-        fetching = (*(() if self.fetch is None else self.fetch.actions), *self.to_work.actions)
-        return (*fetching, *self.of_params.actions, computes, *actions_within(self.to_y, BOTH))
-
-    def _copy(self, worker: int) -> ShapeDtype:
-        """Return the shape and dtype of the copy of x that `worker` multiplies."""
-        if worker in self.to_work.workers:
-            return self.to_work.output(worker)
-        assert self.fetch is not None  # x comes from somewhere
-        return self.fetch.output(worker)
-
-    def _work(self, worker: int) -> Work | None:
-        if (local := self.local.get(worker)) is None:
-            return None
-        return local.work(ShapeDtype(self._copy(worker).shape, self.products[worker].dtype))
 
     def run(self, world: World, params: Params, x: Array) -> Array:
         """Return this worker's block of the output; on workers that take no part, `x`."""

@@ -25,7 +25,7 @@ from distdl_jax.primitives.block_checks import check_placeholders, common_dtype,
 from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.halo_exchange import plan_ranges
 from distdl_jax.primitives.packing import joined_slices
-from distdl_jax.primitives.plan import PARAMS, Action, MovementPlan, ShapeDtypes, actions_within, taking_part
+from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes, taking_part
 from distdl_jax.primitives.replicated import ReplicatedPlan, plan_replicated
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tracing.tie import tie
@@ -137,11 +137,6 @@ class ParameterPlan:
         """The dtype of the copies of the weight, and of their placeholders."""
         return self.dtypes["weight"]
 
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        """What workers do, in order: of the parameters alone."""
-        return ()
-
     def run(self, world: World, params: Params, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
         """Return this worker's copy of its weight, of `shape`, and of its bias.
 
@@ -161,10 +156,6 @@ class BroadcastParameterPlan(ParameterPlan):
 
     movement: MovementPlan
     multiply: Workers
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return actions_within(self.movement, PARAMS)
 
     def run(self, world: World, params: Params, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
         """Return this worker's copies; as `ParameterPlan.run`."""
@@ -190,10 +181,6 @@ class GatheredParameterPlan(ParameterPlan):
     """
 
     gathered: Mapping[str, MovementPlan] = field(hash=False)
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return tuple(step for plan in self.gathered.values() for step in actions_within(plan, PARAMS))
 
     def run(self, world: World, params: Params, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
         """Return this worker's copies; as `ParameterPlan.run`."""

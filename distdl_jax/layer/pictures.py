@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -24,10 +25,13 @@ from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_gather import GatherPlan
 from distdl_jax.primitives.broadcast import ReplicationPlan
 from distdl_jax.primitives.halo_exchange import HaloExchangePlan, RangesPlan
-from distdl_jax.primitives.plan import PARAMS, Action, CustomDerivative, MovementPlan, Moves, Plan, ShapeDtypes, Traced
+from distdl_jax.primitives.plan import MovementPlan, Plan, ShapeDtypes
 from distdl_jax.primitives.repartition import RepartitionPlan
 from distdl_jax.programs.ir import Operation
 from distdl_jax.tensors import TensorSpec, check_spec, drawn_blocks
+
+if TYPE_CHECKING:
+    from distdl_jax.tools.cost.layers import LayerMovement
 
 MOST_PARAMETERS = 4
 """Of how many parameters the blocks are drawn."""
@@ -71,7 +75,12 @@ def draw_layer(layer: Any, x_spec: TensorSpec, dtype: DTypeLike, **options: Any)
             after = drawn_blocks(spec_of_blocks(repr(layer), plan.after(x), P_y, layer._copied), "y")
     except PlanError:
         notes.append("The output is no tensor of balanced blocks, so it is not drawn as a whole.")
-    return draw_plan(type(layer).__name__, plan, drawn_blocks(x_spec, "x"), parameters, after, notes)
+    from distdl_jax.tools.cost.layers import Counter, forward_movements
+
+    before, movements = drawn_blocks(x_spec, "x"), None
+    with suppress(PlanError):  # on more workers than all of which a layer can be traced on
+        movements = forward_movements(Counter(x_spec.partition.world, np.dtype(dtype)).chain(layer, plan, x))
+    return draw_plan(type(layer).__name__, plan, before, parameters, after, notes, movements)
 
 
 def draw_plan(
@@ -81,35 +90,45 @@ def draw_plan(
     parameters: Sequence[Blocks] = (),
     after: Blocks | None = None,
     notes: Sequence[str] = (),
+    movements: Sequence[LayerMovement] | None = None,
 ) -> Drawing:
     """Draw what moves in a plan, between the tensor before and after, as far as they are known."""
-    try:
-        actions = plan_actions(plan)
-    except PlanError:
-        actions = ()
+    if movements is None:
+        movements = plan_movements(plan)
+    if movements is None:
+        movements = ()
         notes = [*notes, f"{type(plan).__name__} does not say what moves."]
     ends = [blocks for blocks in (before, after) if blocks is not None]
     workers = {worker for blocks in ends for block in blocks.blocks for worker in block.workers}
     workers.update(islice((worker for worker in plan.workers if worker not in workers), max(0, MOST - len(workers))))
-    steps = steps_of(actions, sorted(workers), before)
-    is_one_movement = len(actions) == 1 and isinstance(actions[0], Moves) and not parameters
+    steps = steps_of(movements, sorted(workers), before)
+    is_one_movement = len(movements) == 1 and movements[0].movement is not None and not parameters
     if is_one_movement and before is not None and after is not None and not steps[0].strips:
         steps = [_between(steps[0], plan, before, after)]
     tensors = [blocks for blocks in (before, *parameters, after) if blocks is not None]
     return draw_movements(name, tensors, steps, notes)
 
 
-def plan_actions(plan: Plan) -> tuple[Action, ...]:
-    """Return the actions of a plan, or raise `PlanError` where it does not say so."""
-    return (Moves(plan.movement),) if isinstance(plan, HaloExchangePlan) else plan.actions
+def plan_movements(plan: Plan) -> list[LayerMovement] | None:
+    """Return what moves in a plan of one movement; None for other plans."""
+    from distdl_jax.tools.cost.layers import LayerMovement
+
+    match plan:
+        case HaloExchangePlan():
+            return [LayerMovement("", plan.movement)]
+        case MovementPlan():
+            return [LayerMovement("", plan)]
+    return None
 
 
-def steps_of(actions: Sequence[Action], workers: Sequence[int], before: Blocks | None) -> list[Step]:
-    """Return the movements of actions on some workers; with strips where they are halos of the tensor `before`."""
+def steps_of(movements: Sequence[LayerMovement], workers: Sequence[int], before: Blocks | None) -> list[Step]:
+    """Return movements on some workers; with strips where they are halos of the tensor `before`."""
     found: list[Step] = []
-    for action in actions:
-        found += _steps(action, workers, before)
-        if not (isinstance(action, Moves) and (isinstance(action.movement, RangesPlan) or action.of == PARAMS)):
+    for each in movements:
+        if each.place != movements[0].place:
+            before = None
+        found.append(_drawn(each, workers, before))
+        if not (isinstance(each.movement, RangesPlan) or each.of_params):
             before = None  # something else is made of it
     return _joined(found)
 
@@ -125,22 +144,16 @@ def _joined(steps: Iterable[Step]) -> list[Step]:
     return found
 
 
-def _steps(action: Action, workers: Sequence[int], before: Blocks | None) -> Iterator[Step]:
-    """Yield the movements of an action."""
-    place = f"{action.place} " * bool(action.place)
-    match action:
-        case Moves(movement):
-            yield _step(f"{place}{_name(action)}", movement, workers, before)
-        case CustomDerivative(forward):
-            for each in forward:
-                yield from _steps(each, workers, before)
-        case Traced(forward=forward):
-            yield _communication(f"{place}messages", {worker: forward(worker) for worker in workers}, workers)
+def _drawn(each: LayerMovement, workers: Sequence[int], before: Blocks | None) -> Step:
+    """Return a movement on some workers."""
+    place = f"{each.place} " * bool(each.place)
+    if each.movement is None:
+        return _communication(f"{place}messages", {worker: each.operations[worker] for worker in workers}, workers)
+    return _step(f"{place}{_name(each.movement, each.of_params)}", each.movement, workers, before)
 
 
-def _name(action: Moves) -> str:
+def _name(movement: MovementPlan, of_params: bool) -> str:
     """Return the name of a movement, and what it moves."""
-    movement = action.movement
     name = getattr(movement, "name", "")
     if isinstance(movement, RangesPlan):
         name = "halos" if name == "windows" else name
@@ -151,7 +164,7 @@ def _name(action: Moves) -> str:
     elif not name:
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(movement).__name__.strip("_").removesuffix("Plan")).lower()
         name = NAMES.get(name, name)
-    return f"{name} of parameters" if action.of == PARAMS and name != "parameters" else str(name)
+    return f"{name} of parameters" if of_params and name != "parameters" else str(name)
 
 
 def _step(name: str, movement: MovementPlan, workers: Sequence[int], before: Blocks | None) -> Step:

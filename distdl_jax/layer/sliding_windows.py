@@ -22,7 +22,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.windows import PaddingMode, Pairs, WindowedAxis, WindowSpec
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
-from distdl_jax.primitives.plan import Action, Plan, ShapeDtypes
+from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.world import Workers, World
 
 _Ranges = tuple[tuple[Range, ...], ...]  # per feature dimension and index
@@ -45,10 +45,6 @@ class WindowsPlan(Plan):
     @property
     def workers(self) -> Workers:
         return self.movement.workers
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return self.movement.actions
 
     def output(self, worker: int) -> ShapeDtype:
         """Return the shape and dtype of the inputs of `worker`, without padding by zeros."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from distdl_jax.kernels.conv_transpose import transposed_convolution
 from distdl_jax.kernels.convolution import convolution
-from distdl_jax.kernels.convolution import scratch as scratch_of
 from distdl_jax.kernels.geometry import between_layers
 from distdl_jax.kernels.phases import TransposedProblem
 from distdl_jax.kernels.problem import Problem
 from distdl_jax.plans.decomposition import Range
-from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.work import Work
 from distdl_jax.tracing.tie import tie
 
 
@@ -38,24 +34,9 @@ class LocalConvolution:
         """The shape of the block of the weight."""
         return self.problem.weight
 
-    @property
-    def ordinary(self) -> Problem | None:
-        """The ordinary convolution that is computed, if it is one, and not empty."""
-        problem = self.problem.ordinary if isinstance(self.problem, TransposedProblem) else self.problem
-        return None if problem is None or 0 in (*problem.x, *problem.weight, *problem.y) else problem
-
     def output(self, x: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the product."""
         return self.problem.y
-
-    def work(self, x: ShapeDtype) -> Work:
-        """Return what it takes; x is stored for the weight's gradient."""
-        flops, size = self.problem.flops, x.dtype.itemsize
-        arrays = math.prod(self.problem.x), math.prod(self.problem.weight), math.prod(self.problem.y)
-        read, written = size * sum(arrays[:2]), size * arrays[2]
-        work = Work("convolution", flops, flops, flops, read, written, shape=self.problem)
-        scratch, of_x, of_params = (0, 0, 0) if self.ordinary is None else scratch_of(self.ordinary)
-        return replace(work, saves_x=True, saved=0, scratch=scratch, scratch_x=of_x, scratch_params=of_params)
 
     def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
         """Return the product of x and weight, which have one dtype; depends on both even where it is empty."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,22 +15,13 @@ from distdl_jax.initialization import initialize_block
 from distdl_jax.layer.input_checks import check_probability, checked_key
 from distdl_jax.layer.layer import ParameterFreeLayer
 from distdl_jax.partition import Partition, check_partitions
-from distdl_jax.plans.work import Work, elementwise
 from distdl_jax.primitives.block_checks import common_dtype, outside, owned_grid
-from distdl_jax.primitives.plan import Action, Computes, Plan, ShapeDtypes, Unmoved
+from distdl_jax.primitives.plan import Plan, ShapeDtypes, Unmoved
 from distdl_jax.random import standard_uniform
 
 
 class DropoutPlan(Unmoved):
     """The plan of dropout in training: every worker computes on its own block."""
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return (Computes(self._work),)
-
-    def _work(self, worker: int) -> Work | None:
-        x = self.inputs.get(worker)
-        return None if x is None else replace(elementwise(x, x, 2), saved=x.size)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from distdl_jax.nn.layer_compatibility import check_activation
 from distdl_jax.nn.network import params_of_part
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.plans.work import Work
-from distdl_jax.primitives.plan import BOTH, Action, BlocksPlan, Computes, ShapeDtypes
+from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.spectral import layers
 from distdl_jax.spectral.spectral_conv import SpectralPlan
 from distdl_jax.tensors import TensorSpec
@@ -36,18 +35,6 @@ class FNOBlockPlan(BlocksPlan):
 
     spectral: SpectralPlan
     pointwise: ProductPlan
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        ways = (*self.spectral.actions, *self.pointwise.actions)
-        return (*ways, Computes(self._sum, BOTH))
-
-    def _sum(self, worker: int) -> Work | None:
-        """Return the work of the sum of both, and of the activation."""
-        if (y := self.blocks.get(worker)) is None:
-            return None
-        size = y.size * y.dtype.itemsize
-        return Work("elementwise", 2 * y.size, 2 * y.size, read=2 * size, written=size, saves_y=True)
 
 
 @dataclass(frozen=True, init=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import InitVar, dataclass
 from typing import Any, Literal
 
@@ -19,8 +18,7 @@ from distdl_jax.layer.weight_partition import check_not_split, moves_features, w
 from distdl_jax.layer.weighted_layer import WeightedLayer
 from distdl_jax.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_sizes, index_of
-from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.plans.work import Work, matrix_product
+from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.primitives.all_sum_reduce import plan_all_sum_reduce
 from distdl_jax.primitives.broadcast import plan_broadcast
@@ -44,11 +42,6 @@ class LocalAffine:
     def output(self, x: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the product, from the shape of the copy of x."""
         return *x[:-1], self.weight_shape[0]
-
-    def work(self, x: ShapeDtype) -> Work:
-        """Return what it takes; x is stored for the weight's gradient."""
-        n_out, n_in = self.weight_shape
-        return matrix_product(math.prod(x.shape[:-1]), n_in, n_out, x.dtype.itemsize)
 
     def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
         """Multiply x and weight, which have one dtype."""

@@ -16,19 +16,14 @@ from distdl_jax.layer.weighted_layer import AffineLayer
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.plans.work import Work, matrix_product
 from distdl_jax.primitives.all_gather import plan_all_gather
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.plan import (
-    PARAMS,
-    Action,
     BlocksPlan,
-    Computes,
     MovementPlan,
     ShapeDtypes,
     Unmoved,
-    actions_within,
 )
 from distdl_jax.primitives.replicated import ReplicatedPlan
 from distdl_jax.tensors import TensorSpec
@@ -50,17 +45,6 @@ class PointwisePlan(BlocksPlan):
     of_params: Mapping[str, ReplicatedPlan] = field(hash=False)
     dim: int
     dtype: np.dtype
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        copies = (action for plan in self.of_params.values() for action in actions_within(plan, PARAMS))
-        return (*self.to_whole.actions, *copies, Computes(self._work, uses_params=True))
-
-    def _work(self, worker: int) -> Work | None:
-        if (y := self.blocks.get(worker)) is None:
-            return None
-        columns, (_, inner) = y.shape[self.dim], self.of_params["weight"].inputs[worker].shape
-        return matrix_product(y.size // max(columns, 1), inner, columns, y.dtype.itemsize)
 
     def run(self, world: World, params: Params, x: Array) -> Array:
         """Return this worker's block of the output."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
@@ -24,9 +24,8 @@ from distdl_jax.partition import Partition
 from distdl_jax.plans.alike import derived
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.windows import Pairs, WindowSpec, window_spec
-from distdl_jax.plans.work import Work
 from distdl_jax.primitives.collectives import accumulation_dtype, mean_dtype
-from distdl_jax.primitives.plan import Action, Computes, Plan, ShapeDtypes
+from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import Padding, Sizes
 from distdl_jax.world import Workers
@@ -62,20 +61,6 @@ class PoolingPlan(Plan):
     @property
     def outputs(self) -> ShapeDtypes:
         return derived(self.output, self.fetch.alike)
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return (*self.fetch.actions, Computes(self._work, alike=self.fetch.alike))
-
-    def _work(self, worker: int) -> Work | None:
-        if worker not in self.fetch.alike:
-            return None
-        x, y = self.fetch.output(worker), self.output(worker)
-        read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize
-        # XLA works out in the forward pass which entries are the largest: their numbers are an array like y.
-        saved = y.size * np.dtype(np.int32).itemsize if self.takes_largest else 0
-        work = Work("pooling", flops=x.size, flops_x=x.size, read=read, written=written)
-        return replace(work, saved=saved, scratch_x=read, fuses_x=True)
 
     def padding(self, worker: int) -> Pairs:
         """Return the padding (low, high) around the block that `worker` fetches, per feature dimension."""

@@ -17,9 +17,8 @@ from distdl_jax.layer.parameters import Params, ParamShapeDtypes, plan_replicate
 from distdl_jax.nn.norms.normalization import filled
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.plans.work import Work, elementwise
 from distdl_jax.primitives.collectives import accumulation_dtype
-from distdl_jax.primitives.plan import PARAMS, Action, BlocksPlan, Computes, ShapeDtypes, actions_within
+from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.primitives.replicated import ReplicatedPlan
 from distdl_jax.tensors import TensorSpec
 from distdl_jax.tracing.tie import tie
@@ -33,14 +32,6 @@ class PReLUPlan(BlocksPlan):
 
     of_params: Mapping[str, ReplicatedPlan] = field(hash=False)
     dtype: np.dtype
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return (*actions_within(self.of_params["weight"], PARAMS), Computes(self._work, uses_params=True))
-
-    def _work(self, worker: int) -> Work | None:
-        y = self.blocks.get(worker)
-        return None if y is None else elementwise(y, y, 2, saves_x=True)
 
     def run(self, world: World, params: Params, x: Array) -> Array:
         """Return this worker's block of the output."""

@@ -19,9 +19,8 @@ from distdl_jax.nn.network import Network, RunPart, last_partition, params_of_pa
 from distdl_jax.partition import Partition
 from distdl_jax.plans.alike import derived, representatives, workers_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.plans.work import Work
 from distdl_jax.plans.worker_ranks import union
-from distdl_jax.primitives.plan import Action, BlocksPlan, Computes, Plan, ShapeDtypes, X, actions_within, dependence
+from distdl_jax.primitives.plan import BlocksPlan, Plan, ShapeDtypes
 from distdl_jax.tracing.scopes import place_of_errors
 from distdl_jax.tracing.tie import tie
 
@@ -35,17 +34,6 @@ class ResidualPlan(BlocksPlan):
 
     body: Plan
     shortcut: Plan | None
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        ways = zip(WAYS, (self.body, self.shortcut), strict=True)
-        actions = tuple(action for name, plan in ways if plan is not None for action in actions_within(plan, X, name))
-        return (*actions, Computes(self._sum, dependence(actions), alike=self.blocks))
-
-    def _sum(self, worker: int) -> Work:
-        y = self.blocks[worker]
-        nbytes = y.size * y.dtype.itemsize
-        return Work("elementwise", y.size, read=2 * nbytes, written=nbytes, saved=0, fuses_x=True)
 
 
 @dataclass(frozen=True)

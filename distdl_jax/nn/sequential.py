@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.block_functions import BlockFunction, FunctionPlan
+from distdl_jax.block_functions import BlockFunction
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Ends, Layer
 from distdl_jax.nn.input import Input
@@ -29,7 +29,7 @@ from distdl_jax.nn.network import Network, RunPart, params_of_part
 from distdl_jax.nn.summary import network_table
 from distdl_jax.plans.alike import derived, representatives
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.plan import Action, BlocksPlan, Plan, ShapeDtypes, X, actions_within, dependence
+from distdl_jax.primitives.plan import BlocksPlan, Plan, ShapeDtypes
 from distdl_jax.tensors import TensorSpec, check_spec
 from distdl_jax.tracing.scopes import place_of_errors
 
@@ -42,16 +42,6 @@ class SequentialPlan(BlocksPlan):
 
     plans: tuple[Plan, ...]
 
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        found: list[Action] = []
-        of = X
-        for place, plan in enumerate(self.plans):
-            actions = actions_within(plan, of, str(place))
-            of = dependence(actions, of)
-            found += actions
-        return tuple(found)
-
 
 def plan_function(function: Callable[[Array], Array], x: ShapeDtypes) -> BlocksPlan:
     """Plan a plain function on every worker's block; it is traced once for each shape and dtype."""
@@ -61,7 +51,7 @@ def plan_function(function: Callable[[Array], Array], x: ShapeDtypes) -> BlocksP
     for block in {x[worker] for worker in representatives(x)}:
         y = jax.eval_shape(function, jax.ShapeDtypeStruct(block.shape, block.dtype))
         outputs[block] = ShapeDtype(tuple(y.shape), np.dtype(y.dtype))
-    return FunctionPlan(derived(lambda worker: outputs[x[worker]], x), x, function)
+    return BlocksPlan(derived(lambda worker: outputs[x[worker]], x))
 
 
 @dataclass(frozen=True, init=False, repr=False)

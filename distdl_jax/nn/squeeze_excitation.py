@@ -21,18 +21,11 @@ from distdl_jax.nn.pointwise import DistributedPointwise
 from distdl_jax.nn.shaping.global_pool import DistributedGlobalAvgPool
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.work import Work, elementwise
 from distdl_jax.primitives.block_checks import outside
 from distdl_jax.primitives.plan import (
-    BOTH,
-    Action,
     BlocksPlan,
-    Computes,
     Plan,
     ShapeDtypes,
-    X,
-    actions_within,
-    dependence,
     taking_part,
 )
 from distdl_jax.tracing.tie import tie
@@ -49,16 +42,6 @@ class ScalingPlan(BlocksPlan):
     pool: Plan
     fc1: Plan
     fc2: Plan
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        first = actions_within(self.fc1, X, "fc1")
-        second = actions_within(self.fc2, dependence(first), "fc2")
-        return (*self.pool.actions, *first, *second, Computes(self._scaling, BOTH))
-
-    def _scaling(self, worker: int) -> Work | None:
-        y = self.blocks.get(worker)
-        return None if y is None else elementwise(y, y, saves_x=True)
 
 
 @dataclass(frozen=True)

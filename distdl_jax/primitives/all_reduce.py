@@ -28,7 +28,7 @@ from distdl_jax.primitives.collectives import (
     allreduce_in_team,
     allreduce_operations,
 )
-from distdl_jax.primitives.plan import Action, Plan, ShapeDtypes, plan_and_run
+from distdl_jax.primitives.plan import Plan, ShapeDtypes, plan_and_run
 from distdl_jax.world import Workers, World
 
 Operation = Literal["sum", "mean", "max", "min", "prod"]
@@ -131,10 +131,6 @@ class MeanPlan(_ComputingPlan):
             return x
         total = self._wide_sums.run(world, x.astype(self._wide_sums.inputs[world.rank].dtype))
         return (total / len(self.sums.team_of[world.rank])).astype(self.output(world.rank).dtype)
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return self._wide_sums.actions
 
     @cached_property
     def _wide_sums(self) -> AllSumPlan:

@@ -7,20 +7,20 @@ whichever worker makes it. So one process can make the plans of any number of wo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 from jax import Array
 
 from distdl_jax.agreement.shapes import exchange_shapes
-from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.plans.alike import ByClass, OnGrids, of_team, on_grids, workers_of
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.work import Work
 from distdl_jax.plans.worker_ranks import union
 from distdl_jax.primitives.block_checks import outside
+from distdl_jax.primitives.mark import moved
 from distdl_jax.primitives.movement import Movement, adjoint_operations, move
 from distdl_jax.programs.ir import Operation
 from distdl_jax.world import Workers, World
@@ -29,111 +29,8 @@ ShapeDtypes = Mapping[int, ShapeDtype]
 """The shapes and dtypes of workers' blocks, by world rank."""
 
 
-X: Final = frozenset({"x"})
-PARAMS: Final = frozenset({"params"})
-BOTH: Final = X | PARAMS
-"""Inputs of a plan, on which what moves or is computed depends."""
-
-
-@dataclass(frozen=True)
-class Moves:
-    """An action of a plan: a movement.
-
-    - `of`: the plan's inputs that what moves depends on. Where one of them is differentiated, the adjoint runs.
-    - `place`: of the layer, within the network that the plan is of: "3.body.0"; "" in its own plan.
-    - `beside`: whether the next action reads what arrives beside x, not in place of it: a halo, or statistics.
-    """
-
-    movement: MovementPlan
-    of: frozenset[str] = X
-    place: str = ""
-    beside: bool = False
-
-
-@dataclass(frozen=True)
-class Computes:
-    """An action of a plan: what each worker computes by itself.
-
-    - `work`: from a worker's world rank to its arithmetic; None where it has none.
-    - `of`: the plan's inputs that the data depends on.
-    - `uses_params`: whether parameters take part in it, too.
-    - `place`: as of `Moves`.
-    - `alike`: values of the workers that have work; those of one class do the same. None where that is not known.
-    """
-
-    work: Callable[[int], Work | None]
-    of: frozenset[str] = X
-    uses_params: bool = False
-    place: str = ""
-    alike: Mapping[int, Any] | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True)
-class Traced:
-    """An action of a layer as a whole whose plan does not say its parts: what traced programs do.
-
-    - `forward`: from a worker's world rank to what it does, in order.
-    - `backward`: the same of the gradients, from a rank, and whether the gradient of x is among them.
-    - `of`, `uses_params`, `place`: as of `Computes`.
-    """
-
-    forward: Callable[[int], Sequence[Operation | Work]]
-    backward: Callable[[int, bool], Sequence[Operation | Work]]
-    of: frozenset[str] = X
-    uses_params: bool = False
-    place: str = ""
-
-
-@dataclass(frozen=True)
-class CustomDerivative:
-    """An action of a plan: a function whose derivative is written out, not the adjoints of what it does forward.
-
-    - `forward`, `backward`: what is done in each direction, in order. Movements run as they are in both. The work
-      backward is `Work.flops_x`.
-    - `of`, `place`: as of `Moves`.
-    """
-
-    forward: tuple[Moves | Computes, ...]
-    backward: tuple[Moves | Computes, ...]
-    of: frozenset[str] = X
-    place: str = ""
-
-
-Action = Moves | Computes | CustomDerivative | Traced
-
-
-def actions_within(
-    plan: Plan, of: frozenset[str] = X, place: str = "", params: frozenset[str] = PARAMS
-) -> tuple[Action, ...]:
-    """Return the actions of a plan that is part of another one.
-
-    - `of`: the inputs of the outer plan that x of the inner one depends on; `params`: that its parameters do.
-    - `place`: of the inner plan's layer within the outer one's.
-    """
-    depends = {"x": of, "params": params}
-    found: list[Action] = []
-    for action in plan.actions:
-        within = f"{place}.{action.place}" if place and action.place else place or action.place
-        found.append(replace(action, of=frozenset().union(*(depends[name] for name in action.of)), place=within))
-    return tuple(found)
-
-
-def dependence(actions: Sequence[Action], of: frozenset[str] = X) -> frozenset[str]:
-    """Return the inputs that the result of actions depends on, where their x depends on `of`."""
-    uses_params = any(isinstance(action, Computes | Traced) and action.uses_params for action in actions)
-    return of.union(PARAMS if uses_params else (), *(action.of for action in actions))
-
-
 class Plan(ABC):
     """The effect of an operation on its workers' blocks: an immutable value, the same on every worker."""
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        """What all workers do, in order, for `dj.cost`; of a plan that does not say so, raises `PlanError`."""
-        raise PlanError(
-            f"{type(self).__name__} does not say what its workers do: give it a property `actions`, a tuple of `Moves` "
-            "and `Computes` (docs/own-layers.md)."
-        )
 
     @property
     @abstractmethod
@@ -183,10 +80,6 @@ class MovementPlan(Plan):
     """The shapes and dtypes of the workers' blocks before, by world rank."""
 
     @property
-    def actions(self) -> tuple[Action, ...]:
-        return (Moves(self),)
-
-    @property
     def alike(self) -> Iterable[Workers]:
         """The workers, those together that communicate equally much, with whomever; else each by itself."""
         return ((worker,) for worker in self.workers)
@@ -203,6 +96,8 @@ class MovementPlan(Plan):
     def run(self, world: World, x: Array) -> Array:
         """Return this worker's block afterwards, given its block `x`."""
         part = self.part(world.rank)
+        if world.records and world.rank in self.inputs:
+            return moved(self, world.rank, x, moves=part is not None)
         return x if part is None else move(world, part, x)
 
 
@@ -211,10 +106,6 @@ class Unmoved(MovementPlan):
     """The plan of an operation in which every worker keeps its block; `inputs` are their shapes and dtypes."""
 
     inputs: ShapeDtypes = field(hash=False)
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return ()
 
     @cached_property
     def workers(self) -> Workers:
@@ -229,6 +120,9 @@ class Unmoved(MovementPlan):
 
     def part(self, worker: int) -> None:
         return None
+
+    def run(self, world: World, x: Array) -> Array:
+        return x
 
 
 def taking_part(shape_dtypes: ShapeDtypes, *teams: Workers) -> ShapeDtypes:

@@ -21,7 +21,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.block_checks import block_or_placeholder, common_dtype, owned_grid, zero_volume_shape
 from distdl_jax.primitives.box_exchange import BoxPlan
 from distdl_jax.primitives.channel import tied_zeros
-from distdl_jax.primitives.plan import Action, Plan, ShapeDtypes, plan_and_run, taking_part
+from distdl_jax.primitives.plan import Plan, ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.validation import checked_integers
 from distdl_jax.world import Workers, World
 
@@ -54,10 +54,6 @@ class ReshapePlan(Plan):
     @cached_property
     def workers(self) -> Workers:
         return tuple(sorted(self.inputs))
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return self.moved.actions
 
     def output(self, worker: int) -> ShapeDtype:
         return block_or_placeholder(self.moved.reshaping.needed, worker, self.inputs[worker], self.moved.dtype)

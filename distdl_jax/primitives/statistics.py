@@ -149,7 +149,7 @@ class Moments:
         total = np.maximum(counts.sum(axis=0), 1).astype(self.dtype)
         if not self.centred:
             squares = self._sums(world.rank, x, jnp.square)
-            return jnp.zeros_like(squares), self._summed(team, squares.shape).run(world, squares) / total
+            return jnp.zeros_like(squares), self.movement.run(world, squares) / total
         if x.size:
             mean, squares = _mean_and_squares(x, self.entries, self.box(world.rank))
         else:
@@ -157,7 +157,7 @@ class Moments:
         if len(team) == 1:
             return mean, squares / total
         row = jnp.stack([mean, squares]).reshape(1, -1)
-        rows = self._gathered(team, row.shape[1]).run(world, row).reshape(len(team), 2, *mean.shape)
+        rows = self.movement.run(world, row).reshape(len(team), 2, *mean.shape)
         means, weights = rows[:, 0], counts.astype(self.dtype)
         mean = jnp.sum(means * (weights / total), axis=0)
         return mean, jnp.sum(rows[:, 1] + weights * jnp.square(means - mean), axis=0) / total
@@ -168,7 +168,7 @@ class Moments:
             return tie(self.entries.sums(self.box(worker), jnp.zeros(x.shape, self.dtype)), x)
         return self.entries.sums(self.box(worker), of(x))
 
-    @property
+    @cached_property
     def movement(self) -> MovementPlan:
         """What `run` moves, of all teams."""
         return _MovementOfTeams(self)

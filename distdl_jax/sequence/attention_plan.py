@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -14,29 +14,19 @@ from distdl_jax.partition import CartesianPartition, Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, ranges_of_sizes
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.work import Work, matrix_product
 from distdl_jax.primitives.all_gather import GatherPlan
 from distdl_jax.primitives.block_checks import owned_grid
 from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.primitives.plan import (
-    BOTH,
-    PARAMS,
-    Action,
     BlocksPlan,
-    Computes,
-    CustomDerivative,
-    Moves,
     ShapeDtypes,
-    X,
-    actions_within,
 )
 from distdl_jax.primitives.repartition import RepartitionPlan, plan_repartition
 from distdl_jax.primitives.replicated import ReplicatedPlan
-from distdl_jax.sequence.attention_work import AttentionSize
 from distdl_jax.sequence.load_balance import Loan, LoanMovements
 from distdl_jax.sequence.ring import Dropping, Extras, Ring, Step, attended
-from distdl_jax.sequence.ring_schedule import Turn, sees, turns_of
+from distdl_jax.sequence.ring_schedule import Turn, turns_of
 from distdl_jax.world import World
 
 Region = tuple[Range, Range, Range]
@@ -120,11 +110,6 @@ class StepPlan:
         owned = self.fetch.halos.owned
         return owned.index(owned.cell_of[worker])[1]
 
-    def ranges(self, worker: int) -> tuple[Range, Range]:
-        """Return the places of the queries of `worker` that look at keys, and of these keys."""
-        i = self.index(worker)
-        return self.turn.queries[i], self.turn.keys[i]
-
     def of(self, worker: int) -> Step:
         """Return the turn of `worker`."""
         i, turn = self.index(worker), self.turn
@@ -162,93 +147,6 @@ class AttentionPlan(BlocksPlan):
     to_heads: ToHeads | None
     causal: bool
     padded: bool
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        copies = (action for plan in self.of_params.values() for action in actions_within(plan, PARAMS))
-        memory = () if self.gather_memory is None else (*self.gather_memory.actions, Computes(self._of_memory, X, True))
-        attends: tuple[Action, ...] = (self._attends(),)
-        if self.to_heads is not None:
-            there, back = (
-                [action for plan in plans for action in actions_within(plan, BOTH)]
-                for plans in (self.to_heads.there, (self.to_heads.back,))
-            )
-            attends = (*there, *attends, *back)
-        out = (Computes(self._out, BOTH, True), *actions_within(self.scatter, BOTH))
-        return (*copies, *self.gather.actions, Computes(self._projection, X, True), *memory, *attends, *out)
-
-    def _projection(self, worker: int) -> Work | None:
-        """Return the work of queries, keys and values of x; with a memory, of queries alone where they are apart."""
-        names = ("qkv", "query") if self.gather_memory else ("qkv", "query", "key", "value")
-        return self._projected(worker, self.gather, names)
-
-    def _of_memory(self, worker: int) -> Work | None:
-        assert self.gather_memory is not None
-        return self._projected(worker, self.gather_memory, ("qkv", "key", "value"))
-
-    def _projected(self, worker: int, gather: GatherPlan, names: Sequence[str]) -> Work | None:
-        if worker not in self.regions:
-            return None
-        weights = [self.of_params[name].inputs[worker].size for name in names if name in self.of_params]
-        n, s, features = gather.output(worker).shape
-        return matrix_product(n * s, features, sum(weights) // features, self.dtype.itemsize)
-
-    def _out(self, worker: int) -> Work | None:
-        """Return the work of the product that puts the heads together."""
-        if worker not in self.regions:
-            return None
-        n, s, _ = self.gather.output(worker).shape
-        features, heads, d = self.of_params["out"].inputs[worker].shape
-        return matrix_product(n * s, heads * d, features, self.dtype.itemsize)
-
-    def _attends(self) -> CustomDerivative:
-        """Return what `attended` does: looks at the worker's own keys, and in a ring at others', turn after turn."""
-        looks = self._looks(self._own_ranges, first=True)
-        forward: list[Moves | Computes] = [*looks]
-        backward: list[Moves | Computes] = [*looks]
-        for step in self.steps:
-            looks, loans = self._looks(step.ranges), step.loans
-            if loans is None:
-                forward += (Moves(step.fetch), *looks)
-                backward += (Moves(step.fetch), *looks, Moves(step.send_back))
-                continue
-            looks += self._looks(partial(self._taken_ranges, step))
-            forward += (Moves(loans.queries), Moves(step.fetch), *looks, Moves(loans.sums))
-            backward += (Moves(loans.backward_inputs), Moves(step.fetch), *looks)
-            backward += (Moves(step.send_back), Moves(loans.gradients))
-        return CustomDerivative(tuple(forward), tuple(backward), BOTH)
-
-    def _looks(self, ranges: Callable[[int], tuple[Range, Range]], first: bool = False) -> tuple[Computes, ...]:
-        """Return what it takes that each worker's queries look at keys, from the places of both.
-
-        The `first` of them has all that is stored for the backward pass.
-        """
-
-        def size(worker: int) -> AttentionSize | None:
-            if worker not in self.regions:
-                return None
-            (queries, keys), (samples, heads, _) = ranges(worker), self.regions[worker]
-            n, h, s, t = (stop - start for start, stop in (samples, heads, queries, keys))
-            if not n * h or not sees(queries, keys, self.causal):
-                return None
-            d = self.of_params["out"].inputs[worker].shape[2]
-            return AttentionSize(n, h, d, s, t, accumulation_dtype(self.dtype).itemsize)
-
-        def products(worker: int) -> Work | None:
-            return None if (found := size(worker)) is None else found.products(found.stored if first else 0)
-
-        def weights(worker: int) -> Work | None:
-            return None if (found := size(worker)) is None else found.weights()
-
-        return Computes(products), Computes(weights)
-
-    def _own_ranges(self, worker: int) -> tuple[Range, Range]:
-        if self.to_heads is not None:
-            return (0, self.to_heads.queries), (0, self.to_heads.keys)
-        return self.places[worker], self.key_places[worker]
-
-    def _taken_ranges(self, step: StepPlan, worker: int) -> tuple[Range, Range]:
-        return step.turn.taken[step.index(worker)], self.key_places[worker]
 
     def run(self, world: World, q: Array, block: Array, extras: Extras, dropout: float) -> Array:
         """Return the heads' outputs for this worker's part of the sequence; `block`, `extras` as in `attended`."""

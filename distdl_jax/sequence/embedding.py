@@ -23,12 +23,11 @@ from distdl_jax.layer.weighted_layer import WeightedLayer
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_ranges, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.plans.work import Work
 from distdl_jax.primitives.all_gather import plan_reduce_scatter
 from distdl_jax.primitives.block_checks import common_dtype, outside
 from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.indices import as_indices
-from distdl_jax.primitives.plan import BOTH, Action, Computes, MovementPlan, ShapeDtypes, actions_within
+from distdl_jax.primitives.plan import MovementPlan, ShapeDtypes
 from distdl_jax.primitives.sum_reduce import plan_sum_reduce
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import checked_integer
@@ -45,18 +44,6 @@ class EmbeddingPlan(SummedPlan):
 
     rows: Mapping[int, tuple[int, int, int]] = field(hash=False)
     padding_idx: int | None
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        looks_up = Computes(self._work, uses_params=True)
-        return (*self.to_work.actions, *self.of_params.actions, looks_up, *actions_within(self.to_y, BOTH))
-
-    def _work(self, worker: int) -> Work | None:
-        if worker not in self.rows:
-            return None
-        y = self.products[worker]
-        size = y.size * y.dtype.itemsize
-        return Work("elementwise", flops_params=y.size, read=size, written=size, saves_x=True)
 
     def after(self, shape_dtypes: ShapeDtypes) -> dict[int, ShapeDtype]:
         """Return what all workers hold: those that take no part hold placeholders of y, no longer of indices."""

@@ -26,9 +26,8 @@ from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges
 from distdl_jax.plans.pencils import Reals, factorizations, largest_block, pencils
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.plans.work import Work, matrix_product
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
-from distdl_jax.primitives.plan import BOTH, Action, BlocksPlan, Computes, ShapeDtypes, actions_within
+from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.spectral.fourier import on_grid
 from distdl_jax.spectral.local_fft import Forward, Inverse
 from distdl_jax.spectral.staged_fft import StagesPlan, plan_stages
@@ -48,20 +47,6 @@ class SpectralPlan(BlocksPlan):
     there: StagesPlan
     products: ShapeDtypes = field(hash=False)
     back: StagesPlan
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        product = Computes(self._product, uses_params=True)
-        return (*self.there.actions, product, *actions_within(self.back, BOTH))
-
-    def _product(self, worker: int) -> Work | None:
-        """Return the work of the products at a worker's frequencies: of complex numbers, in real arithmetic."""
-        x, y = self.there.blocks.get(worker), self.products.get(worker)
-        if x is None or y is None or not x.size or not y.size:
-            return None
-        (rows, inner, *frequencies), columns = x.shape, y.shape[1]
-        itemsize, batch = y.dtype.itemsize, prod(frequencies)
-        return matrix_product(rows, inner, columns, itemsize, batch=batch, is_complex=True)
 
     def run(self, world: World, params: Params, x: Array) -> Array:
         """Return this worker's block of the output."""

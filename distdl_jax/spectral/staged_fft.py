@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,8 +14,7 @@ from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, box_shape
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.work import Work
-from distdl_jax.primitives.plan import Action, BlocksPlan, Computes, ShapeDtypes
+from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.primitives.repartition import RepartitionPlan
 from distdl_jax.tracing.tie import tie
 from distdl_jax.world import World
@@ -62,16 +60,6 @@ class Stage(BlocksPlan):
     inputs: ShapeDtypes = field(hash=False)
     step: Step | None
 
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        moves = () if self.move is None else self.move.plan.actions
-        return moves if self.step is None else (*moves, Computes(self._work))
-
-    def _work(self, worker: int) -> Work | None:
-        assert self.step is not None
-        x = self.inputs.get(worker)
-        return transform_work(x, self.blocks[worker], list(self.step.lengths())) if x is not None and x.size else None
-
     def run(self, world: World, x: Array) -> Array:
         """Return this worker's block afterwards."""
         x = x if self.move is None else self.move.run(world, x)
@@ -87,10 +75,6 @@ class StagesPlan(BlocksPlan):
 
     stages: tuple[Stage, ...]
     grid: ProductGrid
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return tuple(action for stage in self.stages for action in stage.actions)
 
     @property
     def dtype(self) -> np.dtype:
@@ -134,20 +118,6 @@ def plan_stages(
             blocks = {worker: ShapeDtype(shapes.get(worker, x.shape), dtype) for worker, x in blocks.items()}
         stages.append(Stage(blocks, move, inputs, step))
     return StagesPlan(blocks, tuple(stages), grid)
-
-
-def transform_work(x: ShapeDtype, y: ShapeDtype, axes: Sequence[int]) -> Work:
-    """Return the work of a Fourier transform along `axes`: 5 n log2 n for n complex numbers, half of it for real ones.
-
-    >>> transform_work(ShapeDtype((3, 8), np.dtype("float32")), ShapeDtype((3, 5), np.dtype("complex64")), [1]).flops
-    180
-    """
-    lengths = [max(n, m) for n, m in zip(x.shape, y.shape, strict=True)]
-    size, points = math.prod(lengths), math.prod(lengths[a] for a in axes)
-    real = any(not jnp.issubdtype(block.dtype, jnp.complexfloating) for block in (x, y))
-    flops = round((2.5 if real else 5) * size * math.log2(points))
-    read, written = (block.size * block.dtype.itemsize for block in (x, y))
-    return Work("fft", flops, flops, 0, read, written, shape=(size // points, points))
 
 
 def _grid_on(P: Partition, grid: ProductGrid, like: ProductGrid, rebalanced: Collection[int]) -> ProductGrid:

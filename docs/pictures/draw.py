@@ -21,8 +21,9 @@ from distdl_jax.drawing.drawing import Drawing
 from distdl_jax.drawing.grids import draw_blocks
 from distdl_jax.drawing.halos import draw_halos
 from distdl_jax.drawing.svg import GREY, INK, Part, below, beside, document, rect, text, width_of, words
-from distdl_jax.layer.pictures import plan_actions, steps_of
+from distdl_jax.layer.pictures import input_blocks, steps_of
 from distdl_jax.tensors import drawn_blocks
+from distdl_jax.tools.cost.layers import Counter, forward_movements
 
 P = dj.planning_world(4)
 
@@ -154,9 +155,10 @@ def overview() -> Drawing:
     P_8 = dj.planning_world(8).grid([1, 1, 2, 2, 2])
     spec = dj.TensorSpec((1, 1, 64, 64, 64), P_8)
     layer = nn.DistributedConv3d(P_8, in_channels=1, out_channels=8, kernel_size=3, padding=1)
-    x = {worker: dj.ShapeDtype(spec.shape_on(worker), np.dtype("float32")) for worker in P_8.ranks}
+    x = input_blocks(spec, np.dtype("float32"))
     before = drawn_blocks(spec)
-    (exchange, *_) = steps_of(plan_actions(layer.plan(x)), P_8.ranks, before)
+    chain = Counter(P_8.world, np.dtype("float32")).chain(layer, layer.plan(x), x)
+    (exchange, *_) = steps_of(forward_movements(chain), P_8.ranks, before)
     halos = draw_halos(before, exchange.strips)
     heading = words(["A volume in eight blocks, one a worker; neighbours exchange halos"], 14, INK, BOLD)
     memory = below([words(["Memory of the fullest worker,", "one training step"], 14, INK, BOLD), _bars()], 14)

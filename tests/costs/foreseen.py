@@ -1,8 +1,8 @@
-"""What plans say that workers communicate in a training step, compared with what their programs do."""
+"""What is foreseen that workers communicate in a training step, compared with what their programs do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import distdl_jax as dj
+from distdl_jax.primitives.mark import Mark
 from distdl_jax.programs.ir import Operation, operations
 from distdl_jax.spec_trees import is_spec
-from distdl_jax.tools.cost.events import step_events
+from distdl_jax.tools.cost.layers import Chain, CountedLayer, Counter, nodes_in
+from distdl_jax.tools.cost.traces import Communication
 
+FLOAT32 = np.dtype("float32")
 Network = tuple[Any, dj.TensorSpec]
 """A network, and the spec of its input."""
 
@@ -23,7 +26,7 @@ Build = Callable[[dj.Partition], Network]
 
 
 def check_foreseen(build: Build, size: int = 4) -> None:
-    """Check that plans foresee the operations of `size` workers, in order, with partners, tags, lengths and dtypes."""
+    """Check that traces foresee the operations of `size` workers, in order, with partners, tags, lengths and dtypes."""
 
     def program() -> dict[int, Any]:
         network, spec = build(dj.Partition())
@@ -38,16 +41,47 @@ def check_foreseen(build: Build, size: int = 4) -> None:
 
     programs = dj.simulate(size, program)[0]
     network, spec = build(dj.planning_world(size))
-    actions = network.plan(blocks(spec, dtype_of_input(network))).actions
+    x, world = blocks(spec, dtype_of_input(network)), spec.partition.world
+    chain = Counter(world, FLOAT32).chain(network, network.plan(x, param_blocks(network, world.size)), x)
     cost = dj.cost(network, spec)
     for worker, found in programs.items():
         real = [without_team(operation) for operation, times in operations(found) for _ in range(times or 0)]
-        foreseen = [event.does for event in step_events(actions, worker) if isinstance(event.does, Operation)]
-        assert foreseen == real[:-1]
+        assert list(step_operations(chain, worker)) == real[:-1]
         assert (real[-1].kind, real[-1].count) == ("allreduce", 1)  # the sum of the loss's parts
         sent = [operation for operation in real if operation.is_message and operation.dest is not None]
         assert cost.messages[worker] == len(sent)
         assert cost.bytes[worker] == sum(operation.bytes_sent for operation in real[:-1])
+
+
+def step_operations(chain: Chain, worker: int, *, backward: bool = True, of_x: bool = False) -> Iterator[Operation]:
+    """Yield what a worker communicates in a training step, in order; `of_x`: with the gradient of the first input."""
+    layers = [node for node in nodes_in(chain) if isinstance(node, CountedLayer)]
+    for layer in layers:
+        yield from communicated(layer.trace(worker).forward, worker)
+    for layer in reversed(layers) if backward else ():
+        with_x = of_x or layer.has_gradient
+        if with_x or layer.uses_params:
+            yield from communicated(layer.trace(worker).backward(with_x), worker)
+
+
+def communicated(communication: Communication, worker: int) -> Iterator[Operation]:
+    """Yield the operations of a worker."""
+    for each in communication:
+        if isinstance(each, Mark):
+            yield from each.plan.operations(worker, adjoint=each.adjoint)
+        else:
+            yield without_team(each)
+
+
+def param_blocks(network: Any, size: int) -> dict[int, Any]:
+    """Return the shapes and dtypes of all workers' parameters, of float32."""
+
+    def on(worker: int) -> Any:
+        return jax.tree.map(
+            lambda spec: dj.ShapeDtype(spec.shape_on(worker), FLOAT32), network.param_specs(), is_leaf=is_spec
+        )
+
+    return {worker: on(worker) for worker in range(size)}
 
 
 def dtype_of_input(network: Any) -> np.dtype:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from math import prod
 from typing import Any
 
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from foreseen import communicated, step_operations
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -18,10 +18,10 @@ from distdl_jax.plans import alike
 from distdl_jax.plans.decomposition import ProductGrid, ranges_of_sizes
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.halos import Halos
-from distdl_jax.plans.work import Work
-from distdl_jax.primitives.plan import Computes, Moves
+from distdl_jax.primitives.plan import MovementPlan
 from distdl_jax.tools.cost.cost import placed_layers
-from distdl_jax.tools.cost.events import step_events
+from distdl_jax.tools.cost.layers import Counter, Joined, nodes_in
+from distdl_jax.tools.cost.traces import _Tracer
 from distdl_jax.tools.cost.traffic import halo_counts, repartition_counts
 
 FLOAT32 = np.dtype("float32")
@@ -46,49 +46,52 @@ def test_a_class_has_one_value() -> None:
     assert alike.representatives(both) == (10, 11, 20, 21)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_amounts_by_class_are_those_of_every_worker(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of drawn networks on drawn grids; so are plans: each worker's part, its work, and its block afterwards."""
+@pytest.mark.parametrize("seed", range(12))
+def test_amounts_by_class_are_those_of_every_worker(seed: int) -> None:
+    """Of drawn networks on drawn grids: of workers that are looked at, each traced by itself."""
     draw = np.random.default_rng(seed)
     network, spec = drawn_network(draw)
-    size = spec.partition.world.size
-    cost, by_class = dj.cost(network, spec), network.plan(blocks(spec))
-    monkeypatch.setattr(alike, "_numbered", lambda labels: tuple(range(len(labels))))  # no two workers are alike
-    plan = network.plan(blocks(spec))
-    assert all(plan.output(worker) == by_class.output(worker) for worker in plan.workers)
-    for action, other in zip(plan.actions, by_class.actions, strict=True):
-        for worker in range(size):
-            if isinstance(action, Moves) and isinstance(other, Moves):
-                assert action.movement.part(worker) == other.movement.part(worker)
-            elif isinstance(action, Computes) and isinstance(other, Computes):
-                assert action.work(worker) == other.work(worker)
+    world = spec.partition.world
+    workers = sorted(draw.permutation(world.size)[:6].tolist())
+    cost, x = dj.cost(network, spec), blocks(spec)
+    chain = Counter(world, FLOAT32).chain(network, network.plan(x), x)
     for layer, placed in zip(cost.layers, placed_layers(network), strict=True):
-        counted = {field.name: np.zeros(size, np.int64) for field in fields(layer.amounts)}
-        for worker in range(size):
-            own = [spec.shape_on(worker) for spec in placed.param_specs if worker in spec.partition.ranks]
-            counted["parameters"][worker] = counted["gradients"][worker] = 4 * sum(map(prod, own))
-            counted["optimiser"][worker] = 2 * counted["parameters"][worker]
-            counted["memory_traffic"][worker] = 7 * counted["parameters"][worker]  # Adam reads 4 arrays, writes 3
-            count([action for action in plan.actions if action.place == placed.place], worker, counted)
-        for name, numbers in counted.items():
-            assert getattr(layer.amounts, name).tolist() == numbers.tolist(), (placed.place, name)
+        expected = expected_parameters(placed, workers)
+        for name, numbers in expected.items():
+            assert getattr(layer.amounts, name)[workers].tolist() == numbers, (placed.place, name)
+    assert {layer.place for layer in cost.layers} == {node.place for node in nodes_in(chain)}
+    for node, tracer in leaves(network, network.plan(x), x, chain, world):
+        for worker in workers:
+            own, of_class = tracer.trace(worker, node.y[worker]), node.trace(worker)
+            for name in ("flops", "flops_x", "flops_params", "read", "written", "stored"):
+                assert getattr(own, name) == getattr(of_class, name), (node.place, worker, name)
+            for direction in ("forward", "of_params", "of_both"):
+                mine, of_all = (list(communicated(getattr(trace, direction), worker)) for trace in (own, of_class))
+                assert mine == of_all, (node.place, worker, direction)
+    for worker in workers:
+        sent = [op for op in step_operations(chain, worker) if op.is_message and op.dest is not None]
+        together = [op for op in step_operations(chain, worker) if not op.is_message]
+        assert cost.messages[worker] == len(sent)
+        assert cost.bytes[worker] == sum(op.bytes_sent for op in (*sent, *together))
 
 
-def count(actions: Any, worker: int, counted: dict[str, np.ndarray]) -> None:
-    """Add what one worker does in a step."""
-    of_work = {"forward": "flops", "input gradient": "flops_x", "parameter gradient": "flops_params"}
-    names = {"forward": "forward", "input gradient": "input", "parameter gradient": "parameters"}
-    for event in step_events(actions, worker):
-        back = "forward" if event.direction == "forward" else "backward"
-        if isinstance(event.does, Work):
-            counted[f"flops_{names[event.direction]}"][worker] += getattr(event.does, of_work[event.direction])
-            counted["memory_traffic"][worker] += event.does.read + event.does.written
-        elif not event.does.is_message:
-            counted[f"collectives_{back}"][worker] += 1
-            counted[f"team_bytes_{back}"][worker] += event.does.bytes_sent
-        elif event.does.dest is not None:
-            counted[f"messages_{back}"][worker] += 1
-            counted[f"bytes_{back}"][worker] += event.does.bytes_sent
+def expected_parameters(placed: Any, workers: list[int]) -> dict[str, list[int]]:
+    """Return the bytes of parameters, of gradients, and of what Adam stores."""
+    found = []
+    for worker in workers:
+        own = [spec.shape_on(worker) for spec in placed.param_specs if worker in spec.partition.ranks]
+        found.append(4 * sum(map(prod, own)))
+    return {"parameters": found, "gradients": found, "optimiser": [2 * nbytes for nbytes in found]}
+
+
+def leaves(network: Any, plan: Any, x: Any, chain: Any, world: Any) -> Any:
+    """Yield the layers of a chain of layers and residual blocks, each with what traces it; not movements alone."""
+    for layer, of_layer, node in zip(network, plan.plans, chain, strict=True):
+        if isinstance(node, Joined):
+            yield from leaves(layer.body, of_layer.body, x, node.ways[0], world)
+        elif not isinstance(of_layer, MovementPlan):
+            yield node, _Tracer(layer, of_layer, x, world, FLOAT32)
+        x = of_layer.after(x)
 
 
 def blocks(spec: dj.TensorSpec) -> dict[int, dj.ShapeDtype]:

@@ -13,8 +13,6 @@ import pytest
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.plans.work import Work
-from distdl_jax.primitives.plan import Action, BlocksPlan, Computes
 
 Network = tuple[Any, dj.TensorSpec]
 ADAM = optax.adam(1e-3)
@@ -130,27 +128,3 @@ def test_who_needs_most_is_named() -> None:
     P = dj.planning_world(3)
     layer = nn.DistributedLinear(P.grid([3, 1]), P.grid([3, 1]), P.grid([3, 1, 1], [2, 0, 1]), 64, 64)
     assert dj.cost(layer, dj.TensorSpec((3, 64), P.grid([3, 1], [2, 0, 1]))).fullest == 2
-
-
-class SilentPlan(BlocksPlan):
-    """A plan that says what is computed, but not what is stored."""
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return (Computes(lambda worker: Work("own", read=4, written=4)),)
-
-
-class Silent(nn.DistributedRMSNorm):
-    """A layer with such a plan."""
-
-    def _plan(self, x: Any, params: Any) -> Any:
-        return SilentPlan(dict(x))
-
-
-def test_a_layer_that_does_not_say_what_it_stores_is_named() -> None:
-    """Where memory is asked for; the rest of the cost is there."""
-    P = dj.planning_world(1).grid([1, 1])
-    cost = dj.cost(nn.Sequential(Silent(P, (5,)), jax.nn.relu), dj.TensorSpec((4, 5), P))
-    assert cost.messages.tolist() == [0]
-    with pytest.raises(dj.PlanError, match=r"`layers\[0\]` \(Silent\) does not say what the backward pass reads"):
-        _ = cost.memory

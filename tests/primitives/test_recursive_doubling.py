@@ -8,7 +8,6 @@ import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.primitives.all_gather import plan_all_gather
-from distdl_jax.primitives.plan import PARAMS, Moves
 
 
 @pytest.mark.parametrize("p", [9, 12, 16, 17, 33])
@@ -36,6 +35,5 @@ def test_a_sharded_weight_is_gathered_by_doubling() -> None:
     """Cut over 16 workers of a data-parallel convolution: 4 messages for the weight, 4 for the bias."""
     P = dj.planning_world(16).grid([16, 1, 1])
     layer = nn.DistributedConv1d(P, in_channels=3, out_channels=20, kernel_size=3, sharded=True)
-    actions = layer.plan({w: ShapeDtype((2, 3, 8), np.dtype("float32")) for w in range(16)}).actions
-    gathers = [action.movement for action in actions if isinstance(action, Moves) and action.of == PARAMS]
-    assert [len(gather.operations(5)) for gather in gathers] == [4, 4]
+    plan = layer.plan({w: ShapeDtype((2, 3, 8), np.dtype("float32")) for w in range(16)})
+    assert [len(gather.operations(5)) for gather in plan.of_params.gathered.values()] == [4, 4]

@@ -151,7 +151,10 @@ class DistributedBatchNorm(ChannelNorm):
 
     def _agreed(self, params: Params, x: Array, state: State | None) -> tuple[NormPlan, Params]:
         """Plan this call with the workers of P_x, which check the state, too; return unboxed parameters beside it."""
-        params, entries = self._opened(params), {f"{_STATE}{name}": value for name, value in (state or {}).items()}
+        params = self._opened(params)
+        if state is None:
+            return self._agree_on_plan(params, x), params
+        entries = {f"{_STATE}{name}": value for name, value in (state or {}).items()}
         params_and_state = {**params, **entries} if isinstance(params, Mapping) else params
         of_x, shapes = self._agree_on_shapes(params_and_state, x)
         if state is not None:

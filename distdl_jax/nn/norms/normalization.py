@@ -6,7 +6,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -26,9 +25,8 @@ from distdl_jax.nn.norms.scaling import scaled
 from distdl_jax.partition import check_partitions
 from distdl_jax.plans.alike import derived
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.plans.work import Work
 from distdl_jax.primitives.collectives import accumulation_dtype
-from distdl_jax.primitives.plan import PARAMS, Action, BlocksPlan, Computes, Moves, ShapeDtypes, actions_within
+from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.primitives.replicated import ReplicatedPlan
 from distdl_jax.primitives.statistics import Along, Entries, Moments
 from distdl_jax.tensors import TensorSpec, zero_volume_tensor
@@ -52,21 +50,6 @@ class NormPlan(BlocksPlan):
     param_dims: tuple[int, ...]
     eps: float
     dtype: np.dtype
-
-    @cached_property
-    def actions(self) -> tuple[Action, ...]:
-        return (
-            Moves(self.moments.movement, beside=True),
-            *(action for plan in self.of_params.values() for action in actions_within(plan, PARAMS)),
-            Computes(self._work, uses_params=bool(self.of_params), alike=self.blocks),
-        )
-
-    def _work(self, worker: int) -> Work | None:
-        if (y := self.blocks.get(worker)) is None:
-            return None
-        read, written = 2 * y.size * y.dtype.itemsize, y.size * y.dtype.itemsize
-        flops = 4 * y.size, 8 * y.size, 2 * y.size
-        return Work("normalisation", *flops, read, written, saves_x=True, saved=0, fuses_x=True)
 
     def run(self, world: World, params: Params, x: Array) -> Array:
         """Return this worker's block of the output."""

@@ -16,10 +16,9 @@ from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_ranges, intersect_ranges
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.work import Work, elementwise
 from distdl_jax.primitives.block_checks import outside, owned_grid
 from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
-from distdl_jax.primitives.plan import Action, BlocksPlan, Computes, ShapeDtypes, taking_part
+from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes, taking_part
 from distdl_jax.static import Static
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import checked_axis
@@ -32,14 +31,6 @@ class ConcatenationPlan(BlocksPlan):
 
     pieces: tuple[RangesPlan, ...]
     axis: int
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return (*(action for plan in self.pieces for action in plan.actions), Computes(self._work))
-
-    def _work(self, worker: int) -> Work | None:
-        y = self.blocks.get(worker)
-        return None if y is None else elementwise(y, y, 0)
 
     def run(self, world: World, xs: Sequence[Array]) -> Array:
         """Return this worker's block of the output."""

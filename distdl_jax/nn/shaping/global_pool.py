@@ -14,9 +14,8 @@ from distdl_jax.nn.shaping.resample import check_feature_partitions
 from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.plans.work import Work
 from distdl_jax.primitives.block_checks import owned_grid
-from distdl_jax.primitives.plan import Action, BlocksPlan, Computes, ShapeDtypes
+from distdl_jax.primitives.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.primitives.reductions import ReductionPlan, plan_reduction
 from distdl_jax.tracing.tie import tie
 from distdl_jax.world import World
@@ -28,18 +27,6 @@ class GlobalPoolPlan(BlocksPlan):
 
     inputs: ShapeDtypes = field(hash=False)
     reduction: ReductionPlan
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return (Computes(self._work), *self.reduction.over_workers.actions)
-
-    def _work(self, worker: int) -> Work | None:
-        """Return the work of the sum, or of the maximum, of a worker's own features."""
-        if worker not in self.blocks:
-            return None
-        x, y = self.inputs[worker], self.blocks[worker]
-        read, written = x.size * x.dtype.itemsize, y.size * y.dtype.itemsize
-        return Work("elementwise", x.size, x.size, 0, read, written)
 
     def run(self, world: World, x: Array) -> Array:
         """Return this worker's block of the output."""

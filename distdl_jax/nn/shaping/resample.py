@@ -20,7 +20,7 @@ from distdl_jax.nn.shaping.sampling import SamplingPlan, Taps, plan_sampling
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.primitives.collectives import mean_dtype
-from distdl_jax.primitives.plan import Action, Plan, ShapeDtypes
+from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.primitives.repartition import RepartitionPlan, plan_repartition
 from distdl_jax.validation import check_length, is_integer, is_real, per_feature
 from distdl_jax.world import Workers, World
@@ -38,10 +38,6 @@ class MovedPlan(Plan):
     @cached_property
     def workers(self) -> Workers:
         return tuple(sorted({*self.first.workers, *self.move.workers}))
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return (*self.first.actions, *self.move.actions)
 
     def output(self, worker: int) -> ShapeDtype:
         return self.move.output(worker) if worker in self.move.workers else self.first.output(worker)

@@ -21,11 +21,10 @@ from distdl_jax.partition import Partition
 from distdl_jax.plans.decomposition import Range, balanced_range
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.work import Work, elementwise
 from distdl_jax.primitives.block_checks import common_dtype, owned_grid
 from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.primitives.halo_exchange import RangesPlan, plan_ranges
-from distdl_jax.primitives.plan import Action, Computes, Plan, ShapeDtypes, taking_part
+from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.tracing.tie import tie
 from distdl_jax.world import Workers, World
 
@@ -197,17 +196,6 @@ class SamplingPlan(Plan):
     @property
     def workers(self) -> Workers:
         return self.fetch.workers
-
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        return (*self.fetch.actions, Computes(self._work))
-
-    def _work(self, worker: int) -> Work | None:
-        """Return the work of the sums; backward every input's cotangent is one."""
-        if worker not in self.fetch.inputs:
-            return None
-        taps = max((len(taps.inputs) for taps in self.taps if taps is not None), default=1)
-        return elementwise(self.fetch.output(worker), self.output(worker), 2 * taps - 1)
 
     def block(self, worker: int) -> list[Taps | None]:
         """Return the taps of the outputs of `worker`, by dimension."""

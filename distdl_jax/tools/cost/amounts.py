@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from distdl_jax.plans.alike import ByClass, OnGrids, parts_of
-from distdl_jax.plans.work import Work
-from distdl_jax.plans.worker_ranks import Workers
-from distdl_jax.primitives.block_checks import is_differentiable
 from distdl_jax.primitives.halo_exchange import RangesPlan
-from distdl_jax.primitives.plan import PARAMS, Action, Computes, Moves
+from distdl_jax.primitives.mark import Mark
 from distdl_jax.primitives.repartition import RepartitionPlan
-from distdl_jax.tools.cost.events import Event, step_events
+from distdl_jax.programs.ir import Operation
+from distdl_jax.tools.cost.classes import Index, groups, same
+from distdl_jax.tools.cost.layers import CountedLayer, Joined
+from distdl_jax.tools.cost.traces import Communication
 from distdl_jax.tools.cost.traffic import as_index, traffic
-
-Index = np.ndarray | slice | int
-"""Workers, as an index of arrays with an entry for each worker."""
 
 
 @dataclass
@@ -71,45 +66,61 @@ class Amounts:
                 getattr(total, field.name)[...] += getattr(amounts, field.name)
         return total
 
-    def count(self, action: Action, backward: bool) -> None:
-        """Add what all workers do in an action, in a step without or with gradients of the parameters."""
-        if isinstance(action, Moves) and isinstance(action.movement, RepartitionPlan | RangesPlan):
-            movement = action.movement
-            self._count_messages("forward", *traffic(movement))
-            if backward and action.of & PARAMS and is_differentiable(movement.dtype):
-                self._count_messages("backward", *traffic(movement, adjoint=True))
+    def count(self, layer: CountedLayer | Joined, backward: bool) -> None:
+        """Add what all workers do in a layer, in a step without or with gradients of the parameters."""
+        if isinstance(layer, Joined):
+            self._count_join(layer, backward)
             return
-        for worker, workers in _groups_of_action(action, len(self.parameters)):
-            for event in step_events((action,), worker, backward=backward):
-                self._count_event(event, workers)
+        of_x = layer.has_gradient
+        for workers, trace in layer.classes:
+            self.flops_forward[workers] += trace.flops
+            passes = 1
+            if backward and of_x:
+                self.flops_input[workers] += trace.flops_x
+                passes += 1
+            if backward and layer.uses_params:
+                self.flops_parameters[workers] += trace.flops_params
+                passes += 1
+            self.memory_traffic[workers] += passes * (trace.read + trace.written)
+        self._count_communication("forward", [(workers, trace.forward) for workers, trace in layer.classes])
+        if backward and (of_x or layer.uses_params):
+            self._count_communication("backward", [(each.workers, each.trace.backward(of_x)) for each in layer.classes])
 
-    def _count_event(self, event: Event, workers: Index) -> None:
-        """Add what `workers` do in an event of a step, the same on each."""
-        back = "forward" if event.direction == "forward" else "backward"
-        if isinstance(event.does, Work):
-            self._count_work(event, event.does, workers)
-        elif event.does.is_message:
-            if event.does.dest is not None:
-                getattr(self, f"messages_{back}")[workers] += 1
-                getattr(self, f"bytes_{back}")[workers] += event.does.bytes_sent
-        else:
+    def _count_join(self, join: Joined, backward: bool) -> None:
+        """Add the sum, or the product, of two ways' outputs."""
+        for worker, workers in groups(join.y):
+            y = join.y[worker]
+            self.flops_forward[workers] += y.size
+            passes = 1 + (backward and join.has_gradient)
+            if join.is_product and passes > 1:
+                self.flops_input[workers] += 2 * y.size
+            self.memory_traffic[workers] += 3 * passes * y.size * y.dtype.itemsize
+
+    def _count_communication(self, back: str, of_classes: Sequence[tuple[np.ndarray, Communication]]) -> None:
+        """Add what classes of workers communicate "forward", or "backward"."""
+        times: dict[tuple[int, bool, int], tuple[Mark, Counter[int]]] = {}
+        for number, (workers, communication) in enumerate(of_classes):
+            for each in communication:
+                if isinstance(each, Mark):
+                    key = id(each.plan), each.adjoint, each.copies
+                    times.setdefault(key, (each, Counter()))[1][number] += 1
+                else:
+                    self._count_operation(back, workers, each)
+        for mark, counts in times.values():
+            sent = _sent(mark, len(self.parameters))
+            for number, count in counts.items():
+                workers = of_classes[number][0]
+                for name in fields(sent):
+                    getattr(self, f"{name.name}_{back}")[workers] += count * getattr(sent, name.name)[workers]
+
+    def _count_operation(self, back: str, workers: Index, operation: Operation) -> None:
+        """Add an operation that each of `workers` takes part in."""
+        if not operation.is_message:
             getattr(self, f"collectives_{back}")[workers] += 1
-            getattr(self, f"team_bytes_{back}")[workers] += event.does.bytes_sent
-
-    def _count_messages(self, back: str, workers: Index, messages: np.ndarray, nbytes: np.ndarray) -> None:
-        """Add messages that each of `workers` sends "forward", or "backward"."""
-        getattr(self, f"messages_{back}")[workers] += messages
-        getattr(self, f"bytes_{back}")[workers] += nbytes
-
-    def _count_work(self, event: Event, work: Work, workers: Index) -> None:
-        self.memory_traffic[workers] += work.read + work.written
-        match event.direction:
-            case "forward":
-                self.flops_forward[workers] += work.flops
-            case "input gradient":
-                self.flops_input[workers] += work.flops_x
-            case "parameter gradient":
-                self.flops_parameters[workers] += work.flops_params
+            getattr(self, f"team_bytes_{back}")[workers] += operation.bytes_sent
+        elif operation.dest is not None:
+            getattr(self, f"messages_{back}")[workers] += 1
+            getattr(self, f"bytes_{back}")[workers] += operation.bytes_sent
 
     @property
     def flops(self) -> np.ndarray:
@@ -138,46 +149,35 @@ def alike(several: Sequence[Amounts]) -> Iterator[np.ndarray]:
     codes = np.zeros(1, np.uint64)  # workers have the same one if all numbers are the same; others, but once in 2^64
     for array in (getattr(amounts, field.name) for amounts in several for field in fields(amounts)):
         codes = (codes ^ (codes >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15) + array.astype(np.uint64)
-    yield from _same(np.unique(codes, return_inverse=True)[1].reshape(-1))
+    yield from same(np.unique(codes, return_inverse=True)[1].reshape(-1))
 
 
-def groups(values: Mapping[int, Any]) -> Iterator[tuple[int, Index]]:
-    """Yield a worker of each class of `values`, and all workers of it."""
-    if not isinstance(values, ByClass | OnGrids):
-        yield from zip(values, values, strict=True)
-        return
-    parts = parts_of(values)
-    seen = np.zeros(max(values.workers) + 1, bool)
-    for part in parts:
-        for workers in _classes(part.ranks, part.labels):
-            new = workers if part is parts[0] else workers[~seen[workers]]
-            if new.size:
-                yield int(new[0]), new
-        if part is not parts[-1]:
-            seen[as_index(part.ranks)] = True
+@dataclass
+class _Sent:
+    """What each worker sends in a movement: `Amounts` of one direction."""
+
+    messages: np.ndarray
+    bytes: np.ndarray
+    collectives: np.ndarray
+    team_bytes: np.ndarray
 
 
-def _groups_of_action(action: Action, size: int) -> Iterable[tuple[int, Index]]:
-    """Return a worker of each group of workers that do the same in an action, and the group; else each by itself."""
-    if isinstance(action, Moves):
-        return ((workers[0], as_index(workers)) for workers in action.movement.alike)
-    if isinstance(action, Computes) and action.alike is not None:
-        return groups(action.alike)
-    return ((worker, worker) for worker in range(size))
-
-
-@lru_cache(maxsize=64)
-def _classes(ranks: Workers, labels: tuple[tuple[int, ...], ...]) -> list[np.ndarray]:
-    """Return the workers of each class, in the order of their first cells."""
-    of_cell = np.zeros(1, np.int64)
-    for along in labels:
-        of_cell = np.add.outer(of_cell * (max(along) + 1), along).ravel()
-    cells = sorted(_same(of_cell), key=lambda several: several[0])
-    world_ranks = np.asarray(ranks)
-    return [world_ranks[several] for several in cells]
-
-
-def _same(codes: np.ndarray) -> list[np.ndarray]:
-    """Return the places of each code."""
-    order = np.argsort(codes, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
+def _sent(mark: Mark, size: int) -> _Sent:
+    """Return what each worker of a world of `size` sends in a movement."""
+    movement, found = mark.plan, _Sent(*(np.zeros(size, np.int64) for _ in fields(_Sent)))
+    if isinstance(movement, RepartitionPlan | RangesPlan):
+        workers, messages, nbytes = traffic(movement, adjoint=mark.adjoint)
+        found.messages[workers], found.bytes[workers] = messages, nbytes
+    else:
+        for alike in movement.alike:
+            workers = as_index(alike)
+            for operation in movement.operations(alike[0], adjoint=mark.adjoint):
+                if not operation.is_message:
+                    found.collectives[workers] += 1
+                    found.team_bytes[workers] += operation.bytes_sent
+                elif operation.dest is not None:
+                    found.messages[workers] += 1
+                    found.bytes[workers] += operation.bytes_sent
+    found.bytes *= mark.copies
+    found.team_bytes *= mark.copies
+    return found

@@ -1,4 +1,4 @@
-"""What a training step of a network costs, from its plans: `cost`."""
+"""What a training step of a network costs, from the programs of its layers: `cost`."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from distdl_jax.drawing.drawing import Drawing
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.layer.layer import Layer
 from distdl_jax.nn.network import Network
 from distdl_jax.nn.pipeline import Pipeline
 from distdl_jax.plans.alike import ByClass, derived, on_grids
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import worker_ranks
-from distdl_jax.primitives.plan import Plan, ShapeDtypes
+from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.spec_trees import is_spec
 from distdl_jax.tensors import TensorSpec, check_spec
-from distdl_jax.tools.cost.amounts import Amounts, alike, groups
+from distdl_jax.tools.cost.amounts import Amounts, alike
+from distdl_jax.tools.cost.classes import groups
 from distdl_jax.tools.cost.compiled import CompiledMemory, compile_step
+from distdl_jax.tools.cost.layers import Chain, Counter, nodes_in
 from distdl_jax.tools.cost.machine import Machine, given_machine
 from distdl_jax.tools.cost.memory import WorkerMemory, worker_memory
 from distdl_jax.tools.cost.show import picture, table, to_json
-from distdl_jax.tools.cost.traced import completed
 from distdl_jax.validation import checked_boolean
 
 OPTIMISERS = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "lion": 1, "adam": 2, "adamw": 2}
@@ -96,7 +97,7 @@ class Cost:
     layers: tuple[LayerCost, ...]
     workers: Amounts
     compiled: CompiledMemory | None = None
-    _plan: Plan | None = field(default=None, repr=False, compare=False)
+    _chain: Chain = field(default=(), repr=False, compare=False)
     _x: ShapeDtypes = field(default_factory=dict, repr=False, compare=False)
     _backward: bool = True
 
@@ -132,17 +133,7 @@ class Cost:
         value and gradient of a loss, and the optimiser's update. Where they aren't donated, the new ones come on top.
         The bytes are those of XLA's arrays on a CPU; MPI, Python and compiled programs are not among them.
 
-        Raises `PlanError` where a layer does not say what it stores for the backward pass.
         """
-        unknown = {place for each, _ in self._memory for place in each.unknown}
-        if unknown:
-            shown = ", ".join(
-                f"`layers[{layer.place}]` ({layer.name})" for layer in self.layers if layer.place in unknown
-            )
-            raise PlanError(
-                f"The memory can't be foreseen by formula: {shown} does not say what the backward pass reads. Ask for "
-                "`compiled=True`, or give `saved` to each `Work` of its plan's `actions` (docs/own-layers.md)."
-            )
         return self._most_live
 
     @property
@@ -165,14 +156,13 @@ class Cost:
     @cached_property
     def _memory(self) -> list[tuple[WorkerMemory, np.ndarray]]:
         """The memory of each kind of workers: those that store, compute and send equally much in each layer."""
-        assert self._plan is not None
         found = []
         for workers in alike([layer.amounts for layer in self.layers]):
             worker = int(workers[0])
             gradients = {layer.place: int(layer.amounts.gradients[worker]) for layer in self.layers}
             block = self._x[worker]
             x_bytes = block.size * block.dtype.itemsize
-            found.append((worker_memory(self._plan, worker, x_bytes, gradients, backward=self._backward), workers))
+            found.append((worker_memory(self._chain, worker, x_bytes, gradients, backward=self._backward), workers))
         return found
 
     @property
@@ -210,8 +200,9 @@ def cost(
     """Count what a training step of `network` costs each worker: without a message, and nothing runs.
 
     A step is the value of a loss of the output, the gradient of the parameters, and the optimiser's update. It works in
-    any world: in a job, in `dj.simulate`, and for any number of workers on `dj.planning_world(n)`. Plans say what
-    workers do; a layer whose plan does not is traced for each worker, on 256 workers at most.
+    any world: in a job, in `dj.simulate`, and for any number of workers on `dj.planning_world(n)`. Each layer is
+    traced, for one worker of each shape of blocks. A layer of your own, whose movements depend on shapes that others
+    have computed, is traced for each worker, on 256 workers at most.
 
     **Arguments:**
 
@@ -227,8 +218,8 @@ def cost(
     **Returns:** the `Cost`.
 
     **Raises:** `InvalidTypeError` where `network` is no layer or `x_spec` no spec; `InvalidArgumentError` where
-    `optimiser` is none of those, or there is no such machine; `PlanError` where x does not fit, or a layer on more
-    workers than that does not say what it does.
+    `optimiser` is none of those, or there is no such machine; `PlanError` where x does not fit, or a layer that has to
+    be traced for each worker is on more than that.
 
     >>> import distdl_jax as dj
     >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
@@ -253,11 +244,11 @@ def cost(
     x = derived(lambda worker: ShapeDtype(x_spec.shape_on(worker), of_x), shapes)
     params = _param_blocks(network, number, size) if takes_indices else None
     estimates_on = None if machine is None else given_machine(machine)
-    plan = completed(network, network.plan(x, params), x, world, number)
+    chain = Counter(world, number).chain(network, network.plan(x, params), x)
     copies, layers = OPTIMISERS[optimiser], list(placed_layers(network))
     amounts = {layer.place: Amounts.none(size) for layer in layers}
-    for action in plan.actions:
-        amounts[action.place].count(action, backward)
+    for node in nodes_in(chain):
+        amounts[node.place].count(node, backward)
     costs = []
     for layer in layers:
         mine = amounts[layer.place]
@@ -266,7 +257,7 @@ def cost(
         if estimates_on is not None:
             seconds = estimates_on.seconds(mine.operations, mine.bytes, mine.flops, mine.memory_traffic)
         costs.append(LayerCost(layer.place, layer.name, mine, seconds))
-    result = Cost(tuple(costs), Amounts.sum(amounts.values(), size), _plan=plan, _x=x, _backward=backward)
+    result = Cost(tuple(costs), Amounts.sum(amounts.values(), size), _chain=chain, _x=x, _backward=backward)
     if checked_boolean("compiled", compiled):
         result = replace(result, compiled=compile_step(network, x, world, result.fullest, number, copies, backward))
     return result

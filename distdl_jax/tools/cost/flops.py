@@ -8,33 +8,27 @@ from typing import Any
 
 import numpy as np
 
-from distdl_jax.plans.work import Work
 from distdl_jax.tracing.jaxprs import Branches, Scan, While, bodies, structure
 
 _PASSED = {
     *("broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "concatenate", "pad", "convert_element_type"),
     *("copy", "optimization_barrier", "dynamic_slice", "gather", "iota", "rev", "stop_gradient", "select_n"),
     *("dynamic_update_slice", "bitcast_convert_type", "split", "real", "imag", "complex", "copy_p"),
+    *("moved", "cotangent", "layout_constraint", "random_seed", "random_wrap", "random_unwrap"),
     *("tie", "passed_to_layer", "tangent_of_a_parameter"),
 }
 """Operations that arrange numbers, and compute none."""
 
 
-def arithmetic(jaxpr: Any) -> Work:
-    """Return the flops of a program and the bytes that it reads and writes, each argument and result once.
+def _flops(jaxpr: Any) -> int:
+    return sum(map(flops_of, jaxpr.eqns))
+
+
+def flops_of(eqn: Any) -> int:
+    """Return the flops of an equation.
 
     Loops count as often as they run, one of unknown length once; of branches the dearest counts.
     """
-    read = sum(_bytes(var.aval) for var in jaxpr.invars)
-    written = sum(_bytes(var.aval) for var in jaxpr.outvars)
-    return Work("layer", _flops(jaxpr), read=read, written=written)
-
-
-def _flops(jaxpr: Any) -> int:
-    return sum(map(_of_equation, jaxpr.eqns))
-
-
-def _of_equation(eqn: Any) -> int:
     match structure(eqn):
         case Scan(body, length):
             return length * _flops(body.jaxpr)
@@ -58,13 +52,15 @@ def _size(aval: Any) -> int:
     return math.prod(getattr(aval, "shape", ()))
 
 
-def _bytes(aval: Any) -> int:
-    return _size(aval) * int(getattr(aval.dtype, "itemsize", 0))
-
-
 def _product(eqn: Any) -> int:
+    """Return twice the products; one of complex numbers is four of real ones."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
-    return 2 * _size(eqn.outvars[0].aval) * math.prod(eqn.invars[0].aval.shape[d] for d in contracted)
+    y = eqn.outvars[0].aval
+    return (
+        (8 if np.issubdtype(y.dtype, np.complexfloating) else 2)
+        * _size(y)
+        * math.prod(eqn.invars[0].aval.shape[d] for d in contracted)
+    )
 
 
 def _convolution(eqn: Any) -> int:

@@ -43,6 +43,7 @@ class MPIWorld:
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.may_measure = True
+        self.records = False
         self.is_closed = False
         self.members = _members(comm)
         self.communicators = Communicators(comm)

@@ -33,6 +33,7 @@ class ThreadWorld:
         self.transport = ThreadTransport(rank, rendezvous)
         self.calls = None  # where its workers stand still is known without
         self.may_measure = False  # the other workers compute in this process, too
+        self.records = False
         self._rendezvous = rendezvous
 
     def agree(

@@ -1,0 +1,165 @@
+"""The layers of a network, in order, with what workers do in each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from distdl_jax.errors import SetupError
+from distdl_jax.layer.layer import Layer
+from distdl_jax.nn.residual import WAYS, Residual, ResidualPlan
+from distdl_jax.nn.sequential import Sequential, SequentialPlan
+from distdl_jax.nn.squeeze_excitation import DistributedSqueezeExcitation, ScalingPlan
+from distdl_jax.primitives.mark import Mark
+from distdl_jax.primitives.plan import MovementPlan, Plan, ShapeDtypes
+from distdl_jax.programs.ir import Operation
+from distdl_jax.spec_trees import is_spec
+from distdl_jax.tools.cost.traced import traced_by_all
+from distdl_jax.tools.cost.traces import NotRecorded, Trace, TracedClass, traced_classes
+from distdl_jax.world import World
+
+
+@dataclass(frozen=True)
+class CountedLayer:
+    """A layer in a network.
+
+    - `place`: in the network: "3.body.0".
+    - `classes`: what workers do. - `y`: the shapes and dtypes of their blocks afterwards.
+    - `uses_params`: whether it has parameters. - `has_gradient`: whether the gradient of its input is computed.
+    """
+
+    place: str
+    classes: tuple[TracedClass, ...]
+    y: ShapeDtypes = field(hash=False)
+    uses_params: bool
+    has_gradient: bool
+
+    @cached_property
+    def _class_of(self) -> np.ndarray:
+        found = np.zeros(sum(len(workers) for workers, _ in self.classes), np.int64)
+        for number, (workers, _) in enumerate(self.classes):
+            found[workers] = number
+        return found
+
+    def trace(self, worker: int) -> Trace:
+        """Return what a worker does."""
+        return self.classes[self._class_of[worker]].trace
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Two ways from one input, whose outputs are added, or multiplied: None for the input as it is.
+
+    - `place`, `y`, `has_gradient`: as of a layer; `has_gradient` of the outputs.
+    """
+
+    place: str
+    ways: tuple[Chain | None, Chain | None]
+    is_product: bool
+    y: ShapeDtypes = field(hash=False)
+    has_gradient: bool
+
+
+Chain = tuple[CountedLayer | Joined, ...]
+"""Layers, one after the other."""
+
+
+@dataclass(frozen=True)
+class Counter:
+    """Counts networks on the workers of `world`, with parameters of `dtype`."""
+
+    world: World
+    dtype: np.dtype
+
+    def chain(self, layer: Any, plan: Plan, x: ShapeDtypes, place: str = "", has_gradient: bool = False) -> Chain:
+        """Return the layers of a network, or a layer alone, on blocks like `x`.
+
+        - `has_gradient`: whether the gradient of `x` is computed.
+        """
+        match layer, plan:
+            case Sequential(), SequentialPlan():
+                return self._one_after_the_other(enumerate(zip(layer, plan.plans, strict=True)), x, place, has_gradient)
+            case Residual(), ResidualPlan():
+                ways = zip(WAYS, (layer.body, layer.shortcut), (plan.body, plan.shortcut), strict=True)
+                body, shortcut = (
+                    None if of_way is None else self.chain(way, of_way, x, _within(place, name), has_gradient)
+                    for name, way, of_way in ways
+                )
+                after = has_gradient or has_gradient_after(body or ()) or has_gradient_after(shortcut or ())
+                return (Joined(place, (body, shortcut), False, plan.outputs, after),)
+            case DistributedSqueezeExcitation(), ScalingPlan():
+                maps = zip(layer._parts, (plan.fc1, plan.fc2), strict=True)
+                pool = self.chain(layer._pool, plan.pool, x, place, has_gradient)
+                named = ((name, (part, of_part)) for (name, part), of_part in maps)
+                scales = pool + self._one_after_the_other(named, plan.pool.after(x), place, has_gradient)
+                return (Joined(place, (None, scales), True, plan.outputs, True),)
+        uses_params = isinstance(layer, Layer) and bool(jax.tree.leaves(layer.param_specs(), is_leaf=is_spec))
+        return (CountedLayer(place, self._classes(layer, plan, x), plan.after(x), uses_params, has_gradient),)
+
+    def _one_after_the_other(
+        self, parts: Iterable[tuple[Any, tuple[Any, Plan]]], x: ShapeDtypes, place: str, has_gradient: bool
+    ) -> Chain:
+        found: Chain = ()
+        for name, (part, plan) in parts:
+            found += self.chain(part, plan, x, _within(place, str(name)), has_gradient)
+            x, has_gradient = plan.after(x), has_gradient or has_gradient_after(found)
+        return found
+
+    def _classes(self, layer: Any, plan: Plan, x: ShapeDtypes) -> tuple[TracedClass, ...]:
+        try:
+            return traced_classes(layer, plan, x, self.world, self.dtype)
+        except (NotRecorded, SetupError):
+            return traced_by_all(layer, x, self.world, self.dtype)
+
+
+class LayerMovement(NamedTuple):
+    """A movement in the forward pass of a layer.
+
+    - `place`: of the layer in the network. - `movement`: None where workers were traced together.
+    - `of_params`: whether it moves parameters alone.
+    - `operations`: where there is no plan, what each worker communicates.
+    """
+
+    place: str
+    movement: MovementPlan | None
+    of_params: bool = False
+    operations: Mapping[int, Sequence[Operation]] = MappingProxyType({})
+
+
+def forward_movements(chain: Chain) -> list[LayerMovement]:
+    """Return what moves in the forward pass of layers, in order."""
+    found: list[LayerMovement] = []
+    for layer in nodes_in(chain):
+        if isinstance(layer, Joined):
+            continue
+        marks: dict[int, Mark] = {}
+        for _, trace in sorted(layer.classes, key=lambda each: -len(each.trace.forward)):
+            marks |= {id(mark.plan): mark for mark in trace.forward if isinstance(mark, Mark)}
+        found += [LayerMovement(layer.place, mark.plan, mark.of_params) for mark in marks.values()]
+        by_worker = {int(w[0]): [op for op in t.forward if isinstance(op, Operation)] for w, t in layer.classes}
+        if any(by_worker.values()):
+            found.append(LayerMovement(layer.place, None, False, by_worker))
+    return found
+
+
+def has_gradient_after(chain: Chain) -> bool:
+    """Return whether the gradient of a chain's output is computed."""
+    return any(node.has_gradient or (isinstance(node, CountedLayer) and node.uses_params) for node in chain)
+
+
+def nodes_in(chain: Chain) -> Iterator[CountedLayer | Joined]:
+    """Yield the layers of a chain and of the ways in it, in the order of the forward pass."""
+    for node in chain:
+        for way in node.ways if isinstance(node, Joined) else ():
+            yield from nodes_in(way or ())
+        yield node
+
+
+def _within(place: str, name: str) -> str:
+    return f"{place}.{name}" if place else name
