@@ -1,11 +1,12 @@
 """Public names have whole docstrings: what they do, each argument, results and errors, and an example that runs."""
 
-import importlib
 import inspect
 import re
 from typing import Any
 
 import pytest
+
+import distdl_jax as dj
 
 MODULES = ("", "checkpoint", "data", "functional", "graphs", "machine", "nn", "optim", "random", "solvers")
 
@@ -19,7 +20,7 @@ def public_names() -> dict[str, Any]:
     """Return the public functions and classes, by name; what is public under several names under the first."""
     found: dict[str, Any] = {}
     for module in MODULES:
-        namespace = importlib.import_module(f"distdl_jax.{module}".rstrip("."))
+        namespace = getattr(dj, module) if module else dj
         for name in getattr(namespace, "__all__", None) or [name for name in vars(namespace) if name[0] != "_"]:
             value = getattr(namespace, name)
             ours = getattr(value, "__module__", "").startswith("distdl_jax")
