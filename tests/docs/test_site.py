@@ -34,7 +34,8 @@ def test_mistakes_of_a_page_end_a_strict_build(tmp_path: Path) -> None:
         "site_dir": "out",
         "nav": ["index.md", "api/*.md"],
     }
-    settings |= {"hooks": [str(ROOT / "tools" / "site" / "hooks.py")], "plugins": {}, "extra_css": [], "watch": []}
+    settings |= {"hooks": [str(ROOT / "tools" / "site" / "hooks.py")], "plugins": {}, "watch": []}
+    settings |= {"extra_css": [], "extra_javascript": []}
     (tmp_path / "mkdocs.yml").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
