@@ -60,7 +60,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **kwargs: Any) -> str:
-    """Take the words that a page is also found by, lead links to the repository, and shorten code blocks' first lines."""
+    """Take a page's synonyms, lead links to the repository, and leave code blocks no more than their language."""
     for words in SYNONYMS.findall(markdown):
         page.meta.setdefault("tags", []).extend(word.strip() for word in words.split(","))
     folder = posixpath.dirname(page.file.src_uri)
