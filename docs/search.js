@@ -7,8 +7,8 @@
 
   function all(query) {
     if (/["+:^~*]/.test(query)) return query
-    const words = query.toLowerCase().split(/[\s\-_,=()[\]`/.?!]+/).filter(word => word && !SKIPPED.has(word))
-    return words.map(word => `+${word}${word.length > 3 ? "*" : ""}`).join(" ") || query
+    const words = query.split(/[\s\-_,=()[\]`/.?!]+|(?<=[a-z])(?=[A-Z])/).map(word => word.toLowerCase())
+    return words.filter(word => word && !SKIPPED.has(word)).map(word => `+${word}${word.length > 3 ? "*" : ""}`).join(" ") || query
   }
 
   Worker.prototype.postMessage = function (message, ...more) {

@@ -110,7 +110,7 @@ def page_of_the_site() -> tuple[Any, Any]:
 def test_a_page_is_found_by_its_synonyms() -> None:
     page, config = page_of_the_site()
     hooks.on_page_markdown("# Split a U-Net\n\n<!-- search: unet, 3D segmentation -->\n", page=page, config=config)
-    assert page.meta["tags"] == ["unet", "3D segmentation"]
+    assert page.meta["tags"] == ["unet", "3d segmentation"]
 
 
 def test_shapes_in_tables_stay_in_one_line() -> None:

@@ -62,7 +62,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **kwargs: Any) -> str:
     """Take a page's synonyms, lead links to the repository, and leave code blocks no more than their language."""
     for words in SYNONYMS.findall(markdown):
-        page.meta.setdefault("tags", []).extend(word.strip() for word in words.split(","))
+        page.meta.setdefault("tags", []).extend(word.strip() for word in words.lower().split(","))
     folder = posixpath.dirname(page.file.src_uri)
 
     def replaced(link: re.Match[str]) -> str:
