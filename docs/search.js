@@ -3,7 +3,7 @@
   const QUERY = 2, RESULT = 3
   const SKIPPED = new Set("a an and are as at be by can do does for from how i in is it my of on or the to use what when where which why with".split(" "))
   const post = Worker.prototype.postMessage
-  const last = new WeakMap() // by worker: the words as they were typed
+  const pending = new WeakMap() // by worker: queries without a result, in order; for each what to search for instead
 
   function all(query) {
     if (/["+:^~*]/.test(query)) return query
@@ -11,18 +11,22 @@
     return words.filter(word => word && !SKIPPED.has(word)).map(word => `+${word}${word.length > 3 ? "*" : ""}`).join(" ") || query
   }
 
+  function answered(worker, found) {
+    const instead = pending.get(worker).shift()
+    if (instead && !found && !pending.get(worker).length) {
+      pending.get(worker).push("")
+      post.call(worker, { type: QUERY, data: instead })
+    }
+  }
+
   Worker.prototype.postMessage = function (message, ...more) {
     if (message?.type !== QUERY) return post.call(this, message, ...more)
-    if (!last.has(this))
-      this.addEventListener("message", ({ data }) => {
-        const query = last.get(this)
-        if (data?.type === RESULT && !data.data.items.length && query) {
-          last.set(this, "")
-          post.call(this, { type: QUERY, data: query })
-        }
-      })
+    if (!pending.has(this)) {
+      pending.set(this, [])
+      this.addEventListener("message", ({ data }) => data?.type === RESULT && answered(this, data.data.items.length))
+    }
     const query = all(message.data)
-    last.set(this, query === message.data ? "" : message.data)
+    pending.get(this).push(query === message.data ? "" : message.data)
     return post.call(this, { type: QUERY, data: query })
   }
 })()
