@@ -31,10 +31,9 @@ from distdl_jax.settings import TimeLimits  # noqa: E402
 from distdl_jax.transports.mpi.control import ControlChannel, Envelope  # noqa: E402
 from distdl_jax.transports.mpi.launch_checks import check_workers_agree  # noqa: E402
 from distdl_jax.watchdog.call_log import CallLog  # noqa: E402
-from distdl_jax.watchdog.coordinator import Coordinator  # noqa: E402
+from distdl_jax.watchdog.core import Core, Facts  # noqa: E402
 from distdl_jax.watchdog.dependencies import takes_all  # noqa: E402
-from distdl_jax.watchdog.messages import Answer, Detail  # noqa: E402
-from distdl_jax.watchdog.reporter import Facts, Reporter  # noqa: E402
+from distdl_jax.watchdog.messages import Detail, Message, Say  # noqa: E402
 from distdl_jax.watchdog.thread import watchdog_thread  # noqa: E402
 
 TURN = 0.05
@@ -81,9 +80,9 @@ def in_this_job() -> dict[str, float]:
 
 @dataclass
 class Worker:
-    """One that is played: its reporter, its calls, and what has arrived for it."""
+    """One that is played: its core, its calls, and what has arrived for it."""
 
-    reporter: Reporter
+    core: Core
     log: CallLog
     inbox: deque
     run: int = 0
@@ -94,35 +93,26 @@ class Played:
 
     def __init__(self, size: int) -> None:
         self.now = 0.0
-        self.workers = [Worker(Reporter(rank, LIMITS.waiting), CallLog(), deque()) for rank in range(size)]
         everyone = tuple(range(size))
+        self.workers = [Worker(Core.new(rank, everyone, LIMITS), CallLog(), deque()) for rank in everyone]
         programs = dict.fromkeys(everyone, tuple(Operation("allreduce", everyone, count=n) for n in range(OPERATIONS)))
-        self.coordinator = Coordinator.new(tuple(range(size)), LIMITS).remember("step", programs)
+        self.workers[0].core = self.workers[0].core.remember("step", programs)
         self.spent, self.most = [0.0] * size, [0.0] * size
 
-    def post(self, source: int, message: object, to: int) -> None:
-        self.workers[to].inbox.append(pickle.dumps(message))
+    def post_all(self, posts: list[tuple[int, Message]]) -> None:
+        for to, message in posts:
+            if not isinstance(message, Say):
+                self.workers[to].inbox.append(pickle.dumps(message))
 
-    def turn(self, rank: int, facts: Facts, compiled: float) -> None:
+    def turn(self, rank: int, facts: Facts) -> None:
         worker, begun = self.workers[rank], time.thread_time()
         while worker.inbox:
-            message = pickle.loads(worker.inbox.popleft())
-            if isinstance(message, Answer):
-                self.coordinator, posts = self.coordinator.hear(message, self.now)
-                for to, answer in posts:
-                    self.post(rank, answer, to)
-            else:
-                worker.reporter = worker.reporter.hear(message, self.now)
+            worker.core, posts = worker.core.hear(pickle.loads(worker.inbox.popleft()), self.now)
+            self.post_all(posts)
         calls = replace(worker.log.summary(), passed=worker.log.number)
-        facts = replace(facts, calls=calls, detail=Detail(compiled, self.now))
-        worker.reporter, posts = worker.reporter.look(facts, self.now)
-        for message in posts:
-            assert isinstance(message, Answer)
-            self.post(rank, message, 0)
-        if rank == 0:
-            self.coordinator, posts = self.coordinator.tick(self.now)
-            for to, message in posts:
-                self.post(rank, message, to)
+        facts = replace(facts, calls=calls, detail=Detail(0.0 if facts.compiles else float("inf")))
+        worker.core, posts = worker.core.turn(facts, self.now)
+        self.post_all(posts)
         spent = time.thread_time() - begun
         self.spent[rank] += spent
         self.most[rank] = max(self.most[rank], spent)
@@ -135,12 +125,12 @@ class Played:
             for rank in range(len(self.workers)):
                 if rank < 2 or (turn + rank) % 20 == 0:
                     worker = self.workers[rank]
-                    seen, compiled = facts(rank, self.now)
+                    seen = facts(rank, self.now)
                     if seen.run != worker.run and seen.run:
                         worker.log.begin("step")
                         worker.log.end(True)
                     worker.run = seen.run
-                    self.turn(rank, replace(seen, program=worker.log.number if seen.run else 0), compiled)
+                    self.turn(rank, replace(seen, program=worker.log.number if seen.run else 0))
         return {
             "worker 0": self.spent[0] / seconds,
             "another worker": self.spent[1] / seconds,
@@ -148,21 +138,21 @@ class Played:
         }
 
 
-def short_steps(rank: int, now: float) -> tuple[Facts, float]:
-    return Facts(run=1 + int(now / 0.1), function="step"), 0.0
+def short_steps(rank: int, now: float) -> Facts:
+    return Facts(run=1 + int(now / 0.1), function="step")
 
 
-def long_steps(rank: int, now: float) -> tuple[Facts, float]:
+def long_steps(rank: int, now: float) -> Facts:
     """Steps of half a minute, to which the workers come at different times."""
     place, late = now % 30, (7 * rank + int(now / 30)) % 15
-    return (Facts(run=1 + int(now / 30), function="step") if late <= place < 29 else Facts()), 0.0
+    return Facts(run=1 + int(now / 30), function="step") if late <= place < 29 else Facts()
 
 
-def one_compiles(rank: int, now: float) -> tuple[Facts, float]:
+def one_compiles(rank: int, now: float) -> Facts:
     """Let the others begin to wait one after the other."""
     if rank == 1:
-        return Facts(compiles=True), now
-    return (Facts(run=1, function="step") if now > rank % 60 else Facts()), 0.0
+        return Facts(compiles=True)
+    return Facts(run=1, function="step") if now > rank % 60 else Facts()
 
 
 class Letters:
@@ -212,7 +202,7 @@ def agreement(size: int) -> dict[str, float]:
     def decide(programs: dict[int, object]) -> None:
         begun = time.thread_time()
         assert find_mismatch(programs) is None and takes_all(programs)
-        Coordinator.new(tuple(range(size)), LIMITS).remember("step", programs)
+        Core.new(0, tuple(range(size)), LIMITS).remember("step", programs)
         spent["deciding"] = time.thread_time() - begun
 
     begun = time.thread_time()

@@ -12,14 +12,14 @@ TYPE_CHECKING = False  # `typing` would come from the folder that `python -m dis
 if TYPE_CHECKING:
     from typing import Any
 
-    from distdl_jax import checkpoint, data, functional, graphs, machine, nn, optim, random, solvers
+    from distdl_jax import checkpoint, data, functional, graphs, nn, optim, random, solvers
     from distdl_jax.autodiff.forward_mode import hvp, jvp, linear_transpose, linearize
     from distdl_jax.autodiff.gradients import grad, value_and_grad
     from distdl_jax.block_functions import map_blocks
     from distdl_jax.checked_jit import check, jit
-    from distdl_jax.costs.cost import cost
     from distdl_jax.errors import (
         CheckpointError,
+        CopiesWarning,
         DistDLError,
         InvalidArgumentError,
         InvalidTypeError,
@@ -28,18 +28,19 @@ if TYPE_CHECKING:
     )
     from distdl_jax.gathering import gather, scatter
     from distdl_jax.initialization import init, init_block
-    from distdl_jax.machine.machine import Machine
-    from distdl_jax.optimizer_specs import specs_like
+    from distdl_jax.optimizer_specs import specs_like, training_specs
     from distdl_jax.partition import CartesianPartition, Partition
     from distdl_jax.planning import planning_world
     from distdl_jax.plans.shape_dtype import ShapeDtype
     from distdl_jax.primitives.all_reduce import all_reduce
     from distdl_jax.primitives.replicated import replicated
-    from distdl_jax.profiling.profile import profile
     from distdl_jax.progress_line import progress
     from distdl_jax.replica_check import check_replicated
     from distdl_jax.tensors import TensorSpec, zero_volume_tensor
     from distdl_jax.tools.advise.advise import advise
+    from distdl_jax.tools.cost.cost import cost
+    from distdl_jax.tools.cost.machine import Machine
+    from distdl_jax.tools.profile.profile import profile
     from distdl_jax.torch_weights import from_torch
     from distdl_jax.transports.open_world import close
     from distdl_jax.transports.threads.simulate import simulate
@@ -47,17 +48,16 @@ if TYPE_CHECKING:
 # The module of each public name. It is imported when the name is first asked for: the supervisors of
 # `python -m distdl_jax` need none of it, nor JAX.
 _MODULES = {
-    "": ("checkpoint", "data", "functional", "graphs", "machine", "nn", "optim", "random", "solvers"),
-    "tools.advise.advise": ("advise",),
+    "": ("checkpoint", "data", "functional", "graphs", "nn", "optim", "random", "solvers"),
     "autodiff.forward_mode": ("hvp", "jvp", "linear_transpose", "linearize"),
     "autodiff.gradients": ("grad", "value_and_grad"),
     "transports.threads.simulate": ("simulate",),
     "transports.open_world": ("close",),
     "block_functions": ("map_blocks",),
     "checked_jit": ("check", "jit"),
-    "costs.cost": ("cost",),
     "errors": (
         "CheckpointError",
+        "CopiesWarning",
         "DistDLError",
         "InvalidArgumentError",
         "InvalidTypeError",
@@ -66,16 +66,19 @@ _MODULES = {
     ),
     "gathering": ("gather", "scatter"),
     "initialization": ("init", "init_block"),
-    "machine.machine": ("Machine",),
-    "optimizer_specs": ("specs_like",),
+    "optimizer_specs": ("specs_like", "training_specs"),
     "partition": ("CartesianPartition", "Partition"),
     "planning": ("planning_world",),
     "plans.shape_dtype": ("ShapeDtype",),
     "primitives.all_reduce": ("all_reduce",),
     "primitives.replicated": ("replicated",),
-    "profiling.profile": ("profile",),
+    "tools.profile.profile": ("profile",),
     "progress_line": ("progress",),
     "replica_check": ("check_replicated",),
+    "tools.advise.advise": ("advise",),
+    "tools.cost": ("machine",),
+    "tools.cost.cost": ("cost",),
+    "tools.cost.machine": ("Machine",),
     "tensors": ("TensorSpec", "zero_volume_tensor"),
     "torch_weights": ("from_torch",),
 }
@@ -84,6 +87,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 __all__ = [
     "CartesianPartition",
     "CheckpointError",
+    "CopiesWarning",
     "DistDLError",
     "InvalidArgumentError",
     "InvalidTypeError",
@@ -126,6 +130,7 @@ __all__ = [
     "simulate",
     "solvers",
     "specs_like",
+    "training_specs",
     "value_and_grad",
     "zero_volume_tensor",
 ]

@@ -5,8 +5,7 @@ supervisor that sees whatever ends the worker. `-m module` and `-c code` are as 
 
 `python -m distdl_jax --simulate 4 program.py` runs a program on four workers in one process, without mpirun.
 
-`mpiexec -n 4 python -m distdl_jax machine measure` measures the machine; `machine list` and `machine show` print what
-is known of others.
+`mpiexec -n 4 python -m distdl_jax machine` measures the machine, for `dj.cost` to estimate seconds.
 
 `python -m distdl_jax advise network.py --workers 64` prints the partitions that the layers of a network should have.
 
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from distdl_jax.launch.supervisor import supervise, worker_command
 
-COMMANDS = {"machine": None, "doctor": 60.0}
+COMMANDS = {"machine": ("tools.cost", None), "doctor": ("doctor", 60.0)}
 """Words in place of a program, for the modules of the library that they run; and within how many seconds MPI must have
 started: None for DISTDL_JAX_TIMEOUT."""
 
@@ -44,8 +43,8 @@ def main(arguments: Sequence[str]) -> int:
 
         return look(arguments[1:])
     if arguments and arguments[0] in COMMANDS:
-        command = worker_command(["-m", f"distdl_jax.{arguments[0]}", *arguments[1:]])
-        supervise(command, COMMANDS[arguments[0]])
+        module, seconds = COMMANDS[arguments[0]]
+        supervise(worker_command(["-m", f"distdl_jax.{module}", *arguments[1:]]), seconds)
     parser = argparse.ArgumentParser(
         prog="python -m distdl_jax",
         usage="%(prog)s [--simulate N] program.py ... | -m module ... | -c code ... | advise | doctor | machine ...",
@@ -62,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         supervise(worker_command([options.program, *options.arguments]))
     if not Path(options.program).is_file():
         parser.error(f"there is no file {options.program!r}.")
-    from distdl_jax.transports.threads.script import simulate_script  # imports JAX, which no supervisor needs
+    from distdl_jax.transports.threads.simulate import simulate_script  # imports JAX, which no supervisor needs
 
     simulate_script(options.simulate, options.program, options.arguments)
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial, update_wrapper, wraps
@@ -17,7 +17,7 @@ from jax import Array
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
-from distdl_jax.agreement.replay import Agreed
+from distdl_jax.autodiff.copies import Drift, drift_text, drifts
 from distdl_jax.compat import (
     check_for_nans_again,
     hiding_frames,
@@ -26,18 +26,17 @@ from distdl_jax.compat import (
     set_last_program,
     wait_for_program,
 )
-from distdl_jax.errors import PLAN_OF, PlanError, SetupError
+from distdl_jax.errors import PLAN_OF, CopiesWarning, PlanError, SetupError
 from distdl_jax.programs.diagnosis import problem_text
 from distdl_jax.programs.ir import Flow, Program
 from distdl_jax.programs.report import Report
-from distdl_jax.source_lines import function_name
+from distdl_jax.source_lines import function_name, warn_user
 from distdl_jax.spec_trees import different_masks, masked_places
 from distdl_jax.tracing.constant_inputs import constants_text
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.effect_free_call import call_without_effect, unread_inputs
 from distdl_jax.tracing.forward_mode_error import refuse_forward_mode
 from distdl_jax.tracing.program_reader import read_flow
-from distdl_jax.tracing.retracing import signature_of, unequal
 from distdl_jax.transports.open_world import world_of, worlds_used
 from distdl_jax.validation import check_function
 from distdl_jax.watchdog.call_log import CallLog, Earlier
@@ -71,7 +70,8 @@ def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
 
     All workers of the world must call the function, and trace it in the same call: where a shape, dtype or static
     argument changes on some workers only, that is the error that they raise. Functions that some workers call alone
-    (a metric on the root, say) go with `jax.jit`.
+    (a metric on the root, say) go with `jax.jit`. A step that lets copies of a parameter drift apart gives a
+    `CopiesWarning`.
 
     **Arguments:**
 
@@ -143,8 +143,6 @@ class CheckedFunction(Generic[P, R]):
         self._inner: Any = jax.jit(unequal(fun), **inner)
         # The log in which calls count, by worker (of dj.simulate, too): none if one trace counts and another doesn't.
         self._counts_in: WeakKeyDictionary[WorkerStatus, CallLog | None] = WeakKeyDictionary()
-        # The agreements of its traces, by worker and by their arguments.
-        self._agreed: WeakKeyDictionary[WorkerStatus, dict[Hashable, list[Agreed]]] = WeakKeyDictionary()
         self._effects: list[Any] = []  # of the messages that it is known to send: by MPI, in dj.simulate
 
         @wraps(fun)
@@ -173,7 +171,7 @@ class CheckedFunction(Generic[P, R]):
             return self._jitted(*args, **kwargs)
         status = worker_status()
         with status.call(self._name, self._counts_in.get(status)):
-            trace_context.to_compile = False
+            trace_context.to_compile, trace_context.called_with = False, (args, kwargs)
             try:
                 if transformed or self._alone is None:
                     return self._jitted(*args, **kwargs)
@@ -183,6 +181,8 @@ class CheckedFunction(Generic[P, R]):
                     status.cannot_run(f"{type(error).__name__}: {error}"[:MOST_OF_AN_ERROR])
                 refuse_forward_mode(error)
                 raise
+            finally:
+                trace_context.called_with = None
             for number, array in done.items():
                 set_last_program(self._effects[number], array)
             return result
@@ -195,20 +195,15 @@ class CheckedFunction(Generic[P, R]):
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, World | None]:
         """Trace it, and compare what it communicates; return the traced program, and the world that it belongs to."""
-        agreed, signature = self._agreed.setdefault(worker_status(), {}), signature_of(args, kwargs)
-        with worker_status().traced(agreed.get(signature)) as agreements:
+        with worker_status().traced():
             with trace_context.set(compared=True, sizes_agreed=True), worlds_used() as worlds:
                 traced = self._inner.trace(*args, **kwargs)
             masked = masked_places(args=args, kwargs=kwargs, **_result_of(traced))
-            world, log = _compare(self._name, traced.jaxpr.jaxpr, worlds, masked)
-            if not agreements.replayed:
-                counts_in = self._counts_in.setdefault(worker_status(), log)
-                self._counts_in[worker_status()] = log if counts_in is log else None
+            drifting = partial(_drifting, traced.jaxpr.jaxpr, args, kwargs)
+            world, log = _compare(self._name, traced.jaxpr.jaxpr, worlds, masked, drifting)
+            counts_in = self._counts_in.setdefault(worker_status(), log)
+            self._counts_in[worker_status()] = log if counts_in is log else None
         trace_context.to_compile, trace_context.handled = True, sys.exc_info()[1]
-        if signature is not None:
-            agreed[signature] = agreements.made
-            if len(agreed) > MOST_SIGNATURES:
-                del agreed[next(iter(agreed))]
         return traced, world
 
     def _call_without_effect(
@@ -268,7 +263,20 @@ class CheckedFunction(Generic[P, R]):
 
 
 MOST_OF_AN_ERROR = 2000  # characters of a compiler's error that the other workers get
-MOST_SIGNATURES = 64  # kinds of arguments for which a function's agreements are stored
+
+
+def unequal(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that does the same, but is equal to none.
+
+    Equal ones, as layers are, share JAX's traces until one of them is gone, which is sooner on some workers; and a
+    worker whose block of a larger tensor has the shape of one before would not trace what the others do.
+    """
+
+    @wraps(fun)
+    def other(*args: Any, **kwargs: Any) -> Any:
+        return fun(*args, **kwargs)
+
+    return other
 
 
 @cache
@@ -286,13 +294,14 @@ def _listen_for_compilations() -> None:
 @dataclass(frozen=True)
 class _Contribution:
     """A worker's program for the comparison: 64-bit numbers or not, operations, where values come from, masked leaves,
-    and the calls before it."""
+    the calls before it, and the parameters that it may let drift apart."""
 
     x64: bool
     program: Program
     flow: Flow
     masked: tuple[str, ...]
     earlier: Earlier = field(compare=False)
+    drifting: dict[str, Drift] = field(compare=False)
 
 
 _SEVERAL_WORLDS = (
@@ -309,7 +318,7 @@ def _result_of(traced: Any) -> dict[str, Any]:
 
 
 def _compare(
-    name: str, jaxpr: Any, worlds: list[World], masked: tuple[str, ...]
+    name: str, jaxpr: Any, worlds: list[World], masked: tuple[str, ...], drifting: Callable[[], dict[str, Drift]]
 ) -> tuple[World | None, CallLog | None]:
     """Raise on all workers where the programs of the function don't complete together.
 
@@ -327,34 +336,47 @@ def _compare(
     start, call_log = perf_counter(), world.calls
     earlier = Earlier(0, None) if call_log is None else call_log.earlier()
     x64 = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined, unused-ignore]
-    mine = _Contribution(x64, program, flow, masked, earlier)
+    mine = _Contribution(x64, program, flow, masked, earlier, drifting())
 
-    def decide(contributions: dict[int, _Contribution]) -> tuple[str | None, int | None]:
+    def decide(contributions: dict[int, _Contribution]) -> tuple[str | None, int | None, str | None]:
         programs = {worker: one.program for worker, one in contributions.items()}
         world.remember(name, programs)
         number = max(one.earlier.number for one in contributions.values()) + 1 if takes_all(programs) else None
         earlier = {worker: one.earlier for worker, one in contributions.items()}
         if (problem := _different_widths(contributions)) is not None:
-            return problem, 0
+            return problem, 0, None
         if (problem := different_masks({worker: one.masked for worker, one in contributions.items()})) is not None:
-            return f"{name}: {problem}", 0
+            return f"{name}: {problem}", 0, None
         if (different := different_earlier_calls(name, earlier)) is not None:
-            return different[0], 0
-        return problem_text(name, programs, {worker: one.flow for worker, one in contributions.items()}), number
+            return different[0], 0, None
+        problem = problem_text(name, programs, {worker: one.flow for worker, one in contributions.items()})
+        return problem, number, drift_text(name, {worker: one.drifting for worker, one in contributions.items()})
 
     # Whoever runs its operations one by one does not run what is compared.
     label = f"{PLAN_OF}{name}{' (jax_disable_jit)' if jax.config.jax_disable_jit else ''}"  # type: ignore[attr-defined, unused-ignore]
-    problem, number = world.agree(tuple(range(world.size)), label, mine, decide)
+    problem, number, warning = world.agree(tuple(range(world.size)), label, mine, decide)
     log.info("the plan of %s was compared in %.1f ms", name, 1e3 * (perf_counter() - start))
     if problem is not None:
         if call_log is not None:
             call_log.cannot_compare()
         raise PlanError(problem + constants_text(world, tuple(range(world.size)), f"{PLAN_OF}{name}", jaxpr))
-    replayed = (agreements := worker_status().agreements) is not None and agreements.replayed
-    if call_log is None or number is None or replayed:
+    if warning is not None and world.rank == 0:
+        warn_user(warning, CopiesWarning)
+    if call_log is None or number is None:
         return world, None
     worker_status().agreed_on(call_log, number, name)
     return world, call_log
+
+
+def _drifting(jaxpr: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Drift]:
+    """Return the parameters that a traced function lets drift apart, by the values that it is called with."""
+    values: list[Any] = jax.tree.leaves(trace_context.called_with)
+    leaves = jax.tree.leaves((args, kwargs))
+    if len(values) != len(leaves):
+        return {}
+    values = [value for value, leaf in zip(values, leaves, strict=True) if isinstance(leaf, Tracer)]
+    names = jaxpr.debug_info.arg_names or ()
+    return drifts(jaxpr, names, values) if len(values) == len(jaxpr.invars) == len(names) else {}
 
 
 def _different_widths(contributions: dict[int, _Contribution]) -> str | None:

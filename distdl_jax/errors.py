@@ -26,6 +26,13 @@ class SetupError(DistDLError, RuntimeError):
     """The MPI library, the launcher or the way they were started does not allow what was asked for."""
 
 
+class CopiesWarning(UserWarning):
+    """Copies whose gradient is not what it looks like: of a loss that counts once for each, of a parameter that drifts.
+
+    Whoever means it ignores it: `warnings.simplefilter("ignore", dj.CopiesWarning)`.
+    """
+
+
 class CheckpointError(DistDLError, OSError):
     """A checkpoint (then on every worker) or a file of arrays can't be written or read, is damaged, or was changed."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import numpy as np
 from jax.tree_util import SequenceKey, keystr
 
 from distdl_jax.agreement.agree import agree
-from distdl_jax.errors import PlanError
+from distdl_jax.errors import InvalidTypeError, PlanError
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.spec_trees import check_alike, check_shape, different_masks, leaves_with_specs, masked_places
@@ -55,7 +55,7 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
     **Raises,** on every worker: `InvalidArgumentError` where `param_specs` does not have the structure of `params`;
     `PlanError` where a parameter does not have the shape that its spec says, the workers' states differ, or a leaf
     stands for no block of anything: a statistic along a dimension that is cut, a number for each block, parameters
-    made one vector. Its optimiser would be wrong on blocks; `dj.optim.check` says so, too.
+    made one vector. Its optimiser would be wrong on blocks (`docs/optimisers.md` lists optax's).
 
     >>> import jax.numpy as jnp, optax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0])
@@ -105,6 +105,56 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
 
     specs = [spec_of(number, path) for number, (path, _) in enumerate(leaves)]
     return jax.tree.unflatten(jax.tree.structure(state), specs)
+
+
+class _HasSpecs(Protocol):
+    """A layer, or anything else that knows the specs of its parameters."""
+
+    def param_specs(self) -> Any: ...
+
+
+def training_specs(network: _HasSpecs, opt_state: Any, **values: Any) -> dict[str, Any]:
+    """Return the specs of all that training goes on from: parameters, the optimiser's state, a step, a random key.
+
+    They are those of `{"params": params, "optimiser": opt_state, **values}`, for `dj.checkpoint`, `dj.gather` and
+    `dj.scatter`. All workers call it, and exchange the shapes of their blocks.
+
+    **Arguments:**
+
+    - `network`: a layer or a network, for the specs of parameters.
+    - `opt_state`: `optimiser.init(params)`, on every worker of its own blocks.
+    - `values`: what else there is, by name. `state` is the network's own (`network.init_state()`). Everything else, an
+      array, a number, a random key or a tree of such, is the same on all workers; other leaves have no spec.
+
+    **Returns:** a dictionary of specs with an entry for each of these.
+
+    **Raises,** on every worker: `InvalidTypeError` where the network has no `param_specs`; what `dj.specs_like` raises.
+
+    >>> import jax, optax, distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1])
+    >>> layer = dj.nn.DistributedLinear(P, P, P, 3, 2)
+    >>> opt_state = optax.adam(0.1).init(layer.init(jax.random.key(0)))
+    >>> specs = training_specs(layer, opt_state, key=jax.random.key(1), step=0)
+    >>> list(specs), specs["step"].global_shape, specs["optimiser"][0].mu["weight"].global_shape
+    (['params', 'optimiser', 'key', 'step'], (), (2, 3))
+    """
+    if not hasattr(network, "param_specs"):
+        raise InvalidTypeError(f"`network` (={network!r}) must be a layer, with `param_specs`.")
+    param_specs = network.param_specs()
+    params = jax.tree.map(lambda spec: np.broadcast_to(np.float32(0), spec.local_shape), param_specs)
+    first = next((spec for spec in jax.tree.leaves(param_specs) if isinstance(spec, TensorSpec)), None)
+    world = Partition().world if first is None else first.partition.world
+    everyone = Partition.of_workers(world, range(world.size))
+
+    def spec_of(leaf: Any) -> TensorSpec | None:
+        is_array = isinstance(leaf, int | float | complex) or hasattr(leaf, "dtype")
+        return TensorSpec(np.shape(leaf), everyone, replicated=True) if is_array else None
+
+    others = {
+        name: getattr(network, "state_specs", dict)() if name == "state" else jax.tree.map(spec_of, value)
+        for name, value in values.items()
+    }
+    return {"params": param_specs, "optimiser": specs_like(opt_state, params, param_specs), **others}
 
 
 def _shape_dtype(leaf: Any) -> ShapeDtype | None:
@@ -192,7 +242,7 @@ def _spec_in_place(name: str, shapes: dict[int, Shape], spec: TensorSpec, everyo
         f"`{name}` has shape {first} on worker {P.ranks[0]}, in the place of a parameter of shape {spec.global_shape} "
         f"on a partition of {shape_text(P.shape)} workers, whose block there is {block}: it is "
         f"{'perhaps ' if len(possible) > 1 else ''}no block of anything. An optimiser that takes statistics along a "
-        "dimension that is cut, or one number of each block, is wrong on blocks (see dj.optim.check)."
+        "dimension that is cut, or one number of each block, is wrong on blocks (docs/optimisers.md)."
     )
 
 

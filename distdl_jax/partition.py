@@ -9,20 +9,17 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Iterable, Sequence
-from itertools import product
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from distdl_jax.drawing.blocks import Block, Blocks, first_cells, named_outside
-from distdl_jax.drawing.drawing import Drawing
-from distdl_jax.drawing.grids import draw_tensor
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, start_of_more
 from distdl_jax.idle_workers import leaves_out
 from distdl_jax.plans import broadcasting
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
-from distdl_jax.plans.decomposition import index_of, rank_of
+from distdl_jax.plans.decomposition import index_of
 from distdl_jax.plans.shape_dtype import listed, ranks_text, shape_text
 from distdl_jax.plans.worker_ranks import worker_ranks
+from distdl_jax.text import Drawing
 from distdl_jax.transports.open_world import open_world
 from distdl_jax.validation import checked_axes, checked_boolean, checked_booleans, checked_integer, checked_integers
 from distdl_jax.watchdog.status import worker_status
@@ -261,14 +258,9 @@ class Partition(WorkerTeam):
            +-----+
         Outside: workers 0, 2.
         """
-        cells = first_cells(self._shape)
-        found = []
-        for cell in product(*map(range, cells)):
-            worker = self._ranks[rank_of(cell, self._shape)]
-            found.append(Block((worker,), tuple((i, i + 1) for i in cell)))
-        outside = named_outside(self._world.size, self._ranks)
-        grid = Blocks("", self._shape, self._shape, tuple(found), 1, self.size, outside, are_cells=True)
-        return draw_tensor(grid)
+        from distdl_jax.tools.draw.grids import draw_blocks, workers_as_blocks
+
+        return draw_blocks(workers_as_blocks(self))
 
     def _of_team(self, team: Team | None) -> Partition:
         return self.of_workers(self._world, team.participants if team else ())

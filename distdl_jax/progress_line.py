@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from functools import cache
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -89,104 +90,60 @@ class Progress(Generic[T]):
         """`shows`: whether this worker is the one that shows it."""
         self._items, self._total, self._label, self._unit = items, total, label, unit
         self._shows = shows and shows_progress()
-        self._done = 0
+        self._done, self._began = 0, time.monotonic()
+        self._last = self._began
         self._bar: Any = None
-        self._begin()
-
-    def _begin(self) -> None:
-        self._began = self._last = time.monotonic()
-        self._has_written = False
 
     def __iter__(self) -> Iterator[T]:
-        return self._shown_items() if self._shows else iter(self._items)
-
-    def _shown_items(self) -> Iterator[T]:
         with self:
             for item in self._items:
                 yield item
                 self.advance()
 
     def __enter__(self) -> Progress[T]:
-        self._begin()
-        if self._shows and (kind := _bar_of_terminals()) and _is_terminal():
-            is_bytes = self._unit == "B"
-            self._bar = kind(
-                total=self._total,
-                desc=self._label or None,
-                unit=self._unit if is_bytes else f" {self._unit}",
-                unit_scale=is_bytes,
-                unit_divisor=1024 if is_bytes else 1000,
-                delay=BAR_AFTER,
-                dynamic_ncols=True,
-            )
+        self._began = self._last = time.monotonic()
+        self._bar = _bar(self._total, self._label, self._unit) if self._shows else None
         return self
 
     def advance(self, count: int = 1) -> None:
         """Say that `count` more units are done. Not collective."""
-        if not self._shows:
-            return
         self._done += count
-        if self._bar is not None:
-            with _stderr_may_be_gone():
+        # Whatever stderr is, closed or a program's own object without `flush`: no work ends for that.
+        with suppress(Exception):
+            if self._bar is not None:
                 self._bar.update(count)
-        elif (now := time.monotonic()) - self._last >= EVERY:
-            self._write(now)
+            elif self._shows and time.monotonic() - self._last >= EVERY:
+                self._write()
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            with _stderr_may_be_gone():
+        with suppress(Exception):
+            if self._bar is not None:
                 self._bar.close()
-            self._bar = None
-        elif self._has_written:
-            self._write(time.monotonic())
+            elif self._last > self._began:  # short work has written nothing
+                self._write()
 
-    def _write(self, now: float) -> None:
-        """Write a plain line."""
-        self._last, self._has_written = now, True
-        if sys.stderr is None:  # `print` would then write to stdout
-            return
-        with _stderr_may_be_gone():
-            print(self._line(now - self._began), file=sys.stderr, flush=True)
+    def _write(self) -> None:
+        self._last = time.monotonic()
+        if sys.stderr is not None:  # `print` would then write to stdout
+            print(self._line(self._last - self._began), file=sys.stderr, flush=True)
 
     def _line(self, seconds: float) -> str:
         """Return what a plain line says after so many seconds.
 
         >>> Progress((), 400, "training", "step", False)._line(20.0)
-        'training: 0 of 400 steps, 20 s'
+        'training: 0 of 400 steps, 0:00:20'
         """
-        rate = self._done / seconds if seconds > 0 else 0.0
-        parts = [self._amount(self._done, self._total), _duration(seconds)]
-        if rate:
-            parts.append(f"{self._amount(rate)}/s" if self._unit == "B" else f"{rate:.3g}/s")
-        if rate and self._total is not None and self._done < self._total:
-            parts.append(f"{_duration((self._total - self._done) / rate)} left")
+        count = self._done if self._total is None else self._total
+        size, unit = (2**20, "MiB") if self._unit == "B" else (1, self._unit + "s" * (count != 1))
+        total = "" if self._total is None else f" of {self._total / size:.0f}"
+        parts = [f"{self._done / size:.0f}{total} {unit}", _clock(seconds)]
+        if 0 < self._done < count:
+            parts.append(f"{_clock(seconds * (count - self._done) / self._done)} left")
         return ": ".join(filter(None, (self._label, ", ".join(parts))))
 
-    def _amount(self, done: float, total: int | None = None) -> str:
-        """Return an amount in its unit, as a part of the total where there is one."""
-        if self._unit == "B":
-            name, factor = next(
-                (unit, factor)
-                for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
-                if max(done, total or 0) >= factor or factor == 1
-            )
-            return f"{done / factor:.1f}{'' if total is None else f' of {total / factor:.1f}'} {name}"
-        number = done if total is None else total
-        return f"{done}{'' if total is None else f' of {total}'} {self._unit}{'' if number == 1 else 's'}"
 
-
-def _duration(seconds: float) -> str:
-    """Return a number of seconds as text.
-
-    >>> _duration(59), _duration(61), _duration(7260)
-    ('59 s', '1 min 1 s', '2 h 1 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
 
 
 def bytes_shown(world: World, label: str, total: int) -> Progress[Any]:
@@ -206,29 +163,24 @@ def _is_worker_0() -> bool:
     return not job_rank()
 
 
+def _bar(total: int | None, label: str, unit: str) -> Any:
+    """Return a bar of tqdm's; None without tqdm, and where stderr is no terminal of known width."""
+    try:
+        if not (kind := _kind_of_bar()) or not os.get_terminal_size(sys.stderr.fileno()).columns:
+            return None
+    except Exception:  # no terminal, or a program's own object in the place of stderr
+        return None
+    size: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if unit == "B" else {}
+    return kind(total=total, desc=label or None, delay=BAR_AFTER, dynamic_ncols=True, **({"unit": f" {unit}"} | size))
+
+
 @cache
-def _bar_of_terminals() -> Any:
+def _kind_of_bar() -> Any:
     """Return tqdm's bar, without its thread and its lock between processes; None without tqdm."""
     try:
         from tqdm import tqdm
     except ImportError:
         return None
-
-    class Bar(tqdm):  # type: ignore[misc, unused-ignore, type-arg]
-        monitor_interval = 0
-
-    Bar.set_lock(threading.RLock())
-    return Bar
-
-
-def _is_terminal() -> bool:
-    """Return whether stderr is a terminal of known width: tqdm writes nothing to others."""
-    with _stderr_may_be_gone():
-        return sys.stderr is not None and sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno())[0] > 0
-    return False
-
-
-def _stderr_may_be_gone() -> suppress:
-    """Return a context in which stderr may be closed, its reader gone, or a program's own object in its place, without
-    `isatty` or `flush`: no work ends for that."""
-    return suppress(Exception)
+    kind: Any = type("Bar", (tqdm,), {"monitor_interval": 0})
+    kind.set_lock(threading.RLock())
+    return kind

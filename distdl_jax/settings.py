@@ -222,12 +222,6 @@ def setting_problems(everyone: Sequence[Reading]) -> Iterator[str]:
                 yield text
 
 
-def refuse_differences(what: str, values: Sequence[Hashable]) -> None:
-    """Raise where `what` is not the same on all workers, whose values are given by rank."""
-    if text := difference(what, values):
-        raise SetupError(text)
-
-
 def difference(what: str, values: Sequence[Hashable]) -> str | None:
     """Return a sentence where `what` is not the same on all workers, whose values are given by rank; else None."""
     usual, count = Counter(values).most_common(1)[0]

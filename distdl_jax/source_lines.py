@@ -9,6 +9,7 @@ import os
 import sys
 import sysconfig
 import threading
+import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +34,16 @@ _GENERATED = ("<frozen ", "<string>", "<__array_function__")
 def user_line() -> str:
     """Return the line of the user's program that this thread is at, `train.py:31 in loss`."""
     return line_of(sys._getframe(1))
+
+
+def warn_user(text: str, category: type[Warning]) -> None:
+    """Warn at the line of the user's program that this thread is at: once, unless the user has it otherwise."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_back is not None and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    assert frame is not None
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, category, frame.f_code.co_filename, frame.f_lineno, registry=registry)
 
 
 def line_of(innermost: FrameType) -> str:

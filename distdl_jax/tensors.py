@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
-from math import prod
 from typing import Any
 
 import jax
@@ -15,15 +13,13 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.drawing.blocks import Block, Blocks, first_cells, named_outside
-from distdl_jax.drawing.drawing import Drawing
-from distdl_jax.drawing.grids import draw_tensor
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import CartesianPartition, Partition
 from distdl_jax.plans.alike import ByClass
-from distdl_jax.plans.decomposition import Box, balanced_box, balanced_sizes, box_shape, index_of, rank_of
+from distdl_jax.plans.decomposition import Box, balanced_box, balanced_sizes, box_shape, index_of
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.plans.worker_ranks import positions
+from distdl_jax.text import Drawing
 from distdl_jax.validation import checked_axes, checked_dtype, checked_integer, checked_integers
 
 
@@ -151,7 +147,9 @@ class TensorSpec:
              +-----+-----+
         Without a block: workers 4, 5.
         """
-        return draw_tensor(drawn_blocks(self))
+        from distdl_jax.tools.draw.grids import draw_blocks, spec_as_blocks
+
+        return draw_blocks(spec_as_blocks(self))
 
     @property
     def zero_volume_shape(self) -> tuple[int, ...]:
@@ -215,29 +213,6 @@ class TensorSpec:
     def _text(self, partition: str) -> str:
         copies = f", replicated={self.replicated}" if self.replicated else ""
         return f"TensorSpec({self.global_shape}, {partition}{copies})"
-
-
-def drawn_blocks(spec: TensorSpec, name: str = "") -> Blocks:
-    """Return a tensor as it is drawn: who owns which block, and who holds none."""
-    P, cut = spec.partition, [d for d in range(spec.partition.dim) if d not in spec.replicated]
-    shown, found = first_cells(P.shape), []
-    along = {d: P.shape[d] for d in spec.replicated}
-    copies = prod(along.values())
-    owners: dict[Box, list[int]] = {}
-    for cell in product(*map(range, shown)):
-        rank, box = rank_of(cell, P.shape), spec._box(rank_of(cell, P.shape))
-        if copies > MOST_COPIES:
-            owners.setdefault(box, []).append(P.ranks[rank])
-        else:
-            found.append(Block((P.ranks[rank],), box, rank_of([cell[d] for d in along], [*along.values()])))
-    found += [Block(tuple(workers), box) for box, workers in owners.items()]
-    grid = tuple(P.shape[d] for d in cut) or (1,) * len(spec.global_shape)
-    outside = named_outside(P.world.size, P.ranks)
-    return Blocks(name, spec.global_shape, grid, tuple(found), copies, P.size, outside)
-
-
-MOST_COPIES = 4
-"""How many copies of a tensor are drawn one by one; of more, a block names the workers that hold it."""
 
 
 def _replicated_axes(partition: Partition, replicated: bool | int | Sequence[int]) -> tuple[int, ...]:

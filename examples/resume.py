@@ -64,14 +64,7 @@ def main() -> int:
     optimiser = optax.sgd(0.05, momentum=0.9)
     params = network.init(jax.random.key(0), "float64")
     state = {"params": params, "optimiser": optimiser.init(params), "key": jax.random.key(1), "step": 0}
-    everywhere = dj.TensorSpec((), P_world, replicated=True)
-    param_specs = network.param_specs()
-    specs = {
-        "params": param_specs,
-        "optimiser": dj.specs_like(state["optimiser"], params, param_specs),
-        "key": everywhere,
-        "step": everywhere,
-    }
+    specs = dj.training_specs(network, state["optimiser"], key=state["key"], step=state["step"])
     data = P_world.broadcast_data(read_digits(options.images) if P_world.rank == 0 else None)
 
     @dj.jit
@@ -96,7 +89,7 @@ def main() -> int:
                 say(f"told to stop: saved after step {state['step']}")
                 return 0
     if options.out is not None:
-        dj.checkpoint.export(options.out, state["params"], param_specs)
+        dj.checkpoint.export(options.out, state["params"], specs["params"])
     say(f"trained {options.steps} steps")
     return 0
 

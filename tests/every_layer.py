@@ -127,6 +127,9 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
         body=nn.Sequential(nn.DistributedLayerNorm(P.grid([2, 2]), 3), jax.nn.relu),
         shortcut=nn.Repartition(P.grid([2, 2]), P.grid([2, 2])),
     ),
+    "Skip": lambda P: nn.Skip(
+        body=nn.Sequential(nn.DistributedLayerNorm(P.grid([2, 2]), 3), jax.nn.relu), join="concatenate", axis=1
+    ),
     "Pipeline": lambda P: nn.Pipeline(
         stages=[nn.DistributedLayerNorm(P.grid([2, 2]), 3), nn.Repartition(P.grid([2, 2], range(4)), P.grid([2, 2]))],
         microbatches=2,

@@ -59,7 +59,9 @@ def test_worker_0_alone_writes_under_mpi(monkeypatch):
     assert list(dj.progress("abc", label="letters")) == ["a", "b", "c"]
     lines = written.getvalue().splitlines()
     assert len(lines) == (4 if rank == 0 else 0)
-    assert all(line.startswith(f"letters: {n} of 3 steps, 0 s") for n, line in zip((1, 2, 3, 3), lines, strict=False))
+    assert all(
+        line.startswith(f"letters: {n} of 3 steps, 0:00:00") for n, line in zip((1, 2, 3, 3), lines, strict=False)
+    )
 
 
 def test_worker_0_alone_writes_in_a_simulation(monkeypatch):
@@ -83,19 +85,19 @@ def test_the_first_line_comes_after_ten_seconds(monkeypatch, capsys):
     for _ in dj.progress(range(8), label="training", unit="epoch"):
         now[0] += 4
     assert capsys.readouterr().err.splitlines() == [
-        "training: 3 of 8 epochs, 12 s, 0.25/s, 20 s left",
-        "training: 6 of 8 epochs, 24 s, 0.25/s, 8 s left",
-        "training: 8 of 8 epochs, 32 s, 0.25/s",
+        "training: 3 of 8 epochs, 0:00:12, 0:00:20 left",
+        "training: 6 of 8 epochs, 0:00:24, 0:00:08 left",
+        "training: 8 of 8 epochs, 0:00:32",
     ]
 
 
 def test_lines_of_bytes_and_of_unknown_totals():
     shown = Progress((), 4 * 2**30, "checkpoint", "B", False)
     shown._done = 2**30
-    assert shown._line(64.0) == "checkpoint: 1.0 of 4.0 GiB, 1 min 4 s, 16.0 MiB/s, 3 min 12 s left"
+    assert shown._line(64.0) == "checkpoint: 1024 of 4096 MiB, 0:01:04, 0:03:12 left"
     shown = Progress((), None, "", "link", False)
     shown._done = 1
-    assert shown._line(10.0) == "1 link, 10 s, 0.1/s"
+    assert shown._line(10.0) == "1 link, 0:00:10"
 
 
 def test_it_is_turned_off_by_a_setting(monkeypatch):

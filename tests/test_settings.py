@@ -114,7 +114,7 @@ def test_no_other_file_reads_the_environment():
     assert {path for path, _ in found if "DISTDL" in _} == set()
     readers = ("launch/launcher.py", "launch/supervised.py", "launch/supervisor.py", "compat.py")
     readers += ("transports/threads/workers.py", "transports/mpi/launch_checks.py")
-    readers += ("doctor/collect_host.py", "doctor/collect_software.py")
+    readers += ("doctor/job.py", "doctor/worker.py")
     readers += ("machine/measurement.py", "machine/places.py")
     readers += ("kernels/cpu/onednn/shared_library.py", "kernels/cpu/onednn/build.py")
     assert {path for path, _ in found} <= {f"distdl_jax/{reader}" for reader in readers}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +25,6 @@ import distdl_jax as dj
 import jax
 import jax.numpy as jnp
 import numpy as np
-from distdl_jax.machine.places import processor
 from distdl_jax.tracing.tie import tie
 from distdl_jax.transports.mpi.compat import import_mpi4jax
 from jax import Array, lax
@@ -43,6 +43,14 @@ if hasattr(os, "sched_setaffinity"):  # before JAX starts its threads
 # Else memory that the system has yet to hand out, which takes a virtual machine a while, would be timed as well. malloc
 # keeps this gibibyte.
 np.ones(2**28, np.float32)
+
+
+def processor() -> str:
+    """Return the processor's name, where the system tells it."""
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text().splitlines() if about.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _sleep_until_all_are_here() -> None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
+from distdl_jax.autodiff.copies import Sum, copied_loss, copied_loss_text
 from distdl_jax.autodiff.custom_rules import custom_rules, line_moving_backward_only, moves_data
 from distdl_jax.autodiff.opaque_call import evaluate_opaquely
-from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.errors import CopiesWarning, InvalidArgumentError, PlanError
 from distdl_jax.partition import Partition
 from distdl_jax.programs.diagnosis import problem_text
 from distdl_jax.programs.ir import Program, operations
-from distdl_jax.source_lines import function_name
+from distdl_jax.source_lines import function_name, warn_user
 from distdl_jax.tracing.adjoint_order import Chain, anchors_are_noted, note_anchor, tie_scalar, with_all_adjoints
 from distdl_jax.tracing.constant_inputs import constants_text
 from distdl_jax.tracing.context import trace_context
@@ -32,6 +33,7 @@ _VALUE_ASKED_FOR = (
     jax.errors.NonConcreteBooleanIndexError,
 )
 _CUSTOM_RULES = "some worker's function has a derivative of its own, which may move data"
+_DERIVATIVE = "the derivative of "
 _UNTRACED = "some worker's function asks for values, so that it can't be traced"
 
 
@@ -44,11 +46,13 @@ def same_adjoints(
     kwargs: Mapping[str, Any],
     places: Sequence[int],
     transposes: str | None = None,
+    is_loss: bool = False,
 ) -> tuple[Callable[..., Any], bool]:
     """Return `derivative(fun)` of `args`, in which all workers run the same adjoints, and whether it is traced.
 
     Collective in `workers`. `fun` is traced once, except where it can't be on some worker, since it asks for values.
-    `transposes`: the name of a derivative that transposes adjoints in their turn.
+    `transposes`: the name of a derivative that transposes adjoints in their turn. `is_loss`: whether the user's scalars
+    are added up, so that one that is the same on all workers is worth a warning.
 
     **Raises:** the exceptions of tracing; `PlanError`, on all workers, where that raises on another one, or the
     programs don't complete together whatever is done; `InvalidArgumentError`, on all, where `transposes` and a
@@ -57,7 +61,7 @@ def same_adjoints(
     together = workers.size > 1 and workers.active
     if together:
         world, team = workers.world, workers.ranks
-        traced = _traced_derivative(world, team, derivative, fun, has_aux, args, kwargs, places, transposes)
+        traced = _traced_derivative(world, team, derivative, fun, has_aux, args, kwargs, places, transposes, is_loss)
         if traced is not None:
             return traced, True
     dependent = with_all_adjoints(fun, has_aux, chained_from=places if together else None)
@@ -74,10 +78,11 @@ def _traced_derivative(
     kwargs: Mapping[str, Any],
     places: Sequence[int],
     transposes: str | None,
+    is_loss: bool,
 ) -> Callable[..., Any] | None:
     """Return `derivative(fun)` by a program that completes with the other workers'; None where it can't be traced."""
-    name = f"the derivative of {function_name(fun)}"
-    agree = partial(world.agree, team, name, decide=partial(_problem, name))
+    name = f"{_DERIVATIVE}{function_name(fun)}"
+    agree = partial(world.agree, team, name, decide=partial(_decide, name))
     try:
         check_numbers("args", args, places)
         with trace_context.set(sizes_agreed=True):  # the programs are compared
@@ -92,7 +97,8 @@ def _traced_derivative(
         raise
 
     tied, rules = False, custom_rules(traced.program)
-    problem = agree(_CUSTOM_RULES) if rules else None
+    copied = copied_loss(traced.program.jaxpr) if is_loss and traced.first_is_traced else None
+    problem, warning = agree(_CUSTOM_RULES) if rules else (None, None)
     while True:
         if problem == _UNTRACED:
             return None
@@ -116,8 +122,10 @@ def _traced_derivative(
         except Exception as error:
             _report(error, agree)
             raise
-        problem = agree(read_program(world.transport, candidate.program.jaxpr))
+        problem, warning = agree(_Derivative(read_program(world.transport, candidate.program.jaxpr), copied))
         if problem is None:
+            if warning is not None and world.rank == team[0]:
+                warn_user(warning, CopiesWarning)
             return partial(_evaluate, candidate, Chain(world.transport, tied=False))
 
 
@@ -163,6 +171,21 @@ def _evaluate(traced: Traced, chain: Chain, *args: Any) -> Any:
     for link in links:
         note_anchor(link)
     return traced.result(values)
+
+
+class _Derivative(NamedTuple):
+    """A worker's program, and its loss where it may count more than once."""
+
+    program: Program
+    copied: Sum | None
+
+
+def _decide(name: str, contributions: Mapping[int, _Derivative | str | None]) -> tuple[str | None, str | None]:
+    """Return the problem of the workers' programs, if any, and the warning of their losses."""
+    derivatives = {worker: one for worker, one in contributions.items() if isinstance(one, _Derivative)}
+    programs = {worker: one.program if isinstance(one, _Derivative) else one for worker, one in contributions.items()}
+    losses = {worker: one.copied for worker, one in derivatives.items()}
+    return _problem(name, programs), copied_loss_text(name.removeprefix(_DERIVATIVE), losses)
 
 
 def _problem(name: str, contributions: Mapping[int, Program | str | None]) -> str | None:

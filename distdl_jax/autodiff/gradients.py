@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from distdl_jax.agreement.agree import agree
 from distdl_jax.autodiff.adjoint_check import same_adjoints
+from distdl_jax.autodiff.copies import marked, marked_gradient
 from distdl_jax.compat import hiding_frames, mapped_sizes
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partition import Partition, check_workers
@@ -89,7 +90,8 @@ def value_and_grad(
     integers, `has_aux` is not True or False, or `partition` is none; `PlanError`, on all workers, where their programs
     would not complete together.
 
-    Like `jax.jit`, it traces `fun`: once, also where it is called outside of jit.
+    Like `jax.jit`, it traces `fun`: once, also where it is called outside of jit. It warns (`CopiesWarning`) of a loss
+    that all workers of a sum return alike, so that it counts once for each.
 
     >>> import jax.numpy as jnp
     >>> value, gradient = value_and_grad(lambda x: jnp.sum(x**2))(jnp.arange(3.0))
@@ -203,7 +205,12 @@ def _derivative_of_sum(
         places = [n + len(args) * (n < 0) for n in numbers]
         if not all(0 <= place < len(args) for place in places):
             raise InvalidArgumentError(f"`argnums` (={argnums}) must name positional arguments, 0 to {len(args) - 1}.")
-        return same_adjoints(workers, local, fun, has_aux, args, kwargs, places)[0](*args)
+        varying, number = marked([args[place] for place in places])
+        args = tuple(varying[places.index(n)] if n in places else arg for n, arg in enumerate(args))
+        result = same_adjoints(workers, local, fun, has_aux, args, kwargs, places, is_loss=True)[0](*args)
+        if derivative is jax.value_and_grad:
+            return result[0], marked_gradient(result[1], number)
+        return (marked_gradient(result[0], number), result[1]) if has_aux else marked_gradient(result, number)
 
     return hiding_frames(differentiated)
 

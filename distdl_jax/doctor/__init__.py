@@ -1,4 +1,4 @@
 """`python -m distdl_jax doctor`: what is wrong with an installation, a launch or a machine, and what to do.
 
-Each worker collects facts (`collect_*.py`), worker 0 gathers them, and pure functions turn them into findings.
+Each worker says what it finds (`worker`), worker 0 adds what concerns several (`job`), and prints it (`findings`).
 """

@@ -7,21 +7,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 
-from distdl_jax.doctor import collect_host, collect_software
-from distdl_jax.doctor import launch as launch_findings
-from distdl_jax.doctor.facts import Facts, Measured, Mpi
-from distdl_jax.doctor.findings import Finding, worst
-from distdl_jax.doctor.measure import measure
-from distdl_jax.doctor.report import as_json, as_text, findings, findings_of_simulation, lines_of
-from distdl_jax.errors import DistDLError
+from distdl_jax.doctor import job, worker
+from distdl_jax.doctor.findings import Finding, as_json, as_text, lines_of, merged, worst
 from distdl_jax.launch import supervised
-from distdl_jax.settings import own_reading
-
-if TYPE_CHECKING:
-    from distdl_jax.machine.machine import Machine
+from distdl_jax.launch.launcher import job_rank, job_size
+from distdl_jax.settings import Reading, own_reading, setting_problems, warning_of_unknown
 
 LONGEST = 60.0
 """Seconds in which workers must have answered each other, once MPI is up."""
@@ -29,25 +22,17 @@ LONGEST = 60.0
 
 def main(arguments: Sequence[str]) -> int:
     """Carry out a command line; return the exit status, 1 where an error was found."""
-    options = _parser().parse_args(arguments)
-    return _simulated(options) if options.simulate else _over_mpi(options)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m distdl_jax doctor",
         description="Look at the installation, the launch and the machine: alone, under a launcher as a job is "
         "started, or for workers in one process. The exit status is 1 where an error was found.",
     )
-    parser.add_argument(
-        "--simulate", metavar="N", type=_workers, help="look at dj.simulate with N workers, without MPI"
-    )
-    parser.add_argument("--json", action="store_true", help="print the findings, and the facts behind them, as JSON")
-    parser.add_argument(
-        "--machine", metavar="FILE", help="compare messages with this machine's file, or shipped machine"
-    )
+    help_of_simulate = "look at dj.simulate with N workers, without MPI"
+    parser.add_argument("--simulate", metavar="N", type=_workers, help=help_of_simulate)
+    parser.add_argument("--json", action="store_true", help="print the findings, and the hosts, as JSON")
     parser.add_argument("--checkpoints", metavar="DIR", default=os.getcwd(), help="where checkpoints go (here)")
-    return parser
+    options = parser.parse_args(arguments)
+    return _simulated(options) if options.simulate else _over_mpi(options)
 
 
 def _workers(text: str) -> int:
@@ -56,115 +41,84 @@ def _workers(text: str) -> int:
     return int(text)
 
 
-def _collect(options: argparse.Namespace) -> Facts:
-    """Return the facts of this worker; starts MPI, which waits for the others, but for a simulation."""
-    host = collect_host.host()
-    launch = collect_host.launch(tries=not options.simulate)
-    if (foreseen := launch_findings.foreseen(launch)) is not None:
-        if launch.rank in (None, 0):
-            print("\n".join(lines_of(foreseen)), file=sys.stderr, flush=True)
-        else:
-            time.sleep(1)  # let the first worker say it
-    mpi = Mpi() if options.simulate else collect_software.start_mpi()
-    software = collect_software.software()
-    return Facts(
-        software=software,
-        settings=own_reading(),
-        host=host,
-        mpi=mpi,
-        launch=launch,
-        threads=collect_software.threads(),
-        devices=collect_software.devices(),
-        cache=collect_host.folder(collect_software.cache_folder()),
-        checkpoints=collect_host.folder(options.checkpoints),
-    )
+def _print(title: str, findings: list[Finding], hosts: Sequence[job.Host], options: argparse.Namespace) -> int:
+    """Print the report; return the exit status."""
+    shown = as_json(findings, [host._asdict() for host in hosts]) if options.json else as_text(title, findings)
+    print(shown, flush=True)
+    return int(worst(findings) == "error")
+
+
+def settings(everyone: Sequence[Reading]) -> Iterator[Finding]:
+    """Yield what is wrong with the settings of the workers, by rank."""
+    problems = list(setting_problems(everyone))
+    for problem in problems:
+        yield Finding("error", "settings", problem, "docs/settings.md has a table of all of them.")
+    if warning := warning_of_unknown(everyone):
+        yield Finding("warning", "settings", warning, "Correct the name, or leave it out.")
+    elif not problems:
+        yield Finding("ok", "settings", "All are right.")
 
 
 def _simulated(options: argparse.Namespace) -> int:
-    facts = _collect(options)
-    seconds, error = None, ""
-    if facts.software.jax_error is None:
-        try:
-            seconds = _seconds_of_a_sum(options.simulate)
-        except (DistDLError, RuntimeError) as failure:
-            error = str(failure)
-    else:
-        error = facts.software.jax_error
-    return _print(list(findings_of_simulation(facts, options.simulate, seconds, error)), [facts], options)
-
-
-def _seconds_of_a_sum(workers: int) -> float:
-    import jax.numpy as jnp
-
-    import distdl_jax as dj
-
-    def program() -> float:
-        P = dj.Partition()
-        return float(dj.functional.all_sum_reduce(jnp.ones(1), P, axes_keep=())[0])
-
+    findings = [*worker.versions(needs_mpi=False), *settings([own_reading()]), *worker.jax_and_devices()]
+    host = job.Host.here()
+    findings += [*job.find([host], options.simulate), *worker.checkpoints(options.checkpoints)]
     began = time.perf_counter()
-    sums = dj.simulate(workers, program)
-    if sums != [workers] * workers:
-        raise DistDLError(f"the sum of {workers} ones is {sums} on the workers.")
-    return time.perf_counter() - began
+    try:
+        dj = import_module("distdl_jax")
+        ranks = dj.simulate(options.simulate, lambda: sum(dj.Partition().allgather_data(1)))
+        if ranks != [options.simulate] * options.simulate:
+            raise RuntimeError(f"the sums of ones are {ranks}")
+        text = f"{options.simulate} workers in this process counted each other in {time.perf_counter() - began:.1f} s."
+        findings.append(Finding("ok", "simulate", text))
+    except Exception as error:
+        findings.append(Finding("error", "simulate", f"dj.simulate fails: {worker.sentence(error)}."))
+    return _print(f"{options.simulate} simulated workers", findings, [host], options)
 
 
 def _over_mpi(options: argparse.Namespace) -> int:
-    facts = _collect(options)
-    first = facts.launch.rank in (None, 0)
-    if facts.mpi.error is not None:  # the others wait for this worker, and know nothing of it
-        if not first:
+    rank = job_rank()
+    if problem := worker.foreseen():
+        if rank in (None, 0):
+            print("\n".join(lines_of(problem)), file=sys.stderr, flush=True)
+        else:
+            time.sleep(1)  # let the first worker say it
+    comm, of_mpi = worker.start_mpi()
+    findings = [*worker.versions(), *of_mpi, *worker.jax_and_devices(), *worker.checkpoints(options.checkpoints)]
+    host = job.Host.here()
+    if comm is None:  # the others wait for this worker, and know nothing of it
+        if rank not in (None, 0):
             time.sleep(1)  # after the first worker, where that has the same to say
-        return _print(list(findings([facts], Measured())), [facts], options)
-    from mpi4py import MPI
-
-    comm = MPI.COMM_WORLD
-    timer = threading.Timer(LONGEST, _give_up, (facts, options, comm.Get_rank()))
+        findings += [*settings([own_reading()]), *(job.find([host]) if job_size() == 1 else [])]
+        return _print(f"worker {rank or 0} of {job_size()}, alone", findings, [host], options)
+    timer = threading.Timer(LONGEST, _give_up, (findings, host, options, comm.Get_rank()))
     timer.daemon = True
     timer.start()
-    everyone = comm.gather(facts)
-    hosts = comm.bcast(everyone and [each.host.name for each in everyone])
-    measured = measure(comm, hosts, options.checkpoints) if comm.Get_size() > 1 else Measured()
-    status = 0
-    if everyone and (first or comm.Get_size() > 1):
-        machine, wrong = _machine(options.machine)
-        status = _print([*wrong, *findings(everyone, measured, machine)], everyone, options)
+    everyone = comm.gather((findings, host, own_reading(), worker.installation()))
+    measured = job.messages(comm, comm.allgather(host.name)) + job.folder_seen(comm, options.checkpoints)
+    MPI, count = import_module("mpi4py.MPI"), comm.Get_size()
     supervised.tell(supervised.ENDS)  # the others need no end from the supervisor
     MPI.Finalize()
     timer.cancel()
-    return status
+    if everyone is None or (rank and count == 1):
+        return 0
+    found, hosts, readings, installations = (list(values) for values in zip(*everyone, strict=True))
+    together = [*settings(readings), *worker.disagreements(installations), *job.find(hosts), *measured]
+    together += worker.compilation_cache(MPI.Get_library_version())
+    return _print(f"{count} worker{'s' * (count > 1)}", merged(found) + together, hosts, options)
 
 
-def _machine(path: str | None) -> tuple[Machine | None, list[Finding]]:
-    """Return the machine to compare with, or why there is none."""
-    if path is None:
-        return None, []
-    try:
-        from distdl_jax.machine.machine import load
-
-        return load(path), []
-    except (DistDLError, ImportError) as error:
-        return None, [Finding("error", "machine", f"--machine: {error}", "docs/machines.md")]
-
-
-def _give_up(facts: Facts, options: argparse.Namespace, rank: int) -> None:
+def _give_up(findings: list[Finding], host: job.Host, options: argparse.Namespace, rank: int) -> None:
     """End the job, whose workers have started MPI but don't answer each other, with what this worker knows."""
     if rank:
         time.sleep(5)  # worker 0 says it
-    found = (
+    text = (
         f"Worker {rank} has waited {LONGEST:g} s for the others, although MPI is up: a worker hangs, or messages "
         "between hosts don't arrive."
     )
     cure = "Look for a firewall, and for the network interface that MPI takes; try workers on one host alone."
-    lost = Finding("error", "message", found, cure)
-    _print([*findings([facts], Measured()), lost], [facts], options)
+    _print(f"worker {rank}, alone", [*findings, Finding("error", "message", text, cure)], [host], options)
     os._exit(1)
-
-
-def _print(found: list[Finding], everyone: Sequence[Facts], options: argparse.Namespace) -> int:
-    """Print the report; return the exit status."""
-    print(as_json(found, everyone) if options.json else as_text(found, everyone), flush=True)
-    return int(worst(found) == "error")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""Findings: a verdict, what was found, and a cure; merged over the workers that find the same."""
+"""Findings: a verdict, what was found, and a cure; merged over the workers that find the same, and printed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import json
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 
-from distdl_jax.doctor.facts import Facts
+from distdl_jax.plans.shape_dtype import ranks_text
 
 VERDICTS = ("ok", "note", "warning", "error")
 """From good to bad. A note needs no action; a warning costs time or memory; an error stops programs, or makes them
@@ -27,34 +29,18 @@ class Finding:
     workers: tuple[int, ...] = ()
 
 
-OfWorker = Callable[[Facts], Iterable[Finding]]
-
-
-def on_each_worker(find: OfWorker, everyone: Sequence[Facts]) -> Iterator[Finding]:
-    """Merge what `find` finds on each worker, in the order of the first that finds it."""
-    by_finding: dict[Finding, list[int]] = {}
-    for worker, facts in enumerate(everyone):
-        for finding in find(facts):
-            by_finding.setdefault(finding, []).append(worker)
-    for finding, workers in by_finding.items():
-        yield replace(finding, workers=() if len(workers) == len(everyone) else tuple(workers))
-
-
-HOST = "<host>"
-"""Stands in a sentence for the names of the hosts that it holds for."""
-
-OfHost = Callable[[Sequence[Facts], Sequence[int]], Iterable[Finding]]
-
-
-def on_each_host(find: OfHost, everyone: Sequence[Facts]) -> Iterator[Finding]:
-    """Merge what `find` finds on each host, from the facts and the ranks of its workers."""
-    by_finding: dict[Finding, list[str]] = {}
-    for host, workers in by_host(everyone).items():
-        for finding in find([everyone[worker] for worker in workers], workers):
-            by_finding.setdefault(finding, []).append(host)
-    for finding, hosts in by_finding.items():
-        names = ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
-        yield replace(finding, found=finding.found.replace(HOST, names))
+def merged(everyone: Sequence[Iterable[Finding]]) -> list[Finding]:
+    """Merge what the workers, by rank, have found: what all have in common is one finding; subjects stay together."""
+    workers: dict[Finding, list[int]] = {}
+    for worker, findings in enumerate(everyone):
+        for finding in findings:
+            workers.setdefault(finding, []).append(worker)
+    subjects = list(dict.fromkeys(finding.subject for finding in workers))
+    found = (
+        replace(finding, workers=() if len(ranks) == len(everyone) else tuple(ranks))
+        for finding, ranks in workers.items()
+    )
+    return sorted(found, key=lambda finding: subjects.index(finding.subject))
 
 
 def worst(findings: Iterable[Finding]) -> str:
@@ -66,46 +52,33 @@ def worst(findings: Iterable[Finding]) -> str:
     return max((finding.verdict for finding in findings), key=VERDICTS.index, default="ok")
 
 
-def worker_names(workers: Sequence[int]) -> str:
-    """Name workers, in ranges.
-
-    >>> worker_names([2]), worker_names([0, 1, 2, 3, 7])
-    ('worker 2', 'workers 0 to 3, 7')
-    """
-    runs: list[list[int]] = []
-    for worker in sorted(workers):
-        if runs and worker == runs[-1][-1] + 1:
-            runs[-1].append(worker)
-        else:
-            runs.append([worker])
-    texts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"worker{'s' * (len(workers) > 1)} {', '.join(texts)}"
+def as_text(title: str, findings: Sequence[Finding]) -> str:
+    """Return the report that is printed."""
+    lines = [line for finding in findings for line in lines_of(finding)]
+    counts = {verdict: sum(finding.verdict == verdict for finding in findings) for verdict in VERDICTS[:0:-1]}
+    summary = ", ".join(f"{number} {verdict}{'s' * (number != 1)}" for verdict, number in counts.items())
+    return "\n".join([f"distdl_jax doctor: {title}", "", *lines, "", f"{summary}."])
 
 
-def by_host(everyone: Sequence[Facts]) -> Mapping[str, list[int]]:
-    """Return the workers of each host, in the order of their ranks."""
-    hosts: dict[str, list[int]] = {}
-    for worker, facts in enumerate(everyone):
-        hosts.setdefault(facts.host.name, []).append(worker)
-    return hosts
+def lines_of(finding: Finding) -> list[str]:
+    """Return the lines that a finding takes."""
+    where = f" ({'workers' if finding.workers[1:] else 'worker'} {ranks_text(finding.workers)})"
+    texts = [(f"{finding.verdict:8} {finding.subject:17} ", finding.found + where * bool(finding.workers))]
+    if finding.cure:
+        texts.append((f"{'':26} -> ", finding.cure))
+    return [
+        line
+        for start, text in texts
+        for line in textwrap.wrap(start + text, 120, subsequent_indent=" " * len(start), break_on_hyphens=False)
+    ]
 
 
-def size_text(nbytes: float, digits: int = 3) -> str:
-    """Return a size in the largest unit that is not above it.
-
-    >>> size_text(64 * 2**20), size_text(1.5 * 2**30)
-    ('64 MiB', '1.5 GiB')
-    """
-    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.{digits}g} {name}"
-    return f"{nbytes:.0f} bytes"
-
-
-def time_text(seconds: float) -> str:
-    """Return a time in microseconds or milliseconds.
-
-    >>> time_text(1.234e-6), time_text(0.0123)
-    ('1.23 us', '12.3 ms')
-    """
-    return f"{1e6 * seconds:.3g} us" if seconds < 1e-3 else f"{1e3 * seconds:.3g} ms"
+def as_json(findings: Sequence[Finding], hosts: Sequence[object]) -> str:
+    """Return the findings, and what each worker says of its host, as JSON."""
+    content = {
+        "verdict": worst(findings),
+        "workers": len(hosts),
+        "findings": [asdict(finding) for finding in findings],
+        "hosts": hosts,
+    }
+    return json.dumps(content, indent=1, default=str)

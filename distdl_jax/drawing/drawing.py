@@ -1,43 +1,5 @@
-"""A picture as a value."""
+"""The former home of pictures, until `costs` draws with `tools.draw`."""
 
-from __future__ import annotations
+from distdl_jax.text import Drawing
 
-from dataclasses import dataclass
-from pathlib import Path
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A picture: SVG, which Jupyter shows by itself, and text for a terminal, which `print` shows.
-
-    - `svg`: the picture as an SVG document.
-    - `text`: the same in characters.
-
-    It is the same on every worker.
-
-    >>> import distdl_jax as dj
-    >>> print(dj.planning_world(6).grid([2, 3]).draw())
-    2 x 3 grid of 6 workers
-          0     1     2
-       +-----+-----+-----+
-     0 |  0  |  1  |  2  |
-       +-----+-----+-----+
-     1 |  3  |  4  |  5  |
-       +-----+-----+-----+
-    """
-
-    svg: str
-    text: str
-
-    def _repr_svg_(self) -> str:
-        return self.svg
-
-    def __str__(self) -> str:
-        return self.text
-
-    def __repr__(self) -> str:
-        return f"<Drawing: {self.text.splitlines()[0]}>"
-
-    def save(self, path: str | Path) -> None:
-        """Write the SVG to the file `path`; one worker is enough."""
-        Path(path).write_text(self.svg, encoding="utf-8")
+__all__ = ["Drawing"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import operator
 import os
+import threading
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -280,12 +281,17 @@ def _array(
     return ArrayInFile(file, name, shape, dtype, offset, is_fortran)
 
 
+_one_parses = threading.Lock()
+"""Numpy reads a header as Python, which Python before 3.11.8 can't do in two of dj.simulate's threads at once."""
+
+
 def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = np.lib.format.read_magic(stream)
     if version not in ((1, 0), (2, 0), (3, 0)):
         raise ValueError(f"version {version} is not known")
     read: Any = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, is_fortran, dtype = read(stream)
+    with _one_parses:
+        shape, is_fortran, dtype = read(stream)
     return shape, is_fortran and len(shape) > 1, dtype
 
 

@@ -25,7 +25,6 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from distdl_jax.agreement.shapes import structure_text
-from distdl_jax.drawing.drawing import Drawing
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.layer.calls import call_of_a_layer
 from distdl_jax.layer.output_specs import spec_of_blocks
@@ -36,7 +35,6 @@ from distdl_jax.layer.parameters import (
     spec_shapes,
     unboxed,
 )
-from distdl_jax.layer.pictures import draw_layer
 from distdl_jax.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import union
@@ -45,6 +43,7 @@ from distdl_jax.primitives.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.source_lines import user_line
 from distdl_jax.static import Static
 from distdl_jax.tensors import TensorSpec, check_spec
+from distdl_jax.text import Drawing
 from distdl_jax.tracing.layer_call import passed_to
 from distdl_jax.tracing.scopes import name_and_line
 from distdl_jax.validation import check_key
@@ -233,6 +232,8 @@ class BaseLayer(Static):
         >>> print(str(layer.draw(dj.TensorSpec((4, 6), layer.P_x))).splitlines()[-1])
           24 bytes each: 0 → 1, 1 → 0
         """
+        from distdl_jax.tools.draw.layers import draw_layer
+
         return draw_layer(self, x_spec, dtype)
 
     @property

@@ -25,6 +25,7 @@ from distdl_jax.primitives.broadcast import plan_broadcast
 from distdl_jax.primitives.indices import as_indices
 from distdl_jax.primitives.plan import ShapeDtypes
 from distdl_jax.primitives.sum_reduce import plan_sum_reduce
+from distdl_jax.tensors import TensorSpec, check_spec
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import checked_weights, is_integer, is_real
 
@@ -44,6 +45,21 @@ class LossOverClasses(Loss):
     def _over_classes(self) -> bool:
         """Whether dimension 1 is one of classes."""
         return True
+
+    def label_spec(self, logits_spec: TensorSpec) -> TensorSpec:
+        """Return the spec of integer labels for logits with a spec: the same without the classes, a copy along them.
+
+        `loss.label_spec(spec).block(labels)` is this worker's block of all labels.
+
+        **Raises:** `InvalidArgumentError` where the logits are not on P_x.
+        """
+        check_spec(logits_spec, "logits_spec")
+        if logits_spec.partition != self.P_x or logits_spec.replicated:
+            raise InvalidArgumentError(
+                f"`logits_spec` (={logits_spec!r}) must be of blocks on P_x, {self.P_x.describe()}."
+            )
+        samples, _, *features = logits_spec.global_shape
+        return TensorSpec((samples, *features), self.P_x, replicated=1) if self._over_classes else logits_spec
 
     @cached_property
     def _first(self) -> Partition:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from distdl_jax.losses.loss import Loss, Pair, Reduction
 from distdl_jax.partition import Partition
 from distdl_jax.validation import check_function, checked_weights, is_real
 
+_L = TypeVar("_L", bound=Loss)
 LOWEST_LOG = -100.0
 """Where PyTorch cuts off the logarithm of a probability."""
 
@@ -67,89 +69,87 @@ class DistributedLoss(Loss):
         return terms
 
 
+_SHARED = """
+    {formula}
+
+{more}It is PyTorch's {torch}, of which `loss(prediction, target)` gives this worker's part: the sum over all workers is
+the loss. Nothing moves. Prediction and target are blocks of one shape; outside P_x both are zero-volume.
+
+**Arguments:**
+
+- `P_x`: the partition of prediction and target. Any dimension may be split; blocks may be uneven and empty.
+- `reduction`: {reductions}"sum"; "mean", the sum over the number of elements of the whole tensor; "none", for the
+  elements' losses.
+{arguments}
+**Raises:** `InvalidArgumentError`, on every worker, where an argument doesn't fit{flags};
+a call raises `PlanError`, on every worker of P_x, where blocks don't fit, or the prediction is not of real
+floating-point numbers.
+
+>>> import jax.numpy as jnp, distdl_jax as dj
+>>> P = dj.Partition().grid([1, 1])
+>>> x, t = {example}
+>>> round(float({name}(P)(x, t)), 4)
+{value}
+"""
+
+
+def _elementwise(
+    formula: str, example: str, value: float, *arguments: str, reductions: str = ""
+) -> Callable[[type[_L]], type[_L]]:
+    """Return a decorator that completes the docstring of a loss of x and t: with its formula, and all that they share.
+
+    - `example`, `value`: a prediction and a target, and their loss.
+    - `arguments`: the lines about arguments of its own; `reductions`: those that it has besides the three.
+    """
+
+    def documented(cls: type[_L]) -> type[_L]:
+        summary, _, more = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")
+        shared = _SHARED.format(
+            name=cls.__name__,
+            torch=cls.__name__.removeprefix("Distributed"),
+            formula=formula,
+            more=f"{more}\n\n" * bool(more),
+            reductions=reductions,
+            arguments="".join(f"- {argument}\n" for argument in arguments),
+            flags=",\n`InvalidTypeError` where a flag is not True or False" * ("bool" in cls.__annotations__.values()),
+            example=example,
+            value=value,
+        )
+        cls.__doc__ = f"{summary}\n{shared}"
+        return cls
+
+    return documented
+
+
+@_elementwise("(x - t)^2", "jnp.full((2, 3), 3.0), jnp.ones((2, 3))", 4.0)
 @dataclass(frozen=True)
 class DistributedMSELoss(Loss):
-    """The squared error of each element, of prediction and target that are split in any way.
-
-        (x - t)^2
-
-    It is PyTorch's MSELoss, of which `loss(prediction, target)` gives this worker's part: the sum over all workers
-    is the loss. Nothing moves. Prediction and target are blocks of one shape; outside P_x both are zero-volume.
-
-    **Arguments:**
-
-    - `P_x`: the partition of prediction and target. Any dimension may be split; blocks may be uneven and empty.
-    - `reduction`: "sum"; "mean", the sum over the number of elements of the whole tensor; "none", for the elements'
-      losses.
-
-    **Raises:** `InvalidArgumentError`, on every worker, where `reduction` is another; a call raises `PlanError`, on
-    every worker of P_x, where blocks don't fit, or the prediction is not of real floating-point numbers.
-
-    >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().grid([1, 1])
-    >>> x, t = jnp.full((2, 3), 3.0), jnp.ones((2, 3))
-    >>> round(float(DistributedMSELoss(P)(x, t)), 4)
-    4.0
-    """
+    """The squared error of each element, of prediction and target that are split in any way."""
 
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
         return jnp.square(prediction - target)
 
 
+@_elementwise("|x - t|", "jnp.full((2, 3), 3.0), jnp.ones((2, 3))", 2.0)
 @dataclass(frozen=True)
 class DistributedL1Loss(Loss):
-    """The absolute error of each element, of prediction and target that are split in any way.
-
-        |x - t|
-
-    It is PyTorch's L1Loss, of which `loss(prediction, target)` gives this worker's part: the sum over all workers
-    is the loss. Nothing moves. Prediction and target are blocks of one shape; outside P_x both are zero-volume.
-
-    **Arguments:**
-
-    - `P_x`: the partition of prediction and target. Any dimension may be split; blocks may be uneven and empty.
-    - `reduction`: "sum"; "mean", the sum over the number of elements of the whole tensor; "none", for the elements'
-      losses.
-
-    **Raises:** `InvalidArgumentError`, on every worker, where `reduction` is another; a call raises `PlanError`, on
-    every worker of P_x, where blocks don't fit, or the prediction is not of real floating-point numbers.
-
-    >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().grid([1, 1])
-    >>> x, t = jnp.full((2, 3), 3.0), jnp.ones((2, 3))
-    >>> round(float(DistributedL1Loss(P)(x, t)), 4)
-    2.0
-    """
+    """The absolute error of each element, of prediction and target that are split in any way."""
 
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
         return jnp.abs(prediction - target)
 
 
+@_elementwise(
+    "(x - t)^2 / 2 where |x - t| <= delta, else delta (|x - t| - delta / 2)",
+    "jnp.full((2, 3), 3.0), jnp.ones((2, 3))",
+    1.5,
+    "`delta`: a number above 0.",
+)
 @dataclass(frozen=True)
 class DistributedHuberLoss(Loss):
     """An error that is squared near 0 and absolute beyond `delta`, of tensors that are split in any way.
 
-        (x - t)^2 / 2 where |x - t| <= delta, else delta (|x - t| - delta / 2)
-
-    The slope is delta however large |x - t| is. It is PyTorch's HuberLoss, of which `loss(prediction, target)` gives
-    this worker's part: the sum over all workers is the loss. Nothing moves. Prediction and target are blocks of one
-    shape; outside P_x both are zero-volume.
-
-    **Arguments:**
-
-    - `P_x`: the partition of prediction and target. Any dimension may be split; blocks may be uneven and empty.
-    - `reduction`: "sum"; "mean", the sum over the number of elements of the whole tensor; "none", for the elements'
-      losses.
-    - `delta`: a number above 0.
-
-    **Raises:** `InvalidArgumentError`, on every worker, where an argument doesn't fit; a call raises `PlanError`, on
-    every worker of P_x, where blocks don't fit, or the prediction is not of real floating-point numbers.
-
-    >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().grid([1, 1])
-    >>> x, t = jnp.full((2, 3), 3.0), jnp.ones((2, 3))
-    >>> round(float(DistributedHuberLoss(P)(x, t)), 4)
-    1.5
+    The slope is delta however large |x - t| is.
     """
 
     delta: float = 1.0
@@ -169,62 +169,28 @@ class DistributedHuberLoss(Loss):
         return jnp.where(far, delta * (size - delta / 2), squares)
 
 
+@_elementwise("-(t log x + (1 - t) log(1 - x))", "jnp.full((2, 3), 0.5), jnp.ones((2, 3))", 0.6931)
 @dataclass(frozen=True)
 class DistributedBCELoss(Loss):
     """The binary cross entropy of probabilities that are split in any way.
 
-        -(t log x + (1 - t) log(1 - x))
-
     Logarithms are at least -100, as in PyTorch; there the gradient is 0. What is no probability, NaN or beyond 0 to 1,
-    has the loss NaN. It is PyTorch's BCELoss, of which `loss(prediction, target)` gives this worker's part: the sum
-    over all workers is the loss. Nothing moves. Prediction and target are blocks of one shape; outside P_x both are
-    zero-volume.
-
-    **Arguments:**
-
-    - `P_x`: the partition of prediction and target. Any dimension may be split; blocks may be uneven and empty.
-    - `reduction`: "sum"; "mean", the sum over the number of elements of the whole tensor; "none", for the elements'
-      losses.
-
-    **Raises:** `InvalidArgumentError`, on every worker, where `reduction` is another; a call raises `PlanError`, on
-    every worker of P_x, where blocks don't fit, or the prediction is not of real floating-point numbers.
-
-    >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().grid([1, 1])
-    >>> x, t = jnp.full((2, 3), 0.5), jnp.ones((2, 3))
-    >>> round(float(DistributedBCELoss(P)(x, t)), 4)
-    0.6931
+    has the loss NaN.
     """
 
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
         return -(target * _log(prediction) + (1 - target) * _log(1 - prediction))
 
 
+@_elementwise(
+    "-(w t log s(x) + (1 - t) log(1 - s(x))), with s the sigmoid and w `pos_weight`",
+    "jnp.zeros((2, 3)), jnp.ones((2, 3))",
+    0.6931,
+    "`pos_weight`: w, a number, or one for each entry along the last dimension of the whole tensor. Default: 1.",
+)
 @dataclass(frozen=True)
 class DistributedBCEWithLogitsLoss(Loss):
-    """The binary cross entropy of logits that are split in any way, computed so that nothing overflows.
-
-        -(w t log s(x) + (1 - t) log(1 - s(x))), with s the sigmoid and w `pos_weight`
-
-    It is PyTorch's BCEWithLogitsLoss, of which `loss(prediction, target)` gives this worker's part: the sum over all
-    workers is the loss. Nothing moves. Prediction and target are blocks of one shape; outside P_x both are zero-volume.
-
-    **Arguments:**
-
-    - `P_x`: the partition of prediction and target. Any dimension may be split; blocks may be uneven and empty.
-    - `reduction`: "sum"; "mean", the sum over the number of elements of the whole tensor; "none", for the elements'
-      losses.
-    - `pos_weight`: w, a number, or one for each entry along the last dimension of the whole tensor. Default: 1.
-
-    **Raises:** `InvalidArgumentError`, on every worker, where an argument doesn't fit; a call raises `PlanError`, on
-    every worker of P_x, where blocks don't fit, or the prediction is not of real floating-point numbers.
-
-    >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().grid([1, 1])
-    >>> x, t = jnp.zeros((2, 3)), jnp.ones((2, 3))
-    >>> round(float(DistributedBCEWithLogitsLoss(P)(x, t)), 4)
-    0.6931
-    """
+    """The binary cross entropy of logits that are split in any way, computed so that nothing overflows."""
 
     pos_weight: float | Sequence[float] | None = None
 
@@ -252,32 +218,16 @@ class DistributedBCEWithLogitsLoss(Loss):
         return np.asarray(self.pos_weight, pair.wide)[slice(*pair.grid.box(self.P_x.rank)[-1])]
 
 
+@_elementwise(
+    "t (log t - x), or with `log_target` exp(t) (t - x)",
+    "jnp.log(jnp.full((2, 4), 0.25)), jnp.eye(4)[:2]",
+    0.3466,
+    "`log_target`: whether t are logarithms of probabilities.",
+    reductions='"batchmean", the sum over the length of the first dimension: the divergence;\n  ',
+)
 @dataclass(frozen=True)
 class DistributedKLDivLoss(Loss):
-    """The Kullback-Leibler divergence from log-probabilities x to t, which are split in any way.
-
-        t (log t - x), or with `log_target` exp(t) (t - x)
-
-    It is PyTorch's KLDivLoss, of which `loss(prediction, target)` gives this worker's part: the sum over all workers
-    is the loss. Nothing moves. Prediction and target are blocks of one shape; outside P_x both are zero-volume.
-
-    **Arguments:**
-
-    - `P_x`: the partition of prediction and target. Any dimension may be split; blocks may be uneven and empty.
-    - `reduction`: "batchmean", the sum over the length of the first dimension, which is the divergence; "sum"; "mean",
-      the sum over the number of elements; "none", for the elements' losses.
-    - `log_target`: whether t are logarithms of probabilities.
-
-    **Raises:** `InvalidArgumentError`, on every worker, where `reduction` is another, `InvalidTypeError` where
-    `log_target` is not True or False; a call raises `PlanError`, on every worker of P_x, where blocks don't fit, or the
-    prediction is not of real floating-point numbers.
-
-    >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().grid([1, 1])
-    >>> x, t = jnp.log(jnp.full((2, 4), 0.25)), jnp.eye(4)[:2]
-    >>> round(float(DistributedKLDivLoss(P)(x, t)), 4)
-    0.3466
-    """
+    """The Kullback-Leibler divergence from log-probabilities x to t, which are split in any way."""
 
     log_target: bool = False
 
@@ -294,34 +244,17 @@ class DistributedKLDivLoss(Loss):
         return _times_log(target) - target * prediction
 
 
+@_elementwise(
+    "exp(x) - t x, or x - t log(x + eps) where `log_input` is False",
+    "jnp.zeros((2, 3)), jnp.ones((2, 3))",
+    1.0,
+    "`log_input`: whether x is the logarithm of the rate, not the rate.",
+    "`full`: whether Stirling's approximation of log t! is added where t is above 1.",
+    "`eps`: a small number, 0 or more, for rates of 0.",
+)
 @dataclass(frozen=True)
 class DistributedPoissonNLLLoss(Loss):
-    """The negative log likelihood of counts t under a Poisson law, of tensors that are split in any way.
-
-        exp(x) - t x, or x - t log(x + eps) where `log_input` is False
-
-    It is PyTorch's PoissonNLLLoss, of which `loss(prediction, target)` gives this worker's part: the sum over all
-    workers is the loss. Nothing moves. Prediction and target are blocks of one shape; outside P_x both are zero-volume.
-
-    **Arguments:**
-
-    - `P_x`: the partition of prediction and target. Any dimension may be split; blocks may be uneven and empty.
-    - `reduction`: "sum"; "mean", the sum over the number of elements of the whole tensor; "none", for the elements'
-      losses.
-    - `log_input`: whether x is the logarithm of the rate, not the rate.
-    - `full`: whether Stirling's approximation of log t! is added where t is above 1.
-    - `eps`: a small number, 0 or more, for rates of 0.
-
-    **Raises:** `InvalidArgumentError`, on every worker, where an argument doesn't fit, `InvalidTypeError` where a flag
-    is not True or False; a call raises `PlanError`, on every worker of P_x, where blocks don't fit, or the prediction
-    is not of real floating-point numbers.
-
-    >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().grid([1, 1])
-    >>> x, t = jnp.zeros((2, 3)), jnp.ones((2, 3))
-    >>> round(float(DistributedPoissonNLLLoss(P)(x, t)), 4)
-    1.0
-    """
+    """The negative log likelihood of counts t under a Poisson law, of tensors that are split in any way."""
 
     log_input: bool = True
     full: bool = False

@@ -110,7 +110,7 @@ from distdl_jax.nn.pooling import (
 )
 from distdl_jax.nn.prelu import DistributedPReLU
 from distdl_jax.nn.remat_precision import Precision, Remat
-from distdl_jax.nn.residual import Residual
+from distdl_jax.nn.residual import Residual, Skip
 from distdl_jax.nn.sequential import Sequential
 from distdl_jax.nn.shaping.concatenate import Concatenate
 from distdl_jax.nn.shaping.flatten import Flatten, Reshape, Unflatten
@@ -232,6 +232,7 @@ __all__ = [
     "Roll",
     "SegmentSum",
     "Sequential",
+    "Skip",
     "SpectralNorm",
     "SumReduce",
     "Take",

@@ -12,10 +12,8 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from distdl_jax import functional
-from distdl_jax.drawing.drawing import Drawing
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.layer.layer import Ends, ParameterFreeLayer
-from distdl_jax.layer.pictures import draw_layer
 from distdl_jax.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_axes
 from distdl_jax.primitives.all_gather import plan_all_gather, plan_reduce_scatter
@@ -38,6 +36,7 @@ from distdl_jax.primitives.take import (
     taken_partition,
 )
 from distdl_jax.tensors import TensorSpec
+from distdl_jax.text import Drawing
 from distdl_jax.validation import checked_axes, checked_axis, checked_booleans
 
 
@@ -223,6 +222,8 @@ class HaloExchange(_Primitive, function=functional.halo_exchange, plan=plan_halo
 
         `halos` are the widths of all workers of P_x, by world rank. By default all of them have this worker's.
         """
+        from distdl_jax.tools.draw.layers import draw_layer
+
         return draw_layer(self, x_spec, dtype, halos=dict.fromkeys(self.P_x.ranks, self.halo) | dict(halos or {}))
 
 

@@ -4,7 +4,6 @@ Whatever optax does element by element is right on blocks as it is. The transfor
 inner products over all blocks. optax is imported when one of them is made, and only then.
 """
 
-from distdl_jax.optim.checking import check
 from distdl_jax.optim.lbfgs import lbfgs, scale_by_lbfgs
 from distdl_jax.optim.line_search import line_search, value_and_grad_from_state
 from distdl_jax.optim.norms import adaptive_grad_clip, clip_by_global_norm, global_norm, scale_by_trust_ratio
@@ -15,7 +14,6 @@ __all__ = [
     "accumulated",
     "adaptive_grad_clip",
     "all_finite",
-    "check",
     "clip_by_global_norm",
     "global_norm",
     "lbfgs",

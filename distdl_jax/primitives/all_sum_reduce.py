@@ -49,6 +49,11 @@ class TeamMovement(ABC):
 class AllSum(TeamMovement):
     """One worker's part of an all-sum-reduction."""
 
+    @property
+    def copies(self) -> Workers:
+        """The workers that all have the same result."""
+        return self.team
+
     def run(self, world: World, x: Array) -> Array:
         with jax.named_scope("all_sum_reduce"):
             return allreduce_in_team(world, self.team, x)

@@ -177,6 +177,11 @@ def operations(program: Program, *, first_branch: bool = False) -> Iterator[tupl
     return walk(program, 1)
 
 
+def count_operations(program: Program) -> int:
+    """Return how many operations are written in a program, each once."""
+    return sum(1 for _ in operations(program))
+
+
 def simplified(items: Program) -> Program:
     """Return the program without loops and conditionals that don't communicate; of equal branches one is left."""
     left: list[Operation | Loop | Cond] = []
@@ -194,3 +199,15 @@ def simplified(items: Program) -> Program:
                 else:
                     left.append(Cond(branches, place))
     return tuple(left)
+
+
+def most_branches(program: Program) -> int:
+    """Return the number of branches of the conditional that has most."""
+    most = 0
+    for item in program:
+        match item:
+            case Loop(_, body):
+                most = max(most, most_branches(body))
+            case Cond(branches):
+                most = max(most, len(branches), *(most_branches(branch) for branch in branches))
+    return most

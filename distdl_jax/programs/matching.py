@@ -13,15 +13,25 @@ of a conditional, each in turn, on the premise that all take the same.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from distdl_jax.plans.waits import follow
 from distdl_jax.plans.worker_ranks import Workers
-from distdl_jax.programs.ir import Cond, Flow, Loop, Operation, Program, operations, simplified
-from distdl_jax.programs.origins import Mixed, Origins
-from distdl_jax.programs.pairing import Pairing
+from distdl_jax.programs.ir import (
+    Cond,
+    Flow,
+    Loop,
+    Operation,
+    Program,
+    count_operations,
+    most_branches,
+    operations,
+    simplified,
+)
+from distdl_jax.programs.origins import Mixed, Origins, Pairing
 
 MOST_PLAYED = 500_000
 """How many operations are played beyond a hundred times those that are written, before a comparison is given up."""
@@ -72,9 +82,9 @@ def find_mismatch(programs: Mapping[int, Program], flows: Mapping[int, Flow] | N
         return None
     distinct = {key: simplified(program) for key, program in distinct.items()}
     programs = {worker: distinct[id(program)] for worker, program in programs.items()}
-    branches = max((_most_branches(program) for program in distinct.values()), default=0)
+    branches = max((most_branches(program) for program in distinct.values()), default=0)
     for branch in range(max(branches, 1)):
-        if mismatch := _Play(programs, branch, flows=flows or {}).run():
+        if mismatch := Play(programs, branch, flows=flows or {}).run():
             return mismatch if branches else replace(mismatch, branch=None)
     return None
 
@@ -84,26 +94,23 @@ def find_stops(programs: Mapping[int, Program], absent: frozenset[int]) -> list[
 
     Sends without a partner are taken to wait, so a worker may have come further than this says, not less far.
     """
-    play = _Play({worker: simplified(program) for worker, program in programs.items()}, 0, absent)
+    play = Play({worker: simplified(program) for worker, program in programs.items()}, 0, absent)
     play.run()
     return [play.stop(worker) for worker in sorted(programs)]
+
+
+class Happening(NamedTuple):
+    """An operation that is done, by a sender and a receiver or a team, and its place in the first one's program."""
+
+    operation: Operation
+    team: Workers
+    place: int
 
 
 def _is_of_all(program: Program, workers: Set[int]) -> bool:
     """Return whether the program has only collectives of all these workers: then they complete, if all run it."""
     teams = {() if op.is_message else op.team for op, _ in operations(program)}
     return all(set(team) == workers for team in teams)
-
-
-def _most_branches(program: Program) -> int:
-    most = 0
-    for item in program:
-        match item:
-            case Loop(_, body):
-                most = max(most, _most_branches(body))
-            case Cond(branches):
-                most = max(most, len(branches), *(_most_branches(branch) for branch in branches))
-    return most
 
 
 class _Pass:
@@ -154,7 +161,7 @@ class _Worker:
             match item:
                 case Operation():
                     self.operation = item
-                    self.sends, self.receives = item.dest is not None, item.source is not None
+                    self.sends, self.receives = item.dest is not None, item.source is not None or item.from_any
                     self.joins = not item.is_message
                     if self.sends or self.receives or self.joins:
                         return True
@@ -179,33 +186,27 @@ class _Worker:
         """Return the number of the operation that it is at, from 1 in the order in which they are written."""
         place = 1
         for p in self.stack:
-            place += sum(map(_listed, p.items[: p.next - 1]))
+            place += count_operations(p.items[: p.next - 1])
             if p.next and isinstance(item := p.items[p.next - 1], Cond):
-                place += sum(map(_listed, sum(item.branches[: min(self._branch, len(item.branches) - 1)], ())))
+                place += count_operations(sum(item.branches[: min(self._branch, len(item.branches) - 1)], ()))
         return place
 
 
-def _listed(item: Operation | Loop | Cond) -> int:
-    """Count the operations that are written in an item, each once."""
-    match item:
-        case Loop(_, body):
-            return sum(map(_listed, body))
-        case Cond(branches):
-            return sum(_listed(inner) for branch in branches for inner in branch)
-    return 1
+class Play:
+    """Programs that are played against each other; `happened` gets what is done, in order."""
 
-
-class _Play:
     def __init__(
         self,
         programs: Mapping[int, Program],
         branch: int,
         absent: frozenset[int] = frozenset(),
         flows: Mapping[int, Flow] | None = None,
+        happened: list[Happening] | None = None,
     ) -> None:
+        self.happened = happened
         self._branch = branch
         self._origins = Origins(programs, flows) if flows else None
-        totals = {id(program): sum(map(_listed, program)) for program in programs.values()}
+        totals = {id(program): count_operations(program) for program in programs.values()}
         self._workers = {rank: _Worker(rank, p, totals[id(p)], branch) for rank, p in programs.items()}
         self._arrived: Counter[Workers] = Counter()
         self._absent = absent
@@ -248,24 +249,36 @@ class _Play:
                     return self._mismatch("amount", worker, other)
             if (apart := self._met(members)) is not None:
                 return apart
+            self._note(members[0], op.team)
             for other in members:
                 other.joins = False
             return members
         moved = []
-        for sender, receiver in (
-            (worker, self._workers.get(_rank(op.dest))),
-            (self._workers.get(_rank(op.source)), worker),
-        ):
-            if sender is None or receiver is None or not fit(sender, receiver):
+        for sender, receiver in self._pairs(worker, op):
+            if not fit(sender, receiver):
                 continue
             partner = receiver if sender is worker else sender
             if sent(sender) != expected(receiver):
                 return self._mismatch("amount", worker, partner)
             if (apart := self._met([worker, partner])) is not None:
                 return apart
+            self._note(sender, (sender.rank, receiver.rank))
             sender.sends = receiver.receives = False
             moved.append(partner)
         return moved
+
+    def _pairs(self, worker: _Worker, op: Operation) -> Iterator[tuple[_Worker, _Worker]]:
+        """Yield the senders and receivers, this worker one of them, that a message of its operation may have."""
+        if op.dest in self._workers:
+            yield worker, self._workers[op.dest]
+        for source in op.team if op.from_any else [op.source]:
+            if source in self._workers and worker.receives:
+                yield self._workers[source], worker
+
+    def _note(self, worker: _Worker, team: Workers) -> None:
+        """Keep what happens, in order, where somebody wants to know."""
+        if self.happened is not None and worker.operation is not None:
+            self.happened.append(Happening(worker.operation, team, worker.place()))
 
     def _met(self, workers: Sequence[_Worker]) -> Mismatch | None:
         """Note that the workers' operations have met; a mismatch where they are adjoints of different movements."""
@@ -351,10 +364,8 @@ class _Play:
             for rank in self._partners(worker):
                 if worker.rank in self._partners(self._workers[rank]):
                     return self._mismatch("partner", worker, self._workers[rank])
-        path = [waiting[0]]
-        while (following := self._workers[self._partners(path[-1])[0]]) not in path:
-            path.append(following)
-        return self._mismatch("cycle", *path[path.index(following) :])
+        path, start = follow(waiting[0], lambda worker: self._workers[self._partners(worker)[0]])
+        return self._mismatch("cycle", *path[start:])
 
     def _ended(self, rank: int) -> tuple[Stop, ...]:
         if rank in self._workers:
@@ -367,8 +378,8 @@ def fit(sender: AtOperation, receiver: AtOperation) -> bool:
     sent, received = sender.operation, receiver.operation
     if sent is None or received is None or not (sender.sends and receiver.receives):
         return False
-    is_expected = received.recv_tag is None or received.recv_tag == sent.send_tag
-    return is_expected and (sent.dest, received.source) == (receiver.rank, sender.rank)
+    is_expected = received.from_any or (received.source == sender.rank and received.recv_tag in (None, sent.send_tag))
+    return is_expected and sent.dest == receiver.rank
 
 
 def sent(sender: AtOperation) -> tuple[int, str]:
@@ -381,10 +392,6 @@ def expected(receiver: AtOperation) -> tuple[int, str]:
     """Return the length and the dtype of the message that is expected: both sides must name the same."""
     assert receiver.operation is not None
     return receiver.operation.received, receiver.operation.received_dtype or receiver.operation.dtype
-
-
-def _rank(rank: int | None) -> int:
-    return -1 if rank is None else rank
 
 
 def collective(op: Operation | None) -> tuple[object, ...]:

@@ -7,13 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from distdl_jax.drawing.drawing import Drawing
-from distdl_jax.drawing.matrix import message_matrix
-from distdl_jax.drawing.svg import INK, below, document, words
-from distdl_jax.drawing.timeline import Event, Waits, draw_timeline
 from distdl_jax.programs.diagnosis import describe
 from distdl_jax.programs.ir import Operation, Program, operations
-from distdl_jax.programs.playback import play_back
+from distdl_jax.programs.matching import Happening, Play
+from distdl_jax.text import Drawing
 
 SHOWN_OPERATIONS = 12
 """How many of each worker's operations the printed report lists."""
@@ -97,29 +94,31 @@ class Report:
 
         **Returns:** a `Drawing`: SVG, which Jupyter shows by itself, with `save`; printed, it is text.
         """
+        from distdl_jax.tools.draw.messages import Event, draw_messages
+
         happened, waiting = play_back(self.programs)
+        listed = {rank: list(operations(program, first_branch=True)) for rank, program in self.programs.items()}
         events = [
-            Event("message" if op.is_message else op.kind, team, op.bytes_sent, _what(op, times))
-            for op, team, times in happened
+            Event(
+                "message" if op.is_message else op.kind, tuple(team), op.bytes_sent, _what(*listed[team[0]][place - 1])
+            )
+            for op, team, place in happened
         ]
         total = sum(size for _, size in self.messages().values())
         count = sum(count for count, _ in self.messages().values())
         title = f"{self.name}: {count:,} messages, {total:,} bytes, in order"
-        waits = [Waits(worker, describe(op)) for worker, op in waiting.items()]
-        return draw_timeline(title, sorted(self.programs), events, waits, [self.problem] if self.problem else [])
+        waits = {worker: describe(op) for worker, op in waiting.items()}
+        return draw_messages(title, sorted(self.programs), events, waits, [self.problem] if self.problem else [])
 
     def picture(self, path: str | Path | None = None) -> Drawing:
         """Draw who sends how much to whom; the SVG is also written to `path` where that is given.
 
         **Returns:** a `Drawing`, as `draw` does; its text is the `matrix`.
         """
-        found, name = self.messages(), f"{self.name}: messages between workers"
-        amounts = [sum(each[place] for each in found.values()) for place in (0, 1)]
-        heading = words([f"{self.name}: bytes sent, rows to columns"], 13, INK, ' font-weight="bold"')
-        total = words(["{:,} messages, {:,} bytes; darker where more bytes go".format(*amounts)], 11)
-        part = below([heading, message_matrix(sorted(self.programs), found), total], 10)
-        svg = document(name, "A square for each pair of workers: rows send, columns receive.", part)
-        drawing = Drawing(svg, f"{self.name}: bytes sent\n{self.matrix()}")
+        from distdl_jax.tools.draw.messages import draw_amounts
+
+        plain = f"{self.name}: bytes sent\n{self.matrix()}"
+        drawing = draw_amounts(self.name, sorted(self.programs), self.messages(), plain)
         if path is not None:
             drawing.save(path)
         return drawing
@@ -133,6 +132,19 @@ class Report:
             if listing := self.listing(worker, SHOWN_OPERATIONS):
                 parts.append(f"Worker {worker}:\n{listing}")
         return "\n\n".join(parts)
+
+
+def play_back(programs: Mapping[int, Program]) -> tuple[list[Happening], dict[int, Operation]]:
+    """Return what happens, in order, up to a mismatch, and the operations in which workers are left waiting.
+
+    A loop's body is played once; of a conditional, the first branch.
+    """
+    flat = {rank: tuple(op for op, _ in operations(p, first_branch=True)) for rank, p in sorted(programs.items())}
+    happened: list[Happening] = []
+    play = Play(flat, 0, happened=happened)
+    play.run()
+    stops = map(play.stop, flat)
+    return happened, {stop.worker: stop.operation for stop in stops if stop.operation is not None}
 
 
 def _what(op: Operation, times: int | None) -> str:

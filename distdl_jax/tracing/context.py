@@ -29,6 +29,7 @@ class TraceContext(threading.local):
       the others'. A worker that maps nothing, since JAX made a constant of `y[array]` for a y without elements, could
       not know that the others agree; the comparison names that constant.
     - `compared`: whether the program is compared between the workers as a whole, so that no part of it need be.
+    - `called_with`: the arguments of the outermost call of a checked function, which its trace sees as tracers.
     - `to_compile`: whether all workers have agreed on the plan of a call that has yet to compile its program;
       `handled`: the exception that was being handled when they did.
     """
@@ -37,6 +38,7 @@ class TraceContext(threading.local):
     movements_as_calls = False
     sizes_agreed = False
     compared = False
+    called_with: Any = None
     to_compile = False
     handled: BaseException | None = None
 

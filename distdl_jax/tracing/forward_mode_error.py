@@ -15,6 +15,7 @@ from jax.interpreters import ad, batching, mlir
 
 from distdl_jax.compat import linearize_at_once
 from distdl_jax.errors import InvalidTypeError
+from distdl_jax.plans.worker_ranks import Workers
 
 
 def reverse_only(x: Array) -> Array:
@@ -27,9 +28,18 @@ def is_start_of_movement(eqn: Any) -> bool:
     return eqn.primitive is _reverse_only
 
 
-def never_transposed(y: Array) -> Array:
-    """Return `y`, the result of a movement; whoever transposes that itself, not its derivative, gets a `TypeError`."""
-    return _never_transposed.bind(y)
+def never_transposed(y: Array, copies: Workers = ()) -> Array:
+    """Return `y`, the result of a movement; whoever transposes that itself, not its derivative, gets a `TypeError`.
+
+    `copies`: the workers that all have the same result.
+    """
+    return _never_transposed.bind(y, copies=copies)
+
+
+def copies_left_by(eqn: Any) -> Workers | None:
+    """Return the workers that have the same result of a movement where an equation is its end; None elsewhere."""
+    copies: Workers | None = eqn.params["copies"] if eqn.primitive is _never_transposed else None
+    return copies
 
 
 def _refuse_transposition(*_: Any, **__: Any) -> NoReturn:

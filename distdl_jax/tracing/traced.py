@@ -54,6 +54,11 @@ class Traced:
         """Return the leaves of the arguments at `places`, which the program takes."""
         return jax.tree.leaves([args[place] for place in self._places])
 
+    @property
+    def first_is_traced(self) -> bool:
+        """Whether the first leaf of the result is the program's first result, and no constant."""
+        return bool(self._constants) and self._constants[0] is None
+
     def result(self, values: Sequence[Any]) -> Any:
         """Return the result of `fun`, with the program's `values` in the place of the leaves that were traced."""
         rest = iter(values)

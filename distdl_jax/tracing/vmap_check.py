@@ -56,7 +56,7 @@ def agree_on_size(world: World, part: Runs, x: Array, size: int) -> None:
     How often JAX applies such a rule depends on its caches, and in loops on what is constant on this worker. So a team
     agrees once on each size; in what `dj.jit` traces not at all, for that compares the programs.
     """
-    if trace_context.sizes_agreed or worker_status().agreements is not None:
+    if trace_context.sizes_agreed or worker_status().here.traces:
         return
     shape_dtype, agreed = jax.ShapeDtypeStruct(x.shape[1:], x.dtype), _agreed.setdefault(world, set())
     teams = [team for team in _teams(world, part, shape_dtype) if (team, size) not in agreed]

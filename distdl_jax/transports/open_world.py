@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -38,6 +39,7 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
                 f"`comm` (={comm!r}) is a communicator of MPI, but this worker is a thread of dj.simulate: make its "
                 "partitions from dj.Partition()."
             )
+        _refuse_shared_modules()
         return world
     try:
         with _starting_mpi():
@@ -51,6 +53,20 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
             "doctor` looks for what is wrong."
         ) from error
     return open_mpi_world(comm)
+
+
+def _refuse_shared_modules() -> None:
+    """Refuse to open a simulated worker's world for a module that is imported: all workers would get that partition."""
+    name = ""
+    for frame, _ in traceback.walk_stack(None):
+        if frame.f_code.co_name == "<module>":
+            name = frame.f_globals.get("__name__", "")
+        elif frame.f_code.co_filename.startswith("<frozen importlib") and name:
+            raise SetupError(
+                f"The module {name} makes a partition while it is imported, but in dj.simulate, and with --simulate, "
+                "all workers share what they import: make partitions in the program, or in functions that it calls. "
+                "Under mpiexec each worker has modules of its own."
+            )
 
 
 def close() -> None:
@@ -97,13 +113,13 @@ def _starting_mpi() -> Iterator[None]:
 @contextmanager
 def worlds_used() -> Iterator[list[World]]:
     """Collect the worlds whose partitions this worker uses inside."""
-    status = worker_status()
+    here = worker_status().here
     used: list[World] = []
-    outer, status.worlds = status.worlds, used
+    outer, here.worlds = here.worlds, used
     try:
         yield used
     finally:
-        status.worlds = outer
+        here.worlds = outer
         if outer is not None:
             outer.extend(used)
 

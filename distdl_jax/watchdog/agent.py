@@ -1,4 +1,4 @@
-"""One worker's agent in one world: it hands facts to the reporter, messages to the coordinator, and obeys both.
+"""One worker's agent in one world: it hands facts and messages to the core, and does what that says.
 
 It decides nothing. The program's thread asks it for failures; the watchdog's thread gives it its turns.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 from typing import NoReturn
 
-from distdl_jax.agreement.replay import OthersArePast
 from distdl_jax.errors import PlanError
 from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.programs.ir import Program
@@ -21,11 +21,11 @@ from distdl_jax.settings import TimeLimits, current_settings
 from distdl_jax.watchdog.abort import end_the_job, mpi_lock, say
 from distdl_jax.watchdog.call_log import CallLog
 from distdl_jax.watchdog.clock import PATIENCE
-from distdl_jax.watchdog.coordinator import COORDINATOR, Coordinator
+from distdl_jax.watchdog.coordinator import COORDINATOR
+from distdl_jax.watchdog.core import Core, Facts
 from distdl_jax.watchdog.deadlock import Kind, State
 from distdl_jax.watchdog.flight_recorder import last_operations
-from distdl_jax.watchdog.messages import Answer, CannotAgree, Detail, EndJob, Mailbox, Message, Posts, Say
-from distdl_jax.watchdog.reporter import Facts, Reporter
+from distdl_jax.watchdog.messages import Answer, CannotAgree, Detail, EndJob, Mailbox, Message, Say
 from distdl_jax.watchdog.status import Channel, worker_status
 from distdl_jax.watchdog.thread_sampler import Sample, main_line, main_stack, runs_own_program, stack_text, user_frames
 
@@ -59,6 +59,7 @@ class Agent:
     - `members`: the workers of its world, by their ranks in COMM_WORLD.
     - `epoch`: how many agreements have failed so far.
     - `calls`: those that count in this world. `channel`: that of its agreements.
+    - `is_covered`: whether another world has all workers of this one, so that its timeout is enough.
     """
 
     def __init__(self, mailbox: Mailbox, rank: int, members: Workers, limits: TimeLimits) -> None:
@@ -66,25 +67,24 @@ class Agent:
         self.epoch = 0
         self.calls = CallLog()
         self.channel: Channel | None = None
+        self.is_covered = False
         self._mailbox = mailbox
         self._rank = rank
         self._size = len(members)
         self._status = worker_status()
-        self._reporter = Reporter(rank, limits.waiting)
-        self._coordinator = Coordinator.new(members, limits) if rank == COORDINATOR else None
-        self._coordinating = threading.Lock()
+        self._core = Core.new(rank, members, limits)
+        self._lock = threading.Lock()
         self._done = 0
         self._run = Run()
         self._seen = Facts()
         self._left: int | None = None
-        self._ends_at: float | None = None
-        self._agents, self._covered = 0, False
+        self._ends_at = 0.0
 
     # --- in the program's thread ---
 
     def raise_if_failed(self) -> None:
         """Raise what all workers raise, where the coordinator has said so."""
-        if (failure := self._reporter.failure(self.epoch)) is not None:
+        if (failure := self._core.reporter.failure(self.epoch)) is not None:
             self.epoch += 1
             raise PlanError(failure.text)
 
@@ -95,19 +95,10 @@ class Agent:
             self.raise_if_failed()
             time.sleep(0.01)
 
-    def raise_if_past(self) -> None:
-        """Leave the wait for an agreement that this worker alone makes again: the coordinator has found that the others
-        are past the call."""
-        calls = self.calls
-        alone = calls.inside and calls.tracing and calls.agreed_before and calls.passed < calls.number
-        if alone and self._reporter.replay >= calls.number:
-            raise OthersArePast
-
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
         """Keep the workers' programs of the function `name`."""
-        if self._coordinator is not None:
-            with self._coordinating:
-                self._coordinator = self._coordinator.remember(name, programs)
+        with self._lock:
+            self._core = self._core.remember(name, programs)
 
     # --- at the end of the program ---
 
@@ -134,54 +125,33 @@ class Agent:
 
     # --- in the watchdog's thread ---
 
-    def turn(self, sample: Sample, now: float, agents: Sequence[Agent]) -> None:
-        """Hear the others, tell them what changed; `now` in seconds in which the watchdog was awake.
-
-        `agents`: those of all worlds of this worker.
-        """
+    def turn(self, sample: Sample, now: float) -> None:
+        """Hear the others, tell them what changed; `now` in seconds in which the watchdog was awake."""
         while (received := self._mailbox.next()) is not None:
-            self._hear(received[1], now)
+            self._step(partial(Core.hear, message=received[1], now=now))
         try:
-            self._seen = self._facts(sample, now, agents)
+            self._seen = self._facts(sample)
         finally:  # what can't be seen of the worker must not stop the clock
-            self._act(now)
+            self._step(partial(Core.turn, facts=self._seen, now=now))
+            end, coordinator = self._core.reporter.end, self._core.coordinator
+            have_all_reported = coordinator is not None and coordinator.end.is_complete
+            if end is not None and (monotonic() > self._ends_at or have_all_reported):
+                end_the_job(f"distdl_jax ends the job. {end.text}\n")
 
-    def _act(self, now: float) -> None:
-        self._reporter, messages = self._reporter.look(self._seen, now)
-        for message in messages:
-            if isinstance(message, Answer):
-                self._post(message, COORDINATOR)
+    def _step(self, step: Callable[[Core], tuple[Core, list[tuple[int, Message]]]]) -> None:
+        """Let the core take a step, and do what it says."""
+        goes_on = self._core.reporter.end is None
+        with self._lock:
+            self._core, posts = step(self._core)
+        for worker, message in posts:
+            if isinstance(message, Say) and worker == self._rank:
+                say(message.text)
             else:
-                self._hear(message, now)
-        self._coordinate(lambda coordinator: coordinator.tick(now))
-        if self._ends_at is not None and (monotonic() > self._ends_at or self._have_all_reported()):
-            assert self._reporter.end is not None
-            end_the_job(f"distdl_jax ends the job. {self._reporter.end.text}\n")
-
-    def _hear(self, message: Message, now: float) -> None:
-        match message:
-            case Answer() | CannotAgree():
-                self._coordinate(lambda coordinator: coordinator.hear(message, now))
-            case Say(text):
-                say(text)
-            case _:
-                self._reporter = self._reporter.hear(message, now)
-        if self._ends_at is None and (end := self._reporter.end) is not None:
+                self._post(message, worker)
+        if goes_on and (end := self._core.reporter.end) is not None:
             self._report(end)
             # Without a question nobody collects the reports of others.
             self._ends_at = monotonic() + (TO_REPORT[self._rank != COORDINATOR] if end.question else 0.0)
-
-    def _coordinate(self, step: Callable[[Coordinator], tuple[Coordinator, Posts]]) -> None:
-        """Take a step of the coordinator, where it is this worker, and send what it says."""
-        if self._coordinator is None:
-            return
-        with self._coordinating:
-            self._coordinator, posts = step(self._coordinator)
-        for worker, message in posts:
-            self._post(message, worker)
-
-    def _have_all_reported(self) -> bool:
-        return self._coordinator is not None and self._coordinator.end.is_complete
 
     def _post(self, message: Message, to: int) -> None:
         with mpi_lock:
@@ -189,7 +159,7 @@ class Agent:
 
     # --- what is seen of the worker ---
 
-    def _facts(self, sample: Sample, now: float, agents: Sequence[Agent]) -> Facts:
+    def _facts(self, sample: Sample) -> Facts:
         status, channel = self._status, self.channel
         # A message that moves meanwhile must seem to be on its way: what came is counted first, what went last.
         received = {} if channel is None else dict(channel.received)
@@ -198,10 +168,10 @@ class Agent:
         if not sample.run and not status.tokens_pending():
             self._done = max(self._done, ended)
         run = self._look_into(sample) if sample.run else Run()
-        calls = self.calls.summary(self._done, any(question.in_full for question in self._reporter.questions))
+        calls = self.calls.summary(self._done, any(question.in_full for question in self._core.reporter.questions))
         calls = replace(calls, passed=max(calls.passed, run.program), mixed=status.mixed)
         # Where it is costs a stack; so it is looked up for what runs long, and for those who ask.
-        where = main_line() if self._reporter.questions and not run.where else run.where
+        where = main_line() if self._core.reporter.questions and not run.where else run.where
         where = where if self._left is None else ""
         return Facts(
             calls,
@@ -212,8 +182,8 @@ class Agent:
             sample.compiles > 0,
             where,
             self._left,
-            self._is_covered(agents),
-            Detail(sample.compiled, now, {} if channel is None else dict(channel.sent), received),
+            self.is_covered,
+            Detail(sample.compiled, {} if channel is None else dict(channel.sent), received),
         )
 
     def _agreement(self) -> State | None:
@@ -237,36 +207,26 @@ class Agent:
         """Return the ranks in this world of `workers`, ranks in COMM_WORLD, if it has all of their `world`."""
         return tuple(map(self.members.index, workers)) if set(self.members) >= set(world) else ()
 
-    def watches(self, workers: Workers, agents: Sequence[Agent]) -> bool:
+    def watches(self, workers: Workers) -> bool:
         """Return whether this agent's timeout counts for a wait for these, by their ranks in COMM_WORLD."""
         goes_on = self._left is None or not self.all_have_left()
-        return set(self.members) >= set(workers) and not self._is_covered(agents) and goes_on
-
-    def _is_covered(self, agents: Sequence[Agent]) -> bool:
-        """Return whether another world has all workers of this one; of equal ones the first covers the others."""
-        if len(agents) != self._agents:
-            self._agents, place, mine = len(agents), agents.index(self), set(self.members)
-            self._covered = any(
-                mine < set(other.members) or (mine == set(other.members) and before < place)
-                for before, other in enumerate(agents)
-            )
-        return self._covered
+        return set(self.members) >= set(workers) and not self.is_covered and goes_on
 
     def _look_into(self, sample: Sample) -> Run:
         """Return what is known of a run of a program, once it has lasted for a while."""
         if self._run.number == sample.run or sample.seconds < PATIENCE:
             return self._run if self._run.number == sample.run else Run()
         status = self._status
-        call, number = status.call_of(status.shown), self.calls.number
+        record, number = status.threads.get(status.shown), self.calls.number
         stack = main_stack()
         lines = user_frames(stack)
         run = Run(sample.run, str(lines[0]) if lines else "")
         if sample.token is not None:
             if (of := status.run_of(sample.token)) is not None:
                 run = replace(run, function=of.name, program=of.number if of.log is self.calls else 0)
-        elif call is not None and runs_own_program(stack):
-            is_counted = call.log is self.calls and self.calls.inside and number == self.calls.number
-            run = replace(run, function=call.name, program=number if is_counted else 0)
+        elif record is not None and record.call and runs_own_program(stack):
+            is_counted = record.log is self.calls and self.calls.inside and number == self.calls.number
+            run = replace(run, function=record.call, program=number if is_counted else 0)
         self._run = run
         return run
 
@@ -275,11 +235,11 @@ class Agent:
     def _report(self, end: EndJob) -> None:
         """Write where this worker is; worker 0, what its coordinator was told last, too."""
         who = f"Worker {self._rank} of {self._size}, process {os.getpid()}"
-        state = self._reporter.reported
+        state = self._core.reporter.reported
         lines = [f"{who}, {state.describe()}. Its Python stack:", stack_text(user_frames(main_stack())).rstrip("\n")]
         if operations := last_operations():
             lines += ["Its last operations:", *operations[-REPORTED_OPERATIONS:]]
-        if (coordinator := self._coordinator) is not None:
+        if (coordinator := self._core.coordinator) is not None:
             lines += [
                 "What worker 0 was told last, and did, by its own clock:",
                 *coordinator.story()[-REPORTED_EVENTS:],

@@ -34,8 +34,7 @@ class Calls:
     - `number`, `name`: its last call that counts, and the function of it.
     - `digests`: of all calls up to each of the last ones, the last one last; none where they can't be compared.
     - `names`: their functions, for who has asked in full; then there are more of both.
-    - `inside`: whether it is in the last one. `tracing`: whether it traces it; `agreed_before`: what it traces was
-      agreed on in an earlier call.
+    - `inside`: whether it is in the last one. `tracing`: whether it traces it.
     - `passed`: up to which call it will trace, and agree on, nothing any more.
     - `done`: up to which call all its programs have ended.
     - `mixed`: whether it has run programs that communicate and were not compared: their messages may be astray.
@@ -47,7 +46,6 @@ class Calls:
     digests: tuple[int, ...] = ()
     inside: bool = False
     tracing: bool = False
-    agreed_before: bool = False
     passed: int = 0
     done: int = 0
     mixed: bool = False
@@ -98,7 +96,6 @@ class CallLog:
         self.number = 0
         self.inside = False
         self.tracing = False
-        self.agreed_before = False
         self.passed = 0
         self.failed = (0, "")
 
@@ -113,7 +110,7 @@ class CallLog:
     def end(self, completed: bool) -> None:
         """End the last call; if it raised, nobody knows whether others have got further in it."""
         with self._lock:
-            self.inside = self.tracing = self.agreed_before = False
+            self.inside = self.tracing = False
             if completed:
                 self.passed = self.number
             else:
@@ -122,7 +119,7 @@ class CallLog:
     def undo(self) -> None:
         """Take the last call back. It has raised before it told anybody anything: to the others it was none."""
         with self._lock:
-            self.inside = self.tracing = self.agreed_before = False
+            self.inside = self.tracing = False
             self._names.pop()
             self._digests.pop()
             self._comparable = self._comparable and bool(self._digests)
@@ -172,7 +169,6 @@ class CallLog:
                 summary,
                 digests=digests if in_full else digests[-DIGESTS:],
                 names=names,
-                agreed_before=self.agreed_before,
                 passed=self.passed,
                 done=done,
             )

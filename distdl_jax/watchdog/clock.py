@@ -17,18 +17,18 @@ ANNOUNCED = 1 / 16
 ASKED = (1 / 64, 1 / 4)
 """After which parts of the limit the coordinator asks all again: at least, and at most while one of them waits."""
 
+COMPILATION = 8
+"""For how many limits nobody's wait ends the job while some worker compiles."""
+
 GIVEN_UP = 1 + 1 / 16
 """After how many times the limit without a question a worker that has announced a wait ends the job."""
 
 FIRST_LINE = 60.0
-"""Seconds after the end of some programs until it is said for whom the job goes on."""
+"""After how many seconds of a wait, or after the end of some programs, it is said for whom the job goes on."""
 
 LINES = (FIRST_LINE, 300.0, 900.0, *(1800.0 * 2**n for n in range(16)))
 """After how many seconds of one wait it is said who waits where, for whom; with a limit below two minutes, at half of
 it, too."""
-
-LONGEST_PAUSE = 3600.0
-"""Seconds from one such line to the next, at most."""
 
 
 def seconds_text(seconds: float) -> str:
@@ -38,11 +38,6 @@ def seconds_text(seconds: float) -> str:
     ['0.0012 s', '0.5 s', '2 s', '62 s']
     """
     return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.0f} s"
-
-
-def pause_after(seconds: float) -> float:
-    """Return the seconds from a line said `seconds` after the end of a program to the next: the pauses double."""
-    return min(max(FIRST_LINE, seconds), LONGEST_PAUSE)
 
 
 def lines_within(limit: float) -> tuple[float, ...]:

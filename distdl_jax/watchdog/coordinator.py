@@ -14,8 +14,7 @@ from typing import NamedTuple
 from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import TimeLimits
-from distdl_jax.watchdog.clock import ASKED, last_line, lines_within, pause_after, seconds_text
-from distdl_jax.watchdog.confirmation import Confirmation, OpenQuestion
+from distdl_jax.watchdog.clock import ASKED, last_line, lines_within, seconds_text
 from distdl_jax.watchdog.deadlock import Deadlock, State, View, find_deadlock, workers_text
 from distdl_jax.watchdog.dependencies import Plans, dependencies_of_all, in_both
 from distdl_jax.watchdog.messages import (
@@ -23,15 +22,15 @@ from distdl_jax.watchdog.messages import (
     CannotAgree,
     EndJob,
     Fail,
+    OpenQuestion,
     Posts,
     Question,
-    Replay,
     Say,
     ToCoordinator,
     ToWorker,
     Wait,
 )
-from distdl_jax.watchdog.timeout import NEVER, UNHEARD, Timeout, WaitLimits, blockers, place_of
+from distdl_jax.watchdog.timeout import NEVER, UNHEARD, Place, Timeout, WaitLimits, blockers, place_of
 from distdl_jax.watchdog.timeout_report import LongWait, Situation
 
 COORDINATOR = 0
@@ -49,6 +48,9 @@ SOON = 0.25
 EVENTS = 256
 """How many events the story has."""
 
+IDLE = ("running", "compiling")
+"""The kinds of states in which a worker waits for nobody."""
+
 MOST_DUMPED = 500
 """How many characters the dump has of each field."""
 
@@ -59,6 +61,38 @@ class Event(NamedTuple):
     time: float
     worker: int | None
     what: str
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """The question to the workers that a deadlock is about, whether they still wait as in `states`.
+
+    All who say so were waiting at one time: when the first of them was asked. After answers that confirm nothing, a
+    message may be on its way: the same workers are asked again at `again_at`, each time after a longer `pause`.
+    """
+
+    question: OpenQuestion
+    states: Mapping[int, State]
+    pause: float
+    again_at: float = float("inf")
+
+    def is_about(self, states: Mapping[int, State]) -> bool:
+        """Return whether these workers, as they are, are asked."""
+        return self.states.keys() == states.keys() and all(s.is_as(self.states[worker]) for worker, s in states.items())
+
+    def view(self, plans: Plans) -> View:
+        """Return what is certain by now; nothing is of workers that have moved."""
+        answers = self.question.answers
+        states = {
+            worker: answer.state if answer.state.is_as(self.states[worker]) else replace(answer.state, kind="running")
+            for worker, answer in answers.items()
+        }
+
+        def coming(sender: int, receiver: int) -> bool:
+            a, b = answers.get(sender), answers.get(receiver)
+            return a is None or b is None or a.detail.sent.get(receiver, 0) != b.detail.received.get(sender, 0)
+
+        return View(states, plans, coming, in_full=True)
 
 
 @dataclass(frozen=True)
@@ -184,8 +218,6 @@ class Coordinator:
         known = replace(self, confirmation=None, concluded=_key(found, view.states))
         # What follows does so from the states when they answered: since then some may have been told to go on.
         waiting = [view.states[worker] for worker in found.waiting]
-        if found.call and all(state.calls.agreed_before for state in waiting):
-            return known._with_event(now, None, f"call {found.call} is replayed"), known._to_all(Replay(found.call))
         if all(state.kind == "agreeing" for state in waiting):
             return known._fail(found.text, found.about, now)
         return known._end(found.text, found.about, now)
@@ -201,59 +233,61 @@ class Coordinator:
 
     def _close(self, now: float) -> tuple[Coordinator, Posts]:
         """Decide about all waits, once all have said what they do, who can."""
-        timeout, waits = self.timeout.closed()
+        timeout, answered = self.timeout.closed(), self.timeout
         limits = WaitLimits(self.states, self.plans, self.limits)
         least, most = (part * self.limits.waiting or NEVER for part in ASKED)
-        lines, lasting = lines_within(self.limits.waiting), list[LongWait]()
-        posts: Posts = []
-        overdue: list[tuple[float, int, Wait]] = []
-        for worker, wait, seconds in waits:
-            if wait.kind == "left":
-                due_at = timeout.asked_at + pause_after(wait.seconds)
-                if timeout.asked_at >= timeout.line_at:
-                    line = self._situation(now).line_about_the_end(wait.seconds)
-                    posts = [(worker, Say(line))] if line else []
-                    timeout = replace(timeout, line_at=due_at)
-            else:
-                limit, is_in = limits.of(worker, wait), _is_in(self.states[worker], wait)
-                if is_in and limit < NEVER:
-                    lasting.append(LongWait(wait.seconds, worker, limit))
-                limit = limit or NEVER
-                if seconds >= limit and is_in:
-                    overdue.append((limit, worker, wait))
-                next_line = min((line for line in lines if line > wait.seconds), default=NEVER) - wait.seconds
-                due_at = timeout.asked_at + min(max(limit - seconds, least), most, max(next_line, SOON))
+        lines, lasting, overdue = lines_within(self.limits.waiting), list[LongWait](), list[LongWait]()
+        longest: tuple[float, int, float] | None = None
+        for worker, wait in answered.waits():
+            limit, is_in = limits.of(worker, wait), _is_in(self.states[worker], wait)
+            if is_in and (limit < NEVER or wait.kind == "left"):
+                lasting.append(LongWait(wait.seconds, worker, limit))
+            limit = limit or NEVER
+            seconds = answered.counted(wait, limit)
+            longest = max(longest or (0.0, worker, 0.0), (wait.seconds, worker, seconds))
+            if seconds >= limit and is_in:
+                overdue.append(LongWait(wait.seconds, worker, limit))
+            next_line = min((line for line in lines if line > wait.seconds), default=NEVER) - wait.seconds
+            soon = NEVER if wait.kind == "left" else min(max(limit - seconds, least), most)
+            due_at = timeout.asked_at + min(soon, max(next_line, SOON))
             timeout = replace(timeout, due_at=min(timeout.due_at, due_at))
         known = replace(self, timeout=timeout)
-        if waits:
-            longest, wait, seconds = max(waits, key=lambda one: one.seconds)
-            what = f"has waited for {seconds_text(wait.seconds)}, of which {seconds_text(seconds)} count"
-            known = known._with_event(now, longest, what)
+        if longest is not None:
+            what = f"has waited for {seconds_text(longest[0])}, of which {seconds_text(longest[2])} count"
+            known = known._with_event(now, longest[1], what)
         if not overdue:
-            known, told = known._tell_of_a_wait(lasting, lines, now)
-            return known, posts + told
-        limit, worker, wait = max(overdue, key=lambda one: one[2].seconds)
-        text = self._situation(now).time_is_up(worker, wait, limit)
-        return known._end(text, blockers(worker, self.states, self.plans, self.timeout.missing), now)
+            told, posts = self._say_who_waits(lasting, lines, now)
+            return replace(known, timeout=replace(timeout, told=told)), posts
+        worst = max(overdue)
+        text = self._situation(now).time_is_up(worst)
+        return known._end(text, blockers(worst.worker, self.states, self.plans, self.timeout.missing), now)
 
-    def _tell_of_a_wait(
+    def _say_who_waits(
         self, lasting: Iterable[LongWait], lines: tuple[float, ...], now: float
-    ) -> tuple[Coordinator, Posts]:
-        """Say who waits where, for whom, at the times of `lines`: one line for all who wait, once for each place."""
-        told, states = self.timeout.told, self.states
-        new = [
-            wait
-            for wait in lasting
-            if (line := last_line(lines, wait.seconds)) and (line, place_of(states[wait.worker])) not in told
-        ]
-        if not new:
-            return self, []
-        longest = max(new, key=lambda wait: wait.seconds)
-        places = {place_of(state) for state in states.values() if state.waits or state.kind == "elsewhere"}
-        told = told.union((line, place) for line in lines if line <= longest.seconds for place in places)
-        awaited = blockers(longest.worker, states, self.plans, self.timeout.missing)
-        text = self._situation(now).line_about_a_wait(longest, awaited)
-        return replace(self, timeout=replace(self.timeout, told=told)), [(COORDINATOR, Say(text))]
+    ) -> tuple[frozenset[tuple[float, Place]], Posts]:
+        """Say who waits where, for whom, at the times of `lines`: one line for all who wait, once for each place; and
+        one for all whose programs have ended."""
+        told, states, situation = self.timeout.told, self.states, self._situation(now)
+        posts: Posts = []
+        for have_left in (True, False):
+            new = [
+                wait
+                for wait in lasting
+                if (states[wait.worker].kind == "left") == have_left
+                and (line := last_line(lines, wait.seconds))
+                and (line, place_of(states[wait.worker])) not in told
+            ]
+            if not new:
+                continue
+            longest = max(new)
+            alike = [s for s in states.values() if (s.kind == "left") == have_left and s.kind not in IDLE]
+            told = told.union((line, place_of(s)) for line in lines if line <= longest.seconds for s in alike)
+            if not have_left:
+                awaited = blockers(longest.worker, states, self.plans, self.timeout.missing)
+                posts.append((COORDINATOR, Say(situation.line_about_a_wait(longest, awaited))))
+            elif line_of_the_end := situation.line_about_the_end(longest.seconds):
+                posts.append((longest.worker, Say(line_of_the_end)))
+        return told, posts
 
     def _speak_of_the_silent(self, now: float) -> tuple[Coordinator, Posts]:
         """Say a line that ends nothing, long before the limit."""
@@ -292,12 +326,11 @@ class Coordinator:
     def _with_event(self, now: float, worker: int | None, what: str) -> Coordinator:
         return replace(self, events=(*self.events[1 - EVENTS :], Event(now, worker, what)))
 
-    def story(self, worker: int | None = None) -> list[str]:
-        """Return a line for each of the last transitions, the last one last: all, or those of one worker and of all."""
+    def story(self) -> list[str]:
+        """Return a line for each of the last transitions, the last one last."""
         return [
             f"{event.time:10.1f} s: {'' if event.worker is None else f'worker {event.worker} '}{event.what}"
             for event in self.events
-            if worker is None or event.worker in (None, worker)
         ]
 
     def dump(self) -> str:

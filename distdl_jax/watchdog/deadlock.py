@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from distdl_jax.errors import ONE_PROGRAM, one_program, shown_label
+from distdl_jax.plans.waits import follow
 from distdl_jax.watchdog.call_log import Calls, Earlier
 from distdl_jax.watchdog.dependencies import Dependencies, Plans
 
@@ -92,17 +93,11 @@ class Deadlock(NamedTuple):
 
     - `waiting`: those that it takes to be waiting, which must have been so at one time (world ranks).
     - `about`: whom it is about: all that it names as having gone another way.
-    - `call`: where workers trace a function anew in a call that others are past, the call.
     """
 
     text: str
     waiting: tuple[int, ...]
     about: tuple[int, ...]
-    call: int = 0
-
-
-def _nothing_coming(sender: int, receiver: int) -> bool:
-    return False
 
 
 @dataclass(frozen=True)
@@ -116,7 +111,7 @@ class View:
 
     states: Mapping[int, State]
     plans: Plans = field(default_factory=dict)
-    coming: Callable[[int, int], bool] = _nothing_coming
+    coming: Callable[[int, int], bool] = lambda sender, receiver: False
     in_full: bool = False
 
 
@@ -211,23 +206,23 @@ _WITHOUT_JIT = (
 _CHANGED = (
     "the shapes, dtypes or static arguments of that call changed on some workers only (a Python number in place of an "
     "array, of weak type, is such a change). Every worker must see the same changes: bring the batch to one size on "
-    "all workers (a worker without samples passes an empty block of its usual dtype)."
+    "all workers (a worker without samples passes an empty block of its usual dtype). Or that worker alone has lost "
+    "what JAX keeps of traces: call jax.clear_caches(), or clear_cache() of a function, on all workers or on none."
 )
 
 
 def _traced_by_some(view: View) -> Deadlock | None:
     """Find a worker that traces a function in a call that one for which it waits has passed."""
-    tracing = [(s.calls.agreed_before, w) for w, s in view.states.items() if s.kind == "agreeing" and _traces(s.calls)]
-    # First those who trace what was never agreed on: the others can go on.
-    for _, worker in sorted(tracing):
-        state = view.states[worker]
+    for worker, state in sorted(view.states.items()):
+        if state.kind != "agreeing" or not _traces(state.calls):
+            continue
         past = tuple(w for w in state.waits_for if _is_past(view, w, state.calls) and not view.coming(w, worker))
         if past:
             text = (
                 f"Worker {worker} traces {state.calls.name} anew in call {state.calls.number} (at {state.where}), but "
                 f"{workers_text(past)} did not: {_WITHOUT_JIT if 'jax_disable_jit' in state.where else _CHANGED}"
             )
-            return Deadlock(text, (worker,), (worker, *past), state.calls.number)
+            return Deadlock(text, (worker,), (worker, *past))
     return None
 
 
@@ -268,12 +263,9 @@ def _cycle(view: View) -> Deadlock | None:
     # Who has left explains more than who waits.
     reasons = {w: min(others, key=lambda o: (view.states[o].kind != "left", o)) for w, others in needed.items()}
     for start in sorted(reasons):
-        path = [start]
-        while (following := reasons.get(path[-1])) is not None and following not in path:
-            path.append(following)
-        if following is None:
+        path, first = follow(start, reasons.get)
+        if not (cycle := path[first:]):
             return _gone(view, path[-1], path[-2])
-        cycle = path[path.index(following) :]
         listed = "; ".join(f"worker {w} {view.states[w].describe()}" for w in cycle)
         advice = one_program(view.states[w].label for w in cycle)
         text = f"The workers wait for each other in a cycle: {listed}. {advice}"

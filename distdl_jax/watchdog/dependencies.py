@@ -89,24 +89,17 @@ def takes_all(programs: Mapping[int, Program]) -> bool:
     Then each worker is bound to every other one, by operations of the two or of others in between, whatever the data
     say. What some workers do among themselves the others may skip.
     """
-    partners: dict[int, frozenset[int]] = {}
-    bound: dict[int, int] = {worker: worker for worker in programs}
-
-    def group(worker: int) -> int:
-        while (above := bound.setdefault(worker, worker)) != worker:
-            bound[worker] = bound[above]
-            worker = above
-        return worker
-
+    sharing: dict[int, tuple[Program, set[int]]] = {}
     for worker, program in programs.items():
-        if id(program) not in partners:
-            partners[id(program)] = found = frozenset(_sure_partners(program))
-            for partner in found:
-                bound[group(partner)] = group(worker)
-        for partner in partners[id(program)]:
-            bound[group(worker)] = group(partner)
-            break  # the others are bound to it
-    return len(programs) > 1 and len({group(worker) for worker in programs}) == 1
+        sharing.setdefault(id(program), (program, set()))[1].add(worker)
+    groups: list[set[int]] = []
+    for program, workers in sharing.values():
+        if partners := set(_sure_partners(program)):
+            bound = workers | partners
+            joined = [group for group in groups if not group.isdisjoint(bound)] or [bound]
+            joined[0].update(bound, *joined[1:])
+            groups = [joined[0], *(group for group in groups if group.isdisjoint(bound))]
+    return len(programs) > 1 and len(groups) == 1 and groups[0] >= programs.keys()
 
 
 Plans = Mapping[str, Mapping[int, Dependencies]]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from distdl_jax.watchdog.deadlock import Kind, State
@@ -23,12 +23,11 @@ class Wait(NamedTuple):
 class Detail:
     """Facts that only an answer carries.
 
-    - `compiled`: for how many seconds the worker has compiled so far. `awake`: for how many its watchdog has run.
+    - `compiled`: how many seconds ago the worker last compiled; 0 while it does.
     - `sent`, `received`: the numbers of messages of agreements to, and from, each other worker.
     """
 
-    compiled: float = 0.0
-    awake: float = 0.0
+    compiled: float = float("inf")
     sent: Mapping[int, int] = field(default_factory=dict)
     received: Mapping[int, int] = field(default_factory=dict)
 
@@ -45,6 +44,31 @@ class Answer:
     waits: tuple[Wait, ...] = ()
     question: int = 0
     detail: Detail = field(default=Detail())
+
+
+@dataclass(frozen=True)
+class OpenQuestion:
+    """A question to some workers, by its number, and the answers so far. Without a number nobody is asked."""
+
+    number: int = 0
+    workers: Collection[int] = ()
+    answers: Mapping[int, Answer] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The workers that have not answered."""
+        return tuple(worker for worker in self.workers if worker not in self.answers)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a question was asked, and all have answered it."""
+        return self.number > 0 and len(self.answers) == len(self.workers)
+
+    def with_answer(self, answer: Answer) -> OpenQuestion:
+        """Take in an answer, if it is one to this question."""
+        if not self.number or answer.question != self.number:
+            return self
+        return replace(self, answers={**self.answers, answer.worker: answer})
 
 
 @dataclass(frozen=True)
@@ -77,13 +101,6 @@ class Fail:
 
 
 @dataclass(frozen=True)
-class Replay:
-    """Replay the earlier agreements of this call, if you trace it anew: others are past it."""
-
-    call: int
-
-
-@dataclass(frozen=True)
 class Say:
     """Print this line. Nothing ends."""
 
@@ -100,7 +117,7 @@ class EndJob:
 
 
 ToCoordinator = Answer | CannotAgree
-ToWorker = Question | Fail | Replay | Say | EndJob
+ToWorker = Question | Fail | Say | EndJob
 Message = ToCoordinator | ToWorker
 Posts = list[tuple[int, ToWorker]]
 """Messages, each after the worker that is to get it."""

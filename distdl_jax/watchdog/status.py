@@ -1,6 +1,17 @@
-"""What a worker is doing, written by the thread that runs its program and read by its watchdog.
+"""What a worker is doing, written by the threads that run its program and read by its watchdog.
 
-Plain attributes, written in one step each, so that a training step pays next to nothing for them.
+Each thread has one record. A training step pays next to nothing for it: its fields are written in one step each.
+
+| what the thread does                        | call  | log                  | traces | waiting | counts            |
+|---------------------------------------------|-------|----------------------|--------|---------|-------------------|
+| calls a checked function                    | name  | None, if not known   | no     | None    | begins in the log |
+| traces it                                   | name  | as before            | yes    | None    |                   |
+| agrees with others on something             | any   | as before            | any    | set     |                   |
+| has agreed with all on the function's plan  | name  | of the plan's world  | yes    | None    | passed in the log |
+| returns                                     | ""    | None                 | no     | None    | ends in the log   |
+| raises, before it has told others anything  | ""    | None                 | no     | None    | undone in the log |
+
+A call inside another one is part of it.
 """
 
 from __future__ import annotations
@@ -11,11 +22,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from time import monotonic
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
-from distdl_jax.agreement.replay import Agreed, Agreements
 from distdl_jax.compat import dispatched_by_this_thread
 from distdl_jax.watchdog.call_log import REMEMBERED, CallLog
 
@@ -41,14 +50,13 @@ class Channel(Protocol):
 class Waiting:
     """An agreement that the worker takes part in: its number, over which channel (None before there is one), for what
     label, from which source line, for which workers it still waits (by rank in COMM_WORLD, where there is no channel
-    yet), since when, and in which thread."""
+    yet), and in which thread."""
 
     number: int
     channel: Channel | None
     label: str
     where: str
     waits_for: tuple[int, ...]
-    since: float
     thread: int
 
 
@@ -62,24 +70,25 @@ class Dispatched(NamedTuple):
     name: str
 
 
-@dataclass
-class Call:
-    """A call of a checked function that a thread is in: of which, where it counts (None where that is not known yet),
-    and whether it is traced."""
+@dataclass(eq=False)
+class ThreadRecord:
+    """What one thread does.
 
-    name: str
-    log: CallLog | None
-    tracing: bool = False
+    - `thread`: its number. `programs`: what tells how far the programs are that it has dispatched.
+    - `call`: the checked function that it is in, "" outside. `log`: where the call counts; None where not known.
+    - `traces`: whether it traces the function. `waiting`: the agreement that it is in.
+    - `worlds`: the worlds whose partitions it has used; None where nobody wants to know.
+    - `before`: the tokens of its last call that is over.
+    """
 
-
-class _OfThread(threading.local):
-    """What each thread has for itself: how it traces a function, which worlds it uses (None where nobody wants to
-    know), and the tokens of its last call that is over."""
-
-    def __init__(self) -> None:
-        self.agreements: Agreements | None = None
-        self.worlds: list[Any] | None = None
-        self.before: list[Any] = []
+    thread: int
+    programs: Callable[[], list[Any]]
+    call: str = ""
+    log: CallLog | None = None
+    traces: bool = False
+    waiting: Waiting | None = None
+    worlds: list[Any] | None = None
+    before: list[Any] = field(default_factory=list)
 
 
 class WorkerStatus:
@@ -87,14 +96,9 @@ class WorkerStatus:
 
     - `rank`, `size`: its number among the workers that were launched together, and how many they are. If not given,
       those of MPI's COMM_WORLD, once MPI has started.
+    - `threads`: the records of the threads that have called: agreements, or checked functions.
     - `calls`: the last calls of checked functions that it has begun, as number and name.
-    - `in_call`, `tracing`: whether a thread is in such a call now, and whether one traces it.
-    - `log`: where the call counts that began first; None where that is not known yet.
-    - `thread`: the one that has called last: agreements, and checked functions. `callers`: of all threads that have
-      called, what tells how far their programs are. `home`: the one that has agreed with others last, or made a call
-      that counts. `shown`: whose stack is reported.
-    - `agreements`: those of the checked function that this thread traces.
-    - `worlds`: where somebody wants to know them, the worlds whose partitions this thread has used.
+    - `home`: the thread that has agreed with others last, or made a call that counts. `shown`: whose stack is reported.
     - `mixed`: whether it has run programs that communicate outside calls that count.
     - `dispatched`: of the last calls that are over, their programs, which may go on.
     """
@@ -102,15 +106,13 @@ class WorkerStatus:
     def __init__(self, rank: int | None = None, size: int | None = None) -> None:
         self._rank = rank
         self._size = size
-        self._waiting: dict[int, Waiting] = {}
+        self._local = threading.local()
+        self.threads: dict[int, ThreadRecord] = {}
         self.calls: deque[tuple[int, str]] = deque([(0, "")], maxlen=REMEMBERED)
-        self.thread = self.home = self.shown = 0
-        self.callers: dict[int, Callable[[], list[Any]]] = {}
+        self.home = self.shown = 0
         self.mixed = False
         self.dispatched: deque[Dispatched] = deque(maxlen=RUNS_REMEMBERED)
         self._agreements = 0
-        self._open: dict[int, Call] = {}
-        self._here = _OfThread()
 
     @property
     def rank(self) -> int:
@@ -123,72 +125,44 @@ class WorkerStatus:
         return _mpi_rank_and_size()[1] if self._size is None else self._size
 
     @property
+    def here(self) -> ThreadRecord:
+        """The record of this thread."""
+        if (record := getattr(self._local, "record", None)) is None:
+            record = self._local.record = ThreadRecord(threading.get_ident(), dispatched_by_this_thread())
+        return record
+
+    @property
     def in_call(self) -> bool:
-        return bool(self._open)
+        """Whether a thread is in a call of a checked function."""
+        return any(record.call for record in list(self.threads.values()))
 
     @property
     def tracing(self) -> bool:
-        return any(call.tracing for call in list(self._open.values()))
+        """Whether a thread traces a checked function that it calls."""
+        return any(record.call and record.traces for record in list(self.threads.values()))
 
     @property
-    def log(self) -> CallLog | None:
-        return next((call.log for call in list(self._open.values())), None)
-
-    @property
-    def agreements(self) -> Agreements | None:
-        return self._here.agreements
-
-    @property
-    def worlds(self) -> list[Any] | None:
-        return self._here.worlds
-
-    @worlds.setter
-    def worlds(self, worlds: list[Any] | None) -> None:
-        self._here.worlds = worlds
+    def waiting(self) -> Waiting | None:
+        """The agreement that the worker is in, None outside: in several threads, that which began first."""
+        waits = (record.waiting for record in list(self.threads.values()))
+        return min((wait for wait in waits if wait is not None), key=lambda wait: wait.number, default=None)
 
     @property
     def is_beside_the_program(self) -> bool:
         """Whether this thread is another one than the program's main one, in a process that is one worker."""
         return self is _of_process and threading.current_thread() is not threading.main_thread()
 
-    def call_of(self, thread: int) -> Call | None:
-        """Return the call that a thread is in."""
-        return self._open.get(thread)
-
-    @property
-    def waiting(self) -> Waiting | None:
-        """The agreement that the worker is in, None outside: in several threads, that which began first."""
-        return min(list(self._waiting.values()), key=lambda waiting: waiting.number, default=None)
-
-    @contextmanager
-    def agreeing(self, channel: Channel | None, label: str, where: str, waits_for: tuple[int, ...]) -> Iterator[None]:
-        """Record that the worker waits for others to agree on something."""
-        self.is_called_here()
-        self.home = self.thread
-        self._agreements += 1
-        thread = threading.get_ident()
-        self._waiting[thread] = Waiting(self._agreements, channel, label, where, waits_for, monotonic(), thread)
-        try:
-            yield
-        finally:
-            self._waiting.pop(thread, None)
-
-    def still_waits_for(self, workers: tuple[int, ...]) -> None:
-        """Record for whom it still waits."""
-        if (waiting := self._waiting.get(threading.get_ident())) is not None:
-            self._waiting[waiting.thread] = replace(waiting, waits_for=workers)
+    def is_called_here(self) -> ThreadRecord:
+        """Record that this thread calls, so that it is sampled from now on; return its record."""
+        record = self.here
+        if self.threads.get(record.thread) is not record:
+            self.threads[record.thread] = record
+        return record
 
     def uses(self, world: Any) -> None:
         """Record that what the worker does is about partitions of this world."""
-        if self.worlds is not None:
-            self.worlds.append(world)
-
-    def is_called_here(self) -> None:
-        """Record that this thread calls, so that it is sampled from now on."""
-        if self.thread != (thread := threading.get_ident()) or thread not in self.callers:
-            if thread not in self.callers:
-                self.callers[thread] = dispatched_by_this_thread()
-            self.thread = thread
+        if (worlds := self.here.worlds) is not None:
+            worlds.append(world)
 
     def run_of(self, token: Any) -> Dispatched | None:
         """Return the run of a call's program that has this token; None where that is not known."""
@@ -197,7 +171,27 @@ class WorkerStatus:
 
     def tokens_pending(self) -> bool:
         """Return whether a program that communicates goes on beside the threads that call."""
-        return any(is_pending(buffer, True) for tokens in list(self.callers.values()) for buffer in tokens())
+        records = list(self.threads.values())
+        return any(is_pending(buffer, True) for record in records for buffer in record.programs())
+
+    # --- transitions ---
+
+    @contextmanager
+    def agreeing(self, channel: Channel | None, label: str, where: str, waits_for: tuple[int, ...]) -> Iterator[None]:
+        """Record that the worker waits for others to agree on something."""
+        here = self.is_called_here()
+        self.home = here.thread
+        self._agreements += 1
+        outer, here.waiting = here.waiting, Waiting(self._agreements, channel, label, where, waits_for, here.thread)
+        try:
+            yield
+        finally:
+            here.waiting = outer
+
+    def still_waits_for(self, workers: tuple[int, ...]) -> None:
+        """Record for whom it still waits."""
+        if (waiting := self.here.waiting) is not None:
+            self.here.waiting = replace(waiting, waits_for=workers)
 
     @contextmanager
     def call(self, name: str, log: CallLog | None = None) -> Iterator[None]:
@@ -205,78 +199,73 @@ class WorkerStatus:
 
         `log`: that of the world in which the function is known to communicate.
         """
-        thread = threading.get_ident()
-        counted = [other.log for other in list(self._open.values()) if other.log is not None]
-        if thread in self._open or any(log is other for other in counted):
+        here, others = self.here, (record.log for record in list(self.threads.values()))
+        if here.call or (log is not None and any(log is other for other in others)):
             yield  # a part of it; or beside one that counts in the same world, in another thread: one needs nobody
             return
         self.is_called_here()
-        self.home = thread if log is not None else self.home
-        programs = self.callers[thread]
-        call = Call(name, log)
-        # In this order: who sees the call in the list sees that the worker is in it, or that it has been.
-        self._open[thread] = call
+        tokens = here.programs()
+        self._note_runs(here, tokens)
+        self.home = here.thread if log is not None else self.home
+        here.log = log  # before anything says that the worker is in it, or that it has been
+        here.call = name
         self.calls.append((self.calls[-1][0] + 1, name))
-        self._is_mixed(programs())
         if log is not None:
             log.begin(name)
-        completed, agreements, tokens = False, self._agreements, programs()
+        completed, agreements = False, self._agreements
         try:
             yield
             completed = True
         finally:
-            shared = completed or self._agreements != agreements or list(map(id, tokens)) != list(map(id, programs()))
-            self._end_call(call, completed, shared, programs())
-            del self._open[thread]
+            after = here.programs()
+            shared = completed or self._agreements != agreements or list(map(id, tokens)) != list(map(id, after))
+            self._end_call(here, completed, shared, after)
 
-    def _is_mixed(self, tokens: list[Any]) -> None:
-        """Record whether this thread has run something since its last call."""
-        last = self._here.before
-        self.mixed = self.mixed or any(all(token is not other for other in last) for token in tokens)
-
-    def _end_call(self, call: Call, completed: bool, shared: bool, tokens: list[Any]) -> None:
-        if call.log is None:  # others may have skipped it
-            self._is_mixed(tokens)
-        self._here.before = tokens
-        self.dispatched.append(Dispatched(tokens, call.log, call.log.number if call.log else 0, call.name))
-        if call.log is not None:
+    def _end_call(self, here: ThreadRecord, completed: bool, shared: bool, tokens: list[Any]) -> None:
+        log, number = here.log, 0 if here.log is None else here.log.number
+        if log is None:  # others may have skipped it
+            self._note_runs(here, tokens)
+        here.before = tokens
+        self.dispatched.append(Dispatched(tokens, log, number, here.call))
+        if log is not None:
             if shared:
-                call.log.end(completed)
+                log.end(completed)
             else:
-                call.log.undo()
+                log.undo()
+        here.call, here.log = "", None
+
+    def _note_runs(self, here: ThreadRecord, tokens: list[Any]) -> None:
+        """Record whether this thread has run something since its last call."""
+        last = here.before
+        self.mixed = self.mixed or any(all(token is not other for other in last) for token in tokens)
 
     def agreed_on(self, log: CallLog, number: int, name: str) -> None:
         """Record that all workers of a world have agreed on the plan of this thread's call."""
-        if (call := self._open.get(threading.get_ident())) is not None:
+        here = self.here
+        if here.call:
             log.agree(number, name)
-            if call.log is not None and call.log is not log:
-                call.log.cannot_compare()
-            call.log = log
+            if here.log is not None and here.log is not log:
+                here.log.cannot_compare()
+            here.log = log
 
     def cannot_run(self, why: str) -> None:
         """Record that the program of this thread's call will never run, though all have agreed on its plan."""
-        if (call := self._open.get(threading.get_ident())) is not None and call.log is not None:
-            call.log.cannot_run(why)
+        if (log := self.here.log) is not None:
+            log.cannot_run(why)
 
     @contextmanager
-    def traced(self, before: list[Agreed] | None = None) -> Iterator[Agreements]:
-        """Record that this thread traces the function that it calls; where it calls none, nothing follows.
-
-        `before`: what was agreed on in an earlier trace of it with the same arguments.
-        """
-        call = self._open.get(threading.get_ident()) or Call("", None)
-        call.tracing = True
-        asks = call.log is not None and before is not None
-        here = self._here
-        outer, here.agreements = here.agreements, Agreements(before, asks)
-        if call.log is not None:
-            call.log.agreed_before, call.log.tracing = asks, True
+    def traced(self) -> Iterator[None]:
+        """Record that this thread traces the function that it calls; where it calls none, nothing follows."""
+        here = self.here
+        outer, here.traces = here.traces, True
+        if here.log is not None:
+            here.log.tracing = True
         try:
-            yield here.agreements
+            yield
         finally:
-            here.agreements, call.tracing = outer, False
-            if call.log is not None:
-                call.log.tracing = False
+            here.traces = outer
+            if here.log is not None:
+                here.log.tracing = False
 
 
 def is_pending(token: Any, unknown: bool) -> bool:

@@ -20,17 +20,13 @@ from distdl_jax.launch import supervised
 from distdl_jax.watchdog import excepthook
 from distdl_jax.watchdog.abort import end_the_job, is_forked, mpi_has_ended, mpi_lock, say, say_elsewhere
 from distdl_jax.watchdog.agent import Agent
-from distdl_jax.watchdog.clock import FIRST_LINE, AwakeClock, last_line, lines_within, seconds_text
+from distdl_jax.watchdog.clock import COMPILATION, FIRST_LINE, AwakeClock, last_line, lines_within, seconds_text
 from distdl_jax.watchdog.log import log
 from distdl_jax.watchdog.status import WorkerStatus, worker_status
 from distdl_jax.watchdog.thread_sampler import Sample, Sampler, main_line, prepare_to_write_stacks
 
 PAUSE = 0.05
 """Seconds between two turns."""
-
-
-COMPILATION = 8
-"""For how many times the limit of the clock one compilation does not count as waiting for others."""
 
 LONG_COMPILATION = 300.0
 """Seconds after which a line says that a worker compiles; the next one comes after twice as many, and so on."""
@@ -54,6 +50,9 @@ class WatchdogThread:
 
     def add(self, agent: Agent) -> None:
         """Give one more agent its turns, from now on."""
+        for other in self._agents:  # of equal worlds the first covers the others
+            agent.is_covered = agent.is_covered or set(agent.members) <= set(other.members)
+            other.is_covered = other.is_covered or set(other.members) < set(agent.members)
         self._agents = [*self._agents, agent]
         say_elsewhere.append(agent.say_elsewhere)
 
@@ -83,7 +82,7 @@ class WatchdogThread:
             self._forget()
 
     def _run(self, status: WorkerStatus, stop: threading.Event) -> None:
-        sampler, clock = Sampler(status, COMPILATION * self._limit), AwakeClock(time.monotonic())
+        sampler, clock = Sampler(status), AwakeClock(time.monotonic())
         while not stop.wait(PAUSE) and not mpi_has_ended():
             self._turn(sampler, clock, status)
 
@@ -98,7 +97,7 @@ class WatchdogThread:
         with mpi_lock:
             for agent in self._agents:
                 with self._surviving():
-                    agent.turn(sample, now, self._agents)
+                    agent.turn(sample, now)
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
@@ -116,7 +115,7 @@ class WatchdogThread:
             self._speaks_after = min(LONG_COMPILATION, self._limit or LONG_COMPILATION)
         if seconds > self._speaks_after:
             self._speaks_after = 2 * seconds
-            counts = f" Beyond {COMPILATION * self._limit:g} s who waits for it counts that." if self._limit else ""
+            counts = f" Who has waited for {COMPILATION * self._limit:g} s by then ends the job." if self._limit else ""
             say(
                 f"distdl_jax: worker {status.rank} has compiled for {seconds_text(seconds)}, at {main_line()}; one XLA "
                 f"program, or many without a pause.{counts}\n"
@@ -127,7 +126,7 @@ class WatchdogThread:
         waiting = status.waiting
         if waiting is None or waiting.channel is not None:
             return
-        if any(agent.watches(waiting.waits_for, self._agents) for agent in self._agents):
+        if any(agent.watches(waiting.waits_for) for agent in self._agents):
             return
         if self._waits_since[0] != waiting.number:
             self._waits_since, self._told = (waiting.number, now), 0.0

@@ -12,7 +12,7 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -37,15 +37,15 @@ class Sample:
 
     - `run`: the number of the run of a program that goes on, 0 for none. `seconds`: for how long it has been seen.
       `token`: that of the run, where it goes on beside the thread.
-    - `compiles`: for how many seconds the worker has compiled without a pause, 0.0 where it does not.
-    - `compiled`: for how many seconds it has compiled so far, without the time in which one compilation took too long.
+    - `compiles`: for how many seconds the worker has compiled without a pause, 0.0 where it does not. `compiled`: how
+      many seconds ago it last did.
     """
 
     run: int = 0
     seconds: float = 0.0
     token: Any = None
     compiles: float = 0.0
-    compiled: float = 0.0
+    compiled: float = float("inf")
 
 
 class Line(NamedTuple):
@@ -59,79 +59,68 @@ class Line(NamedTuple):
         return f"{Path(self.file).name}:{self.number} in {self.function}"
 
 
-class InCall(NamedTuple):
-    """A thread's call of XLA: the number of that run, since when it has been seen, and the thread's tokens meanwhile.
+class SampledRun(NamedTuple):
+    """A run of a program: its number, since when it has been seen, the thread that has dispatched it, its own token
+    where it goes on beside the thread, and the thread's tokens meanwhile.
 
     The next program that communicates finds other tokens. (One that does not is called without a frame of Python's, but
     for its first time.)
     """
 
-    run: int
+    number: int
     began: float
+    thread: int
+    token: Any
     tokens: list[Any]
 
 
 class Sampler:
-    """Looks from time to time at the threads that have called, or at the main one where there is none.
+    """Looks from time to time at the threads that have called, or at the main one where there is none."""
 
-    `most`: for how many seconds one compilation is taken for one; 0 for ever.
-    """
-
-    def __init__(self, status: WorkerStatus, most: float = 0.0) -> None:
+    def __init__(self, status: WorkerStatus) -> None:
         self._status = status
-        self._most = most
-        self._pending: dict[int, tuple[Any, int, float, int]] = {}
-        self._runs = 0
-        self._in_calls: dict[int, InCall] = {}
-        self._compiles = self._compiled = 0.0
+        self._runs: dict[tuple[int, ...], SampledRun] = {}
+        self._number = 0
+        self._compiles, self._compiled_at = 0.0, -float("inf")
         self._looked_at = 0.0
 
     def look(self, now: float) -> Sample:
         """Return what the worker does `now`, in seconds in which the watchdog was awake."""
         since, self._looked_at = now - self._looked_at, now
         frames = sys._current_frames()
-        callers = self._status.callers
-        for thread in [thread for thread in list(callers) if thread not in frames]:
-            callers.pop(thread)
+        threads = self._status.threads
+        for thread in [thread for thread in list(threads) if thread not in frames]:
+            threads.pop(thread)
         activities = {thread: _activity(frame) for thread, frame in frames.items()}
-        self._count_compilation("compiling" in activities.values(), since)  # in any thread: the others may wait for it
-        for thread in list(callers) or [threading.main_thread().ident or 0]:
-            self._look_at_call(thread, activities.get(thread) == "executing", now)
-        self._in_calls = {thread: call for thread, call in self._in_calls.items() if thread in frames}
-        run, began, token, thread = 0, now, None, self._status.home
-        if self._in_calls:
-            thread, (run, began, _) = min(self._in_calls.items(), key=lambda call: call[1].run)
-        if (pending := self._oldest_pending(now)) is not None:
-            token, run, began, thread = pending
+        if "compiling" in activities.values():  # in any thread: the others may wait for it
+            self._compiles, self._compiled_at = self._compiles + since, now
+        else:
+            self._compiles = 0.0
+        self._look_at_runs(activities, now)
+        # A program that goes on beside its thread has begun before the one that the thread is in.
+        runs = sorted(self._runs.values(), key=lambda run: (run.token is None, run.number))
+        run = runs[0] if runs else SampledRun(0, now, self._status.home, None, [])
         waiting = self._status.waiting
-        self._status.shown = thread if waiting is None else waiting.thread
-        return Sample(run, now - began, token, self._compiles, self._compiled)
+        self._status.shown = run.thread if waiting is None else waiting.thread
+        return Sample(run.number, now - run.began, run.token, self._compiles, now - self._compiled_at)
 
-    def _count_compilation(self, compiles: bool, seconds: float) -> None:
-        self._compiles = self._compiles + seconds if compiles else 0.0
-        if compiles and not 0 < self._most < self._compiles:
-            self._compiled += seconds
+    def _look_at_runs(self, activities: Mapping[int, str | None], now: float) -> None:
+        in_calls: dict[tuple[int, ...], SampledRun] = {}
+        beside = {key: run for key, run in self._runs.items() if run.token is not None}
+        for thread in list(self._status.threads) or [threading.main_thread().ident or 0]:
+            record = self._status.threads.get(thread)
+            tokens = [] if record is None else record.programs()
+            if activities.get(thread) == "executing":
+                key = (thread, *map(id, tokens))
+                in_calls[key] = self._runs.get(key) or self._new_run(now, thread, None, tokens)
+            for token in tokens:
+                if (0, id(token)) not in beside:
+                    beside[0, id(token)] = self._new_run(now, thread, token, [])
+        self._runs = in_calls | {key: run for key, run in beside.items() if is_pending(run.token, False)}
 
-    def _look_at_call(self, thread: int, is_in_xla: bool, now: float) -> None:
-        tokens = self._tokens(thread)
-        if not is_in_xla:
-            self._in_calls.pop(thread, None)
-        elif (call := self._in_calls.get(thread)) is None or list(map(id, call.tokens)) != list(map(id, tokens)):
-            self._runs += 1
-            self._in_calls[thread] = InCall(self._runs, now, tokens)
-
-    def _tokens(self, thread: int) -> list[Any]:
-        return self._status.callers[thread]() if thread in self._status.callers else []
-
-    def _oldest_pending(self, now: float) -> tuple[Any, int, float, int] | None:
-        """Return a program that communicates and goes on beside a thread: its token, number, beginning and thread."""
-        tokens = [(token, thread) for thread in list(self._status.callers) for token in self._tokens(thread)]
-        for token, thread in tokens:
-            if id(token) not in self._pending:
-                self._runs += 1
-                self._pending[id(token)] = (token, self._runs, now, thread)
-        self._pending = {key: pending for key, pending in self._pending.items() if is_pending(pending[0], False)}
-        return min(self._pending.values(), key=lambda pending: pending[1], default=None)
+    def _new_run(self, now: float, thread: int, token: Any, tokens: list[Any]) -> SampledRun:
+        self._number += 1
+        return SampledRun(self._number, now, thread, token, tokens)
 
 
 def _activity(innermost: FrameType) -> str | None:

@@ -1,7 +1,8 @@
 """The timeout: all workers say what they do, and then it is decided who waits, and has waited for too long.
 
 A worker announces a wait that has lasted for a part of the limit. From then on the coordinator asks all workers time
-and again. The answers say how long each wait has lasted, and how long each worker has compiled, which does not count.
+and again. The answers say how long each wait has lasted, and how long ago each worker has compiled: a wait counts from
+when nobody compiles any more, but for one of many limits.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ from typing import NamedTuple
 
 from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog.call_log import Calls
-from distdl_jax.watchdog.clock import ASKED, FIRST_LINE
-from distdl_jax.watchdog.confirmation import OpenQuestion
+from distdl_jax.watchdog.clock import ASKED, COMPILATION, FIRST_LINE
 from distdl_jax.watchdog.deadlock import Kind, State
 from distdl_jax.watchdog.dependencies import Dependencies, Plans
-from distdl_jax.watchdog.messages import Answer, Detail, Wait
+from distdl_jax.watchdog.messages import Answer, OpenQuestion, Wait
 
 UNHEARD = 12.0
 """After how many seconds without an answer it is said that a worker was not heard from."""
@@ -34,26 +34,15 @@ def place_of(state: State) -> Place:
     return state.kind, state.label, state.function, state.where
 
 
-class Counted(NamedTuple):
-    """A wait of a worker, and the seconds of it that count."""
-
-    worker: int
-    wait: Wait
-    seconds: float
-
-
 @dataclass(frozen=True)
 class Timeout:
-    """The questions to all workers, and the accounts of what they compile.
+    """The questions to all workers.
 
     - `question`: the question that goes on, if any. `asked_at`: when all were asked last; `due_at`: when they are next.
     - `is_announced`: whether a wait was announced since.
     - `silent`: since when the workers are silent that did not answer the last question. `mentioned`: those of whose
       silence a line was said.
-    - `line_at`: when the next line about those that have ended is due.
     - `told`: the waits of which a line was said, by the time of the line and the place of the wait.
-    - `details`: the last of each worker. `compiled`: in how many seconds so far some worker has compiled. `before`: how
-      many these were when each wait began, by worker, kind and number.
     """
 
     question: OpenQuestion = field(default=OpenQuestion())
@@ -62,11 +51,7 @@ class Timeout:
     is_announced: bool = False
     silent: Mapping[int, float] = field(default_factory=dict)
     mentioned: frozenset[int] = frozenset()
-    line_at: float = 0.0
     told: frozenset[tuple[float, Place]] = frozenset()
-    details: Mapping[int, Detail] = field(default_factory=dict)
-    compiled: float = 0.0
-    before: Mapping[tuple[int, Kind, int], float] = field(default_factory=dict)
 
     def hear(self, answer: Answer) -> Timeout:
         """Take in an answer, to whatever question: its worker is there. A wait that it announces is looked at soon."""
@@ -113,28 +98,22 @@ class Timeout:
         silent = (since for worker, since in self.missing.items() if worker not in self.mentioned)
         return min(silent, default=NEVER) + UNHEARD
 
-    def closed(self) -> tuple[Timeout, list[Counted]]:
-        """Close the question, and return the waits with the seconds of each in which no worker has compiled."""
-        answers = self.question.answers
-        before = {worker: self.details.get(worker, Detail()) for worker in answers}
-        new = sum(answer.detail.compiled - before[worker].compiled for worker, answer in answers.items())
-        # Of all together, no more than has passed: by their own clocks, for the coordinator's may have stood still, and
-        # its turns are not when they answered.
-        passed = max((answer.detail.awake - before[worker].awake for worker, answer in answers.items()), default=0.0)
-        compiled = self.compiled + min(passed, new)
-        # What was heard late may be from before a wait began. But no wait has more of it than it has lasted.
-        began = {key: seconds for key, seconds in self.before.items() if key[0] not in answers}
-        counted = []
-        for worker, answer in answers.items():
-            for wait in answer.waits:
-                key = (worker, wait.kind, wait.episode)
-                began[key] = max(compiled - wait.seconds, self.before.get(key, 0.0))
-                counted.append(Counted(worker, wait, wait.seconds - (compiled - began[key])))
-        details = {**self.details, **{worker: answer.detail for worker, answer in answers.items()}}
-        known = replace(
-            self, question=OpenQuestion(), silent=self.missing, details=details, compiled=compiled, before=began
-        )
-        return replace(known, due_at=NEVER), sorted(counted)
+    def closed(self) -> Timeout:
+        """Close the question."""
+        return replace(self, question=OpenQuestion(), silent=self.missing, due_at=NEVER)
+
+    def waits(self) -> list[tuple[int, Wait]]:
+        """Return the waits that the answers tell of, each after its worker."""
+        return sorted((worker, wait) for worker, answer in self.question.answers.items() for wait in answer.waits)
+
+    @cached_property
+    def compiled(self) -> float:
+        """How many seconds ago the last compilation was, of those who have answered."""
+        return min((answer.detail.compiled for answer in self.question.answers.values()), default=NEVER)
+
+    def counted(self, wait: Wait, limit: float) -> float:
+        """Return the seconds of a wait that count, against this limit."""
+        return wait.seconds if wait.seconds >= COMPILATION * limit else min(wait.seconds, self.compiled)
 
 
 class Missing(NamedTuple):
@@ -182,6 +161,8 @@ class WaitLimits:
         limits = self._limits
         if wait.kind in ("agreeing", "elsewhere"):
             return limits.waiting
+        if wait.kind == "left":
+            return NEVER
         state = self._states[worker]
         if state.plan not in self._plans:
             return limits.program if self._are_all_in_programs else limits.waiting

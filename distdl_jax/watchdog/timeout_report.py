@@ -13,7 +13,6 @@ from distdl_jax.programs.matching import find_stops
 from distdl_jax.watchdog.clock import seconds_text
 from distdl_jax.watchdog.deadlock import State, workers_text
 from distdl_jax.watchdog.dependencies import dependencies_of
-from distdl_jax.watchdog.messages import Wait
 
 LISTED = 64
 """Of how many workers a report says what they do; a line names eight."""
@@ -46,14 +45,14 @@ class Situation:
         more = [f"{len(listed) - 8} more"] if len(listed) > 8 else []
         return "; ".join([*map(self.describe, listed[:8]), *more])
 
-    def time_is_up(self, waiting: int, wait: Wait, limit: float) -> str:
+    def time_is_up(self, wait: LongWait) -> str:
         """Return what to say of a wait that was too long."""
         first = (
-            f"Worker {waiting} has waited for {seconds_text(wait.seconds)}; the limit is {limit:g} s "
+            f"Worker {wait.worker} has waited for {seconds_text(wait.seconds)}; the limit is {wait.limit:g} s "
             "(DISTDL_JAX_TIMEOUT, in seconds; 0 turns it off)."
         )
         listed = [f"{_capitalized(self.describe(worker))}." for worker in range(min(len(self.states), LISTED))]
-        return "\n".join([first, *listed, *(self._in_the_plan() or self._without_a_plan(waiting, wait))])
+        return "\n".join([first, *listed, *(self._in_the_plan() or self._without_a_plan(wait.worker))])
 
     def line_about_a_wait(self, wait: LongWait, awaited: Workers) -> str:
         """Return what to say of a wait that may be as it should; `awaited`: who keeps it, as `blockers` are."""
@@ -115,12 +114,12 @@ class Situation:
                 )
         return lines
 
-    def _without_a_plan(self, waiting: int, wait: Wait) -> list[str]:
+    def _without_a_plan(self, waiting: int) -> list[str]:
         """Say what is most often the matter where nobody has compared the programs: a worker has left, or traces what
         another one runs."""
         states = self.states
         left = tuple(w for w, state in sorted(states.items()) if state.kind == "left")
-        if left and wait.kind == "executing":
+        if left and states[waiting].kind == "executing":
             return [f"Worker {waiting} may wait for {workers_text(left)}, which ended before. {ONE_PROGRAM}"]
         for worker, state in sorted(states.items()):
             past = tuple(w for w in state.waits_for if states[w].kind == "executing")

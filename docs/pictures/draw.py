@@ -16,13 +16,11 @@ import numpy as np
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.drawing.blocks import Block, Blocks
-from distdl_jax.drawing.drawing import Drawing
-from distdl_jax.drawing.grids import draw_blocks
-from distdl_jax.drawing.halos import draw_halos
-from distdl_jax.drawing.svg import GREY, INK, Part, below, beside, document, rect, text, width_of, words
-from distdl_jax.layer.pictures import plan_actions, steps_of
-from distdl_jax.tensors import drawn_blocks
+from distdl_jax.text import Drawing
+from distdl_jax.tools.draw.grids import Block, Blocks, lay_out, spec_as_blocks
+from distdl_jax.tools.draw.layers import plan_actions, steps_of
+from distdl_jax.tools.draw.movements import draw_halos
+from distdl_jax.tools.draw.svg import GREY, Part, below, beside, document, heading, rect, text, width_of, words
 
 P = dj.planning_world(4)
 
@@ -93,7 +91,7 @@ def cut_space() -> Drawing:
     x = dj.TensorSpec((1, 1, 8, 8), conv.P_x)
     weight, y = conv.param_specs()["weight"], conv.output_spec(x)
     tensors = [("x: rows, columns", x), ("kernel", weight), ("y", y)]
-    return in_a_row("Rows and columns are cut", [drawn_blocks(spec, name) for name, spec in tensors], "*=")
+    return in_a_row("Rows and columns are cut", [spec_as_blocks(spec, name) for name, spec in tensors], "*=")
 
 
 def cut_features() -> Drawing:
@@ -126,10 +124,10 @@ def product(title: str, layer: nn.DistributedLinear) -> Drawing:
 def of_product(layer: nn.DistributedLinear, x_name: str, y_name: str) -> list[Blocks]:
     """Return x, the weight, turned as it multiplies, and y of a linear layer."""
     x = dj.TensorSpec((8, layer.in_features), layer.P_x)
-    w = drawn_blocks(layer.param_specs()["weight"])
+    w = spec_as_blocks(layer.param_specs()["weight"])
     turned = tuple(Block(block.workers, block.box[::-1]) for block in w.blocks)
     weight = Blocks("W, turned", w.shape[::-1], w.grid[::-1], turned, workers=w.workers)
-    return [drawn_blocks(x, x_name), weight, drawn_blocks(layer.output_spec(x), y_name)]
+    return [spec_as_blocks(x, x_name), weight, spec_as_blocks(layer.output_spec(x), y_name)]
 
 
 def in_a_row(title: str, tensors: list[Blocks], signs: str) -> Drawing:
@@ -139,11 +137,10 @@ def in_a_row(title: str, tensors: list[Blocks], signs: str) -> Drawing:
     for sign, tensor in zip(f" {signs}", tensors, strict=True):
         if sign != " ":
             parts.append(Part(16, 120, (text(8, 90, sign, 22, fill=GREY),)))
-        drawn = draw_blocks(tensor, size=190 * max(tensor.shape[-2:]) / longest)
-        heading = words([tensor.name], 12, INK)
-        parts.append(below([heading, drawn], 4))
+        drawn = lay_out(tensor, size=190 * max(tensor.shape[-2:]) / longest).draw()
+        parts.append(below([heading(tensor.name, 12), drawn], 4))
     about = " ".join(f"{tensor.title}." for tensor in tensors)
-    return Drawing(document(title, about, beside(parts, 14)), about)
+    return Drawing(document(title, about, beside(parts, 14, 2000)), about)
 
 
 # --- The picture of README -------------------------------------------------------------------------------------------
@@ -155,17 +152,16 @@ def overview() -> Drawing:
     spec = dj.TensorSpec((1, 1, 64, 64, 64), P_8)
     layer = nn.DistributedConv3d(P_8, in_channels=1, out_channels=8, kernel_size=3, padding=1)
     x = {worker: dj.ShapeDtype(spec.shape_on(worker), np.dtype("float32")) for worker in P_8.ranks}
-    before = drawn_blocks(spec)
+    before = spec_as_blocks(spec)
     (exchange, *_) = steps_of(plan_actions(layer.plan(x)), P_8.ranks, before)
-    halos = draw_halos(before, exchange.strips)
-    heading = words(["A volume in eight blocks, one a worker; neighbours exchange halos"], 14, INK, BOLD)
-    memory = below([words(["Memory of the fullest worker,", "one training step"], 14, INK, BOLD), _bars()], 14)
+    halos = draw_halos(before, exchange.pieces)
+    head = heading("A volume in eight blocks, one a worker; neighbours exchange halos", 14)
+    memory = below([heading("Memory of the fullest worker, one training step", 14, 30), _bars()], 14)
     title = "A volume in blocks, halos between them, and the memory of a worker by the number of workers"
     about = "; ".join(f"{n} workers: {gb:.2f} GB" for n, gb in _memory())
-    return Drawing(document(title, about, beside([below([heading, halos], 8), memory], 40)), about)
+    return Drawing(document(title, about, beside([below([head, halos], 8), memory], 40, 2000)), about)
 
 
-BOLD = ' font-weight="bold"'
 GRIDS = {1: [1, 1, 1, 1, 1], 2: [1, 1, 2, 1, 1], 4: [1, 1, 2, 2, 1], 8: [1, 1, 2, 2, 2]}
 SIDE = 128
 
@@ -202,7 +198,7 @@ def _bars() -> Part:
     most, body, height = max(gb for _, gb in found), [], 170.0
     for place, (n, gb) in enumerate(found):
         x, h = 62.0 * place, height * gb / most
-        body.append(rect(x, 20 + height - h, 44, h, "#a6d5f2", about=f"{n} workers: {gb:.2f} GB"))
+        body.append(rect((x, 20 + height - h, 44, h), "#a6d5f2", about=f"{n} workers: {gb:.2f} GB"))
         body.append(text(x + 22, 15 + height - h, f"{gb:.2f} GB", 12))
         body.append(text(x + 22, 38 + height, n, 13))
     body.append(text(62 * 2 - 9, 58 + height, "workers", 12, fill=GREY))

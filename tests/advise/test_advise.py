@@ -8,12 +8,12 @@ import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.tools.advise.command import advise_on_file
-from distdl_jax.tools.advise.five_numbers import FiveNumbers
+from distdl_jax.tools.cost.machine import Machine
 
 ONE = dj.planning_world(1).grid([1, 1])
 CONV = nn.conv2d(out_channels=4, kernel_size=3, padding=1)
 RESIDUAL = [nn.conv2d(out_channels=4, kernel_size=1), nn.batch_norm(), nn.skip(CONV, nn.group_norm(num_groups=2), CONV)]
-SLOW = FiveNumbers(latency=1e-2, bandwidth=1e7, flops=1e12, memory_bandwidth=1e12, memory=1e9)
+SLOW = Machine(latency=1e-2, bandwidth=1e7, flops=1e12, memory_bandwidth=1e12, memory=1e9)
 
 
 def test_outside_of_a_job_the_first_line_says_that_nothing_was_measured() -> None:

@@ -12,13 +12,13 @@ import pytest
 import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.errors import PlanError
-from distdl_jax.tools.advise.five_numbers import FiveNumbers
 from distdl_jax.tools.advise.network import DescribedNetwork, Grids
 from distdl_jax.tools.advise.prices import MOST_GRIDS, Prices, factorisations, repartition_counts
 from distdl_jax.tools.advise.search import FEWEST, MOST, Search, memory_text
+from distdl_jax.tools.cost.machine import Machine
 
 FLOAT = np.dtype("float32")
-MACHINE = FiveNumbers(latency=5e-6, bandwidth=5e9, flops=2e10, memory_bandwidth=1e10, memory=16e9)
+MACHINE = Machine(latency=5e-6, bandwidth=5e9, flops=2e10, memory_bandwidth=1e10, memory=16e9)
 CONV = nn.conv2d(out_channels=4, kernel_size=3, padding=1)
 NETWORKS = {
     "chain": ([CONV, jax.nn.relu, nn.max_pool2d(kernel_size=2), nn.flatten(), nn.linear(out_features=4)], (3, 2, 8, 6)),

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from private_parts import MOST_LOOKS
 
 import distdl_jax as dj
-from distdl_jax.functional import all_sum_reduce
+from distdl_jax.functional import all_sum_reduce, broadcast
 from distdl_jax.transports.open_world import open_world
 from distdl_jax.watchdog.status import worker_status
 from distdl_jax.watchdog.thread_sampler import Sampler, main_stack, runs_own_program
@@ -299,3 +299,15 @@ def test_an_argument_that_is_not_read_may_be_gone_or_donated(summed):
     kept = dj.jit(fun, keep_unused=True)
     with pytest.raises(RuntimeError, match="deleted"):
         kept(jnp.ones(3), gone)
+
+
+def test_cache_cleared_on_one_worker_raises():
+    P_all, P_root = dj.Partition().grid([2]), dj.Partition().grid([1])
+    step = dj.jit(lambda x: broadcast(x, P_root, P_all))
+    x = jnp.ones(2) if P_all.rank == 0 else dj.zero_volume_tensor()
+    step(x)
+    if P_all.rank == 1:
+        step.clear_cache()
+    with pytest.raises(dj.PlanError, match=r"Worker 1 traces .* that worker alone has lost what JAX keeps"):
+        step(x)
+        P_all.allgather_data(0)

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import distdl_jax as dj
-from distdl_jax.costs.step_program import step_events
 from distdl_jax.programs.ir import Operation, operations
 from distdl_jax.spec_trees import is_spec
+from distdl_jax.tools.cost.events import step_events
 
 Network = tuple[Any, dj.TensorSpec]
 """A network, and the spec of its input."""

@@ -14,15 +14,15 @@ import pytest
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.costs.layers import placed_layers
-from distdl_jax.costs.step_program import step_events
-from distdl_jax.costs.traffic import halo_counts, repartition_counts
 from distdl_jax.plans import alike
 from distdl_jax.plans.decomposition import ProductGrid, ranges_of_sizes
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.work import Work
 from distdl_jax.primitives.plan import Computes, Moves
+from distdl_jax.tools.cost.cost import placed_layers
+from distdl_jax.tools.cost.events import step_events
+from distdl_jax.tools.cost.traffic import halo_counts, repartition_counts
 
 FLOAT32 = np.dtype("float32")
 
@@ -68,6 +68,7 @@ def test_amounts_by_class_are_those_of_every_worker(seed: int, monkeypatch: pyte
             own = [spec.shape_on(worker) for spec in placed.param_specs if worker in spec.partition.ranks]
             counted["parameters"][worker] = counted["gradients"][worker] = 4 * sum(map(prod, own))
             counted["optimiser"][worker] = 2 * counted["parameters"][worker]
+            counted["memory_traffic"][worker] = 7 * counted["parameters"][worker]  # Adam reads 4 arrays, writes 3
             count([action for action in plan.actions if action.place == placed.place], worker, counted)
         for name, numbers in counted.items():
             assert getattr(layer.amounts, name).tolist() == numbers.tolist(), (placed.place, name)
@@ -81,6 +82,7 @@ def count(actions: Any, worker: int, counted: dict[str, np.ndarray]) -> None:
         back = "forward" if event.direction == "forward" else "backward"
         if isinstance(event.does, Work):
             counted[f"flops_{names[event.direction]}"][worker] += getattr(event.does, of_work[event.direction])
+            counted["memory_traffic"][worker] += event.does.read + event.does.written
         elif not event.does.is_message:
             counted[f"collectives_{back}"][worker] += 1
             counted[f"team_bytes_{back}"][worker] += event.does.bytes_sent

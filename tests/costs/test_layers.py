@@ -13,8 +13,8 @@ from foreseen import Build, Network, blocks, check_foreseen
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.costs.step_program import step_events
 from distdl_jax.plans.work import Work
+from distdl_jax.tools.cost.events import step_events
 from distdl_jax.tracing.jaxprs import equations
 
 

@@ -14,10 +14,10 @@ from layers.test_output_specs import LAYERS
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.costs.step_program import step_events
-from distdl_jax.costs.traced import TracedPlan, completed
 from distdl_jax.primitives.plan import Computes, Plan
 from distdl_jax.programs.ir import Operation, operations
+from distdl_jax.tools.cost.events import step_events
+from distdl_jax.tools.cost.traced import TracedPlan, completed
 
 Build = Callable[[dj.Partition], tuple[Any, tuple[int, ...]]]
 WORKERS = 4

@@ -1,4 +1,4 @@
-"""The pages on clusters show the files that they link to, and these are sound."""
+"""The page on clusters links to every script, shows the first, and these are sound."""
 
 import re
 import shutil
@@ -8,30 +8,20 @@ from pathlib import Path
 import pytest
 from jobs import ROOT
 
-PAGES = sorted((ROOT / "docs" / "clusters").glob("*.md"))
-SHOWN = re.compile(r"\[[^\]]*\]\(([^)\s]+)\):\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FILES = [(page, path, text) for page in PAGES for path, text in SHOWN.findall(page.read_text())]
+PAGE = ROOT / "docs" / "clusters.md"
 SCRIPTS = [*sorted((ROOT / "docs" / "clusters").glob("*.sh")), ROOT / "tools" / "one_node_slurm.sh"]
 RECIPES = ROOT / "tools" / "containers"
 
 
-@pytest.mark.parametrize(("page", "path", "text"), FILES, ids=[Path(path).name for _, path, _ in FILES])
-def test_a_page_shows_the_file(page: Path, path: str, text: str) -> None:
-    assert text == (page.parent / path).read_text()
+def test_the_page_shows_the_script_of_a_job() -> None:
+    script = (ROOT / "docs" / "clusters" / "slurm-train.sh").read_text()
+    assert f"[slurm-train.sh](clusters/slurm-train.sh):\n\n```sh\n{script}```\n" in PAGE.read_text()
 
 
-def test_every_file_is_shown() -> None:
-    shown = {(page.parent / path).resolve() for page, path, _ in FILES}
-    here = {path for path in (ROOT / "docs" / "clusters").iterdir() if path.suffix != ".md"}
-    assert here and here <= shown
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_pages_have_one_style(page: Path) -> None:
-    headings = re.findall(r"^## (.+)$", page.read_text(), re.MULTILINE)
-    order = ["What you need", "How to see that it works", "What goes wrong"]
-    assert [heading for heading in headings if heading in order] == order
-    assert "doctor" in page.read_text()
+def test_every_file_is_linked() -> None:
+    linked = {(PAGE.parent / path).resolve() for path in re.findall(r"\]\(([^)\s]+)\)", PAGE.read_text())}
+    files = {*(ROOT / "docs" / "clusters").iterdir(), *RECIPES.iterdir(), ROOT / "tools" / "one_node_slurm.sh"}
+    assert len(files) > 8 and files <= linked
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)

@@ -12,7 +12,7 @@ import pytest
 from jobs import ROOT, patience, run
 from launcher import mpiexec
 
-from distdl_jax.kernels.cpu.onednn import build, shared_library
+from distdl_jax.kernels.cpu.onednn import shared_library
 
 pytestmark = pytest.mark.limit(600)
 
@@ -34,6 +34,24 @@ def not_ok(report: dict[str, Any]) -> set[tuple[str, str]]:
 
 def words(report: dict[str, Any], subject: str) -> str:
     return "\n".join(each["found"] for each in report["findings"] if each["subject"] == subject)
+
+
+# Hides packages from imports, though their metadata is there.
+HIDDEN = """
+import os, sys
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, *args):
+        return None if name.split(".")[0] == os.environ["HIDDEN"] else self.finder.find_spec(name, *args)
+
+sys.meta_path[:] = map(Without, sys.meta_path)
+"""
 
 
 def by_itself(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -62,7 +80,7 @@ def true_here(workers: int) -> set[tuple[str, str]]:
     disk = os.statvfs("/dev/shm")
     if disk.f_bavail * disk.f_frsize < workers * 32 * 2**20:
         true.add(("warning", "shared memory"))
-    if shared_library.version() == "none" and build.can_be_tried():
+    if shared_library.version() == "none":
         true.add(("warning", "onednn"))
     return true
 
@@ -75,13 +93,10 @@ def test_a_healthy_job():
     assert not_ok(report) - true_here(2) == set(), report
     assert (status, report["workers"], output.count('"verdict": ')) == (0, 2, 1 + len(report["findings"]))
     assert taken < limit
-    first, second = report["facts"]
-    assert [each["launch"]["rank"] for each in (first, second)] == [0, 1]
-    assert first["host"]["affinity"] == sorted(os.sched_getaffinity(0))
-    assert first["threads"]["xla"] in (1, None) and first["software"]["jax_error"] is None
+    assert [host["affinity"] for host in report["hosts"]] == [sorted(os.sched_getaffinity(0))] * 2
+    assert report["hosts"][0]["threads"].get("XLA", 1) == 1
     assert "MPI knows all of them" in words(report, "launcher")
     assert words(report, "message").count("from worker 0 to 1, on one host") == 2
-    assert words(report, "all-reduce").count("over 2 workers") == 2
 
 
 # Pins a worker to the first core.
@@ -105,29 +120,18 @@ def test_a_job_with_many_mistakes(tmp_path: Path):
         "DISTDL_JAX_TIMOUT": "60",
         "NPROC": "64",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "GLIBC_TUNABLES": "",
         "JAX_NUMPY_RANK_PROMOTION": "raise",
         "JAX_DISABLE_JIT": "1",
         "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "MPI4JAX_USE_CUDA_MPI": "1",
     }
-    command = [
-        "-c",
-        PINNED,
-        *DOCTOR,
-        "--checkpoints",
-        tmp_path / "file" / "run",
-        "--machine",
-        tmp_path / "nothing.toml",
-    ]
+    command = ["-c", PINNED, *DOCTOR, "--checkpoints", tmp_path / "file" / "run"]
     status, output = run(2, *command, anew=True, settings=settings)
     report = content(output)
     assert status == 1 and report["verdict"] == "error"
     expected = {
-        ("error", "machine"),
         ("error", "settings"),
         ("warning", "settings"),
-        ("error", "mpi threads"),
+        ("error", "mpi"),
         ("error", "devices"),
         ("warning", "jax"),
         ("warning", "cores"),
@@ -136,20 +140,18 @@ def test_a_job_with_many_mistakes(tmp_path: Path):
         ("warning", "checkpoints"),
     }
     assert not_ok(report) - true_here(2) == expected, report
-    assert "MPI_THREAD_SINGLE" in words(report, "mpi threads")
-    assert "2 workers share 1 of" in words(report, "cores")
+    assert "MPI_THREAD_SINGLE" in words(report, "mpi")
+    assert "2 workers on " in words(report, "cores") and "can use 1 of" in words(report, "cores")
     assert "XLA computes with 64 threads" in words(report, "threads")
     assert "JAX_NUMPY_RANK_PROMOTION" in words(report, "jax") and "JAX_DISABLE_JIT" in words(report, "jax")
-    assert "malloc is left alone" in words(report, "huge pages")
     assert "did you mean DISTDL_JAX_TIMEOUT?" in words(report, "settings")
-    assert "built without CUDA" in words(report, "gpu messages")
     assert words(report, "checkpoints").endswith("run can't be written to: Not a directory.")
 
 
 def test_a_launcher_of_another_mpi():
     status, report = alone(PMI_SIZE="4")
-    assert status == 1 and not_ok(report) == {("error", "launcher")}
-    assert "started 4 processes, but each believes that it is alone" in words(report, "launcher")
+    assert status == 1 and not_ok(report) - true_here(1) == {("error", "mpi")}
+    assert "started 4 processes, but this one believes that it is alone" in words(report, "mpi")
 
 
 @pytest.mark.skipif(mpiexec.flavour() != "hydra", reason="what MPICH does under Open MPI's launcher")
@@ -175,16 +177,32 @@ def test_an_mpiexec_of_another_mpi_first_on_path(tmp_path: Path):
     fake.write_text(FAKE)
     fake.chmod(0o755)
     status, report = alone(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert status == 1 and not_ok(report) == {("error", "launcher"), ("error", "mpiexec")}
+    assert status == 1 and not_ok(report) - true_here(1) == {("error", "launcher")}
     assert f"{fake} starts workers of which each believes that it is alone" in words(report, "launcher")
-    assert f"mpiexec on PATH ({fake}) is Open MPI's" in words(report, "mpiexec")
+
+
+@pytest.mark.parametrize("package", ["jax", "jaxlib", "numpy", "mpi4py", "mpi4jax"])
+def test_a_package_that_can_not_be_imported(tmp_path: Path, package: str) -> None:
+    """The doctor names it, and looks at the rest."""
+    (tmp_path / "sitecustomize.py").write_text(HIDDEN)
+    status, report = alone(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}", HIDDEN=package)
+    errors = [each["found"] for each in report["findings"] if each["verdict"] == "error"]
+    assert status == 1 and all(package in error for error in errors), report
+    assert {each["subject"] for each in report["findings"]} >= {"versions", "settings", "checkpoints"}
+
+
+def test_a_cache_that_another_process_reads(tmp_path: Path) -> None:
+    _, report = alone(JAX_COMPILATION_CACHE_DIR=str(tmp_path / "cache"))
+    (finding,) = [each for each in report["findings"] if each["subject"] == "compilation cache"]
+    took = finding["found"].startswith(("A process finds in", "A process does not take from"))
+    assert took and list(tmp_path.iterdir()) == []
 
 
 def test_the_right_mpiexec_on_path():
     path = mpiexec.find()
     assert path is not None
     status, report = alone(PATH=f"{Path(path).parent}{os.pathsep}{os.environ['PATH']}")
-    assert (status, not_ok(report)) == (0, set()), report
+    assert (status, not_ok(report) - true_here(1)) == (0, set()), report
     assert words(report, "launcher") == f"{path} starts workers that find each other."
 
 
@@ -217,6 +235,6 @@ def test_a_worker_that_does_not_answer():
 
 def test_workers_in_one_process():
     status, report = alone("--simulate", "3")
-    assert (status, not_ok(report)) == (0, set()), report
+    assert (status, not_ok(report) - true_here(1)) == (0, set()), report
     assert words(report, "simulate").startswith("3 workers in this process")
     assert not {each["subject"] for each in report["findings"]} & {"mpi", "launcher", "mpiexec", "message"}

@@ -1,384 +1,281 @@
-"""Each misconfiguration, made in the facts of a healthy job, is found; and a healthy job has none."""
+"""What is found of a healthy job, and of one of which a test has broken something; and how it is printed."""
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from healthy_job import PACKAGES, job, worker
 
-from distdl_jax.doctor import findings, launch, report
-from distdl_jax.doctor.facts import Launch, Measured, Message
-from distdl_jax.doctor.findings import Finding, on_each_worker
+from distdl_jax.doctor import __main__ as doctor
+from distdl_jax.doctor import job, worker
+from distdl_jax.doctor.findings import Finding, as_json, as_text, merged
+from distdl_jax.launch.gpus import WorkerGpu
+from distdl_jax.settings import read_settings
+from distdl_jax.transports.mpi.launch_checks import Installation
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+GIB = 2**30
+HOST = job.Host("node0", 8, tuple(range(8)), 60 * GIB, 32 * GIB, {"XLA": 2, "oneDNN": 2}, "NPROC=2")
+ONE_THREAD = {"threads": {"XLA": 1, "oneDNN": 1}}
 
 
-def found(everyone: Any, measured: Measured | None = None) -> list[Finding]:
-    """Return what is not ok."""
-    all_of_them = report.findings(everyone, measured or Measured())
-    return [finding for finding in all_of_them if finding.verdict != "ok"]
+def hosts(*changed: dict[str, Any], size: int = 4, **changes: Any) -> list[job.Host]:
+    """Return what `size` workers say of their hosts: with `changes` on all, `changed` on the first, second, ..."""
+    return [HOST._replace(**(changes | mine)) for mine in [*changed, *({} for _ in range(size - len(changed)))]]
 
 
-def test_a_healthy_job_has_nothing_to_find():
-    assert found(job()) == []
+def not_ok(findings: Any) -> list[Finding]:
+    return [finding for finding in findings if finding.verdict != "ok"]
 
 
-GPU = {"platform": "gpu", "gpus": 4, "plugin": "jax-cuda13-plugin", "bridge": True}
-NO_LAUNCHER = {"rank": None, "started": 1, "launcher": "", "launcher_program": None}
+def test_healthy_hosts_have_nothing_to_find():
+    assert not_ok(job.find(hosts())) == []
 
-BROKEN = {
-    # facts, (verdict, subject, words of the finding, words of the cure)
-    "package missing": (
-        job(software={"packages": PACKAGES | {"mpi4jax": None}}),
-        ("error", "versions", "mpi4jax is not installed", "--no-binary=mpi4jax"),
-    ),
-    "old jax": (
-        job(software={"packages": PACKAGES | {"jax": "0.9.1"}}),
-        ("error", "versions", "jax 0.9.1 is too old: distdl_jax needs 0.10.2", "jax>=0.10.2"),
-    ),
-    "new jax": (
-        job(software={"packages": PACKAGES | {"jax": "0.13.0"}}),
-        ("warning", "versions", "not been tested with jax 0.13.0", "jax<0.13"),
-    ),
-    "new Python": (job(software={"python": "3.15.0rc1"}), ("warning", "versions", "3.15.0rc1", "")),
-    "JAX does not start": (
-        job(software={"jax_error": "RuntimeError: no cuda"}),
-        ("error", "jax", "RuntimeError: no cuda", "JAX_PLATFORMS=cpu"),
-    ),
-    "jit off": (job(software={"disable_jit": True}), ("warning", "jax", "JAX_DISABLE_JIT", "")),
-    "rank promotion": (job(software={"rank_promotion": "raise"}), ("warning", "jax", "RANK_PROMOTION", "allow")),
-    "debug nans": (job(software={"debug_nans": True}), ("note", "jax", "JAX_DEBUG_NANS", "")),
-    "oneDNN of another jaxlib": (
-        job(software={"onednn": "none", "onednn_problem": "x.so is left out"}),
-        ("warning", "onednn", "left out", "distdl_jax.onednn"),
-    ),
-    "oneDNN not compiled": (
-        job(software={"onednn": "none", "onednn_is_here": True}),
-        ("warning", "onednn", "oneDNN and a C++ compiler are here, but", "python -m distdl_jax.onednn"),
-    ),
-    "Python of old jax": (
-        job(software={"python": "3.11.9"}),
-        ("note", "versions", "Python 3.11.9 ends with jax 0.10.2", "make venv PYTHON="),
-    ),
-    "x64 on one worker": (
-        job({}, {}, {"software": {"x64": True}}),
-        ("error", "workers differ", "jax_enable_x64, but it is False on 3 of 4 workers and True on worker 2", ""),
-    ),
-    "jaxlib of one worker": (
-        job({}, {"software": {"packages": PACKAGES | {"jaxlib": "0.11.0"}}}),
-        ("error", "workers differ", "jaxlib, but it is 0.12.0 on 3 of 4 workers and 0.11.0 on worker 1", ""),
-    ),
-    "MPI of one worker": (
-        job({}, {"mpi": {"implementation": "MPICH Version: 4.2.0"}}),
-        ("error", "workers differ", "MPI library", ""),
-    ),
-    "oneDNN on one worker": (
-        job({}, {"software": {"onednn": "none"}}),
-        (
-            "error",
-            "workers differ",
-            "oneDNN, but it is 3.2.0 on 3 of 4 workers and none on worker 1",
-            "ONEDNN=off on all",
-        ),
-    ),
-    "wrong setting": (
-        job(environment={"DISTDL_JAX_TIMEOUT": "soon"}),
-        ("error", "settings", "DISTDL_JAX_TIMEOUT (='soon', on worker 0) must be a number", "docs/settings.md"),
-    ),
-    "settings differ": (
-        job({}, {"environment": {"DISTDL_JAX_DEBUG": "1"}}),
-        ("error", "settings", "DISTDL_JAX_DEBUG", ""),
-    ),
-    "unknown setting": (
-        job({}, {"environment": {"DISTDL_JAX_TIMOUT": "60"}}),
-        ("warning", "settings", "DISTDL_JAX_TIMOUT (did you mean DISTDL_JAX_TIMEOUT?)", ""),
-    ),
-    "MPI not loaded": (
-        [worker(mpi={"error": "RuntimeError: cannot load MPI library"})],
-        ("error", "mpi", "cannot load MPI library", "LD_LIBRARY_PATH"),
-    ),
-    "MPI not initialized": (
-        [worker(mpi={"error": "not to start MPI (mpi4py.rc.initialize)"})],
-        ("error", "mpi", "not to start MPI", "MPI4PY_RC_INITIALIZE"),
-    ),
-    "threads of MPI": (
-        job(mpi={"thread_level": "MPI_THREAD_FUNNELED"}),
-        ("error", "mpi threads", "MPI_THREAD_FUNNELED", "MPI4PY_RC_THREAD_LEVEL"),
-    ),
-    "mpi4jax of Open MPI": (
-        job(mpi={"bridge_error": "ImportError: libmpi.so.40: cannot open shared object file"}),
-        ("error", "mpi4jax", "compiled for Open MPI", "--no-binary=mpi4jax"),
-    ),
-    "two MPI libraries": (
-        job(mpi={"loaded": ("/env/lib/libmpi.so.12", "/usr/lib/libmpi.so.12")}),
-        ("error", "mpi4jax", "/env/lib/libmpi.so.12, /usr/lib/libmpi.so.12", "LD_LIBRARY_PATH"),
-    ),
-    "another launcher": (
-        [worker(mpi={"size": 1}, launch={"launcher": "Open MPI", "mpiexec_beside": "/venv/bin/mpiexec"})],
-        ("error", "launcher", "Open MPI (/env/bin/hydra_pmi_proxy) started 4 processes, but each", "/venv/bin/mpiexec"),
-    ),
-    "srun with the wrong --mpi": (
-        [worker(mpi={"size": 1}, launch={"launcher": "Slurm"})],
-        ("error", "launcher", "The launcher of Slurm", "srun --mpi=list"),
-    ),
-    "mpiexec of another MPI": (
-        [worker(size=1, launch=NO_LAUNCHER | {"mpiexec_of": "Open MPI"}, threads={"xla": 8})],
-        ("error", "mpiexec", "is Open MPI's, but mpi4py runs on MPICH Version: 5.0.2", ""),
-    ),
-    "mpiexec that starts strangers": (
-        [worker(size=1, launch=NO_LAUNCHER | {"trial": "size=1\nsize=1\n"})],
-        ("error", "launcher", "each believes that it is alone", ""),
-    ),
-    "no slots": (
-        [worker(size=1, launch=NO_LAUNCHER | {"trial": "There are not enough slots available"})],
-        ("error", "launcher", "not enough slots", "--oversubscribe"),
-    ),
-    "root": (
-        [worker(size=1, launch=NO_LAUNCHER | {"trial": "prterun has detected an attempt to run as root."})],
-        ("error", "launcher", "run as root", "--allow-run-as-root"),
-    ),
-    "no mpiexec": (
-        [worker(size=1, launch=NO_LAUNCHER | {"mpiexec": None, "mpiexec_of": "", "mpiexec_beside": "/v/mpiexec"})],
-        ("warning", "launcher", "no mpiexec on PATH", "/v/mpiexec is there"),
-    ),
+
+BROKEN: dict[str, tuple[list[job.Host], Finding]] = {
     "more workers than cores": (
-        job(host={"cores": 2, "affinity": (0, 1)}, threads={"xla": 1, "onednn": 1}),
-        ("warning", "cores", "4 workers share 2 of", "at most 2 workers"),
+        hosts(cores=2, affinity=(0, 1), **ONE_THREAD),
+        Finding("warning", "cores", "4 workers on node0 can use 2 of 2 cores", "Start at most 2"),
     ),
     "all on one core": (
-        job(host={"affinity": (0,)}, threads={"xla": 1, "onednn": 1}),
-        ("warning", "cores", "4 workers share 1 of 8 cores on node0", "--bind-to core"),
-    ),
-    "a cgroup's quota": (
-        job(host={"quota": 2.0}, threads={"xla": 1, "onednn": 1}),
-        ("warning", "cores", "4 workers share 2 of", "at most 2 workers"),
+        hosts(affinity=(0,), **ONE_THREAD),
+        Finding("warning", "cores", "4 workers on node0 can use 1 of 8 cores", "--bind-to core"),
     ),
     "cores overlap": (
-        job(
-            {"host": {"affinity": (0, 1)}},
-            {"host": {"affinity": (1, 2)}},
-            {"host": {"affinity": (3, 4)}},
-            {"host": {"affinity": (5, 6)}},
-            threads={"xla": 1, "onednn": 1},
-        ),
-        ("warning", "cores", "worker 0 has cores 0, 1, worker 1 has cores 1, 2", "--bind-to core"),
+        hosts(*({"affinity": cores} for cores in ((0, 1), (1, 2), (3, 4), (5, 6))), **ONE_THREAD),
+        Finding("warning", "cores", "worker 0 has 0, 1, worker 1 has 1, 2", "--bind-to core"),
     ),
     "many threads": (
-        job(threads={"environment": {"NPROC": "64"}, "xla": 64}),
-        ("warning", "threads", "XLA computes with 64 threads on a worker, whose share is 2 cores (NPROC=64)", "NPROC"),
+        hosts(threads={"XLA": 64}, variables="NPROC=64"),
+        Finding("warning", "threads", "XLA computes with 64 threads on 2 cores (NPROC=64)", "NPROC"),
     ),
     "many threads of oneDNN": (
-        job(threads={"onednn": 8}),
-        ("warning", "threads", "oneDNN computes with 8 threads", "OMP_NUM_THREADS"),
+        hosts(threads={"XLA": 2, "oneDNN": 8}),
+        Finding("warning", "threads", "oneDNN computes with 8 threads", "OMP_NUM_THREADS"),
     ),
-    "few threads": (job(threads={"xla": 1}), ("note", "threads", "XLA computes with 1 thread", "NPROC=2")),
+    "few threads": (hosts(threads={"XLA": 1}), Finding("note", "threads", "XLA computes with 1 thread", "NPROC=2")),
     "little memory": (
-        job(host={"memory_available": 3 * 2**30}),
-        ("warning", "memory", "768 MiB for each worker", "Fewer workers"),
-    ),
-    "a cgroup's memory": (
-        job(host={"memory_limit": 2 * 2**30}),
-        ("warning", "memory", "(a cgroup's limit is 2 GiB): 512 MiB for each worker", "Fewer workers"),
+        hosts(memory=3 * GIB),
+        Finding("warning", "memory", "0.75 GiB for each worker on node0", "Fewer workers"),
     ),
     "small /dev/shm": (
-        job(host={"shared_memory": 64 * 2**20, "shared_memory_free": 64 * 2**20}),
-        ("warning", "shared memory", "64 MiB of 64 MiB in /dev/shm on node0", "--shm-size"),
+        hosts(shared=2**26),
+        Finding("warning", "shared memory", "0.0156 GiB for each worker on node0", "--shm-size"),
     ),
-    "no huge pages": (job(host={"huge_pages": "never"}), ("note", "huge pages", "gives out no huge pages", "madvise")),
-    "old glibc": (job(host={"glibc": "2.31"}), ("note", "huge pages", "glibc 2.31", "")),
-    "malloc left alone": (job(host={"malloc": ""}), ("note", "huge pages", "GLIBC_TUNABLES=''", "")),
-    "limit of addresses": (job(host={"address_space": 2**33}), ("warning", "limits", "8 GiB", "ulimit -v")),
     "workers dealt out": (
-        job(*({"host": {"name": f"node{rank % 2}"}} for rank in range(4)), threads={"xla": 4, "onednn": 4}),
-        ("warning", "hosts", "node0: workers 0, 2; node1: workers 1, 3", "--distribution=block"),
+        hosts(*({"name": f"node{rank % 2}"} for rank in range(4)), threads={"XLA": 4}),
+        Finding("warning", "hosts", "(node0: 0, 2; node1: 1, 3)", "--distribution=block"),
     ),
-    "uneven hosts": (
-        job({"host": {"name": "a"}}, threads={"xla": 2, "onednn": 2}),
-        ("note", "hosts", "between 1 and 3 workers", ""),
-    ),
-    "unlike processors": (
-        job({"host": {"name": "a", "processor": "Intel Xeon"}}),
-        ("note", "hosts", "Intel Xeon, AMD EPYC 7763", ""),
-    ),
-    "little locked memory": (
-        job({"host": {"name": "a", "locked_memory": 2**16}}),
-        ("note", "limits", "64 KiB", "ulimit -l"),
-    ),
-    "cache that is not ours": (
-        job(cache={"problem": "Permission denied"}),
-        ("warning", "compilation cache", "Permission denied", "JAX_COMPILATION_CACHE_DIR"),
-    ),
-    "cache that is everybody's": (
-        job(cache={"anyone_writes": True}),
-        ("warning", "compilation cache", "Every user can write", "chmod go-w"),
-    ),
-    "cache under Open MPI": (
-        job(mpi={"implementation": "Open MPI v5.0.11"}, launch={"mpiexec_of": "Open MPI"}),
-        ("warning", "compilation cache", "Under Open MPI", "Leave JAX_COMPILATION_CACHE_DIR out"),
-    ),
-    "cache of unlike threads": (
-        job({"threads": {"xla": 1}}),
-        ("warning", "compilation cache", "different numbers of threads share", "a folder for each"),
-    ),
-    "cache of unlike processors": (
-        job({"host": {"processor": "Intel Xeon"}}),
-        ("warning", "compilation cache", "different processors share", "a folder for each"),
-    ),
-    "cache while debugging": (
-        job(environment={"DISTDL_JAX_DEBUG": "1"}),
-        ("note", "compilation cache", "DISTDL_JAX_DEBUG=1", ""),
-    ),
-    "full disk": (job(checkpoints={"free": 2**20}), ("warning", "checkpoints", "has 1 MiB free", "Make room")),
-    "checkpoints in memory": (
-        job(checkpoints={"filesystem": "tmpfs"}),
-        ("warning", "checkpoints", "in memory", "disk"),
-    ),
-    "checkpoints not writable": (
-        job(checkpoints={"problem": "Read-only file system"}),
-        ("warning", "checkpoints", "Read-only", ""),
-    ),
-    "checkpoints on a local disk": (
-        job({"host": {"name": "a"}}, checkpoints={"filesystem": "ext4"}),
-        ("note", "checkpoints", "ext4, local", "All workers must see"),
-    ),
-    "two devices": (
-        job(devices={"count": 2}),
-        ("error", "devices", "has 2 JAX devices", "--xla_force_host_platform_device_count"),
-    ),
-    "GPU not used": (job(devices={"gpus": 4}), ("note", "devices", "4 NVIDIA GPUs", "jax[cuda13]")),
-    "GPU not found": (
-        job(devices={"gpus": 1, "plugin": "jax-cuda13-plugin"}),
-        ("note", "devices", "1 NVIDIA GPU.", "jax-cuda13-plugin is installed"),
-    ),
-    "one GPU for all": (
-        job(devices=GPU | {"use_cuda_mpi": "0"}),
-        ("error", "devices", "Workers 0 to 3 on node0 share one GPU (CUDA_VISIBLE_DEVICES is not set)", "GPUS=share"),
-    ),
-    "no CUDA bridge": (job(devices=GPU | {"bridge": False}), ("error", "gpu messages", "without CUDA", "GPU=cuda13")),
-    "MPI without CUDA": (
-        job(devices=GPU | {"use_cuda_mpi": "1"}),
-        ("error", "gpu messages", "segmentation fault", "MPI4JAX_USE_CUDA_MPI=0"),
-    ),
-    "copies though MPI knows CUDA": (
-        job(devices=GPU, mpi={"cuda_aware": True}),
-        ("note", "gpu messages", "copied to the host", "MPI4JAX_USE_CUDA_MPI=1"),
-    ),
-}
-
-
-# What else is true of these jobs.
-SIDE_EFFECTS = {
-    "settings differ": {"compilation cache"},
-    "uneven hosts": {"threads"},
-    "unlike processors": {"compilation cache", "threads"},
-    "little locked memory": {"threads", "hosts"},
-    "cache of unlike threads": {"threads"},
-    "checkpoints on a local disk": {"threads", "hosts"},
-    "one GPU for all": {"gpu messages"},
-    "no CUDA bridge": {"devices"},
-    "MPI without CUDA": {"devices"},
-    "copies though MPI knows CUDA": {"devices"},
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_misconfiguration_is_found(name):
-    everyone, (verdict, subject, words, cure) = BROKEN[name]
-    all_found = found(everyone)
-    fits = [each for each in all_found if (each.verdict, each.subject) == (verdict, subject) and words in each.found]
-    assert len(fits) == 1, all_found
-    assert cure in fits[0].cure
-    assert {each.subject for each in all_found} - {subject} == SIDE_EFFECTS.get(name, set())
+def test_a_misconfigured_host_is_found(name):
+    everyone, expected = BROKEN[name]
+    (found,) = not_ok(job.find(everyone))
+    assert (found.verdict, found.subject) == (expected.verdict, expected.subject)
+    assert expected.found in found.found and expected.cure in found.cure
+
+
+def test_the_fullest_of_many_hosts_is_named():
+    everyone = hosts(*({"name": f"node{rank // 2}"} for rank in range(128)), size=128, threads={"XLA": 4})
+    (crowded,) = (each for each in job.find([*everyone, *hosts(size=8, name="last")]) if each.subject == "cores")
+    assert (crowded.verdict, crowded.found) == ("ok", "8 workers on last can use 8 of 8 cores.")
+    placement = next(job.find(everyone))
+    assert placement.found.endswith("node7: 14, 15; and 56 more).") and placement.verdict == "ok"
 
 
 def test_what_is_right_on_some_workers_names_the_others():
-    everyone = job({}, {"threads": {"xla": 64}}, {"threads": {"xla": 64}})
-    (finding,) = (each for each in found(everyone) if each.subject == "threads")
+    (finding,) = not_ok(job.find(hosts({}, {"threads": {"XLA": 64}}, {"threads": {"XLA": 64}})))
     assert finding.workers == (1, 2)
-    assert "(workers 1, 2)" in report.as_text([finding], everyone)
+    assert "(workers 1, 2)" in as_text("", [finding])
 
 
 def test_findings_that_differ_are_not_merged():
-    merged = on_each_worker(lambda facts: [Finding("note", "x", str(facts.launch.rank in (0, 3)))], job())
-    assert [(each.found, each.workers) for each in merged] == [("True", (0, 3)), ("False", (1, 2))]
-
-
-def test_a_folder_that_one_host_does_not_see_is_an_error():
-    everyone = job({}, {}, {"host": {"name": "b"}}, {"host": {"name": "b"}}, threads={"xla": 4, "onednn": 4})
-    (error,) = found(everyone, Measured(folder_seen=(True, True, False, False)))
-    assert error.verdict == "error" and "Workers 2, 3 can't see a file" in error.found
-
-
-def test_mpi_is_not_needed_to_simulate():
-    facts = worker(size=1, software={"packages": PACKAGES | {"mpi4py": None, "mpi4jax": None}}, launch=NO_LAUNCHER)
-    all_found = list(report.findings_of_simulation(facts, 4, 0.5))
-    assert {each.verdict for each in all_found} == {"ok", "note"}
-    assert findings.worst(report.findings_of_simulation(facts, 4, None, "no memory")) == "error"
-    small = worker(size=1, host={"memory_available": 2 * 2**30})
-    assert "512 MiB for each worker" in str(list(report.findings_of_simulation(small, 4, 0.5)))
-
-
-def test_the_report_as_text_and_as_json():
-    everyone = job(host={"affinity": (0,)}, threads={"xla": 1, "onednn": 1})
-    all_found = list(report.findings(everyone, Measured()))
-    text = report.as_text(all_found, everyone).splitlines()
-    assert text[0] == "distdl_jax doctor: 4 workers on 1 host"
-    assert text[-1] == "0 errors, 1 warning, 0 notes."
-    assert max(map(len, text)) <= 120
-    content = json.loads(report.as_json(all_found, everyone))
-    assert content["verdict"] == "warning" and len(content["facts"]) == content["workers"] == 4
-    assert content["facts"][0]["host"]["affinity"] == [0] and content["facts"][3]["launch"]["rank"] == 3
-    assert [each["subject"] for each in content["findings"] if each["verdict"] == "warning"] == ["cores"]
+    each = [[Finding("note", "x", str(rank in (0, 3))), Finding("ok", "y", "")] for rank in range(4)]
+    found = merged(each)
+    assert [(one.found, one.workers) for one in found] == [("True", (0, 3)), ("False", (1, 2)), ("", ())]
 
 
 @pytest.mark.parametrize(
-    ("launcher", "library", "says"),
+    ("environment", "verdict", "words"),
     [
-        ("Open MPI", "MPICH Version: 5.0.2", True),
-        ("MPICH", "Open MPI v5.0.11", True),
-        ("MPICH", "Intel(R) MPI Library 2021", False),
-        ("Slurm", "MPICH Version: 5.0.2", False),
-        ("unknown", "MPICH Version: 5.0.2", False),
-        ("MPICH", "(no library)", False),
+        ({}, "ok", "right"),
+        ({"DISTDL_JAX_TIMEOUT": "soon"}, "error", "DISTDL_JAX_TIMEOUT (='soon') must be a number"),
+        ({"DISTDL_JAX_TIMOUT": "60"}, "warning", "DISTDL_JAX_TIMOUT (did you mean DISTDL_JAX_TIMEOUT?)"),
     ],
 )
-def test_a_launcher_of_another_mpi_is_named_before_mpi_starts(launcher, library, says):
-    finding = launch.foreseen(Launch(0, 2, launcher, implementation=library, mpiexec_beside="/env/bin/mpiexec"))
-    assert (finding is not None) == says
-    assert finding is None or (finding.verdict, "/env/bin/mpiexec" in finding.cure) == ("error", True)
+def test_settings(environment, verdict, words):
+    (found,) = doctor.settings([read_settings(environment)])
+    assert found.verdict == verdict and words in found.found
 
 
-def test_one_worker_of_a_broken_job_speaks_for_itself():
-    alone = [worker(2, mpi={"error": "RuntimeError: cannot load MPI library"})]
-    all_found = list(report.findings(alone, Measured()))
-    assert report.as_text(all_found, alone).startswith("distdl_jax doctor: worker 2 of 4, by itself\n")
-    assert not [each for each in all_found if each.subject in ("cores", "threads", "memory")]
+def test_workers_that_differ():
+    """As the first partition refuses them, but all at once."""
+    gpu = WorkerGpu("node0", "", False, None, "", "")
+    everyone = [Installation({"jaxlib": version, "x64": False}, read_settings({}), gpu) for version in ("1", "2", "1")]
+    everyone[2] = everyone[2]._replace(versions={"jaxlib": "1", "x64": True})
+    found = [finding.found for finding in worker.disagreements(everyone)]
+    assert len(found) == 2 and "jaxlib, but it is 1 on 2 of 3 workers and 2 on worker 1" in found[0]
+    gpus = [each._replace(versions={}, gpu=gpu._replace(gpu="GPU-1")) for each in everyone]
+    (error, messages) = worker.disagreements(gpus)
+    assert "mpi4jax was compiled without CUDA" in error.found
+    assert (messages.verdict, messages.subject) == ("ok", "gpu messages")
 
 
-def test_the_page_names_every_subject():
-    page = PAGE.read_text()
-    subjects = {each.subject for everyone, _ in BROKEN.values() for each in report.findings(everyone, Measured())}
-    assert {subject for subject in subjects if f"| {subject} |" not in page} == set()
+@pytest.mark.parametrize(
+    ("versions", "verdict", "words"),
+    [
+        ({"mpi4jax": None}, "error", "mpi4jax is not installed"),
+        ({"jax": "0.9.1"}, "error", "jax 0.9.1 is too old"),
+        ({"jax": "0.99.0"}, "warning", "not been tested with jax 0.99.0"),
+        ({"distdl_jax": None}, "ok", "distdl_jax not installed"),
+    ],
+)
+def test_versions(monkeypatch, versions, verdict, words):
+    installed = worker.installed_version
+    monkeypatch.setattr(worker, "minimum_versions", lambda: {"jax": "0.10.2"})
+    monkeypatch.setattr(
+        worker, "installed_version", lambda package: versions.get(package, installed(package) and "0.12.0")
+    )
+    found = next(worker.versions())
+    assert found.verdict == verdict and words in found.found
+
+
+def test_mpi_is_not_needed_to_simulate(monkeypatch):
+    installed = worker.installed_version
+    monkeypatch.setattr(worker, "installed_version", lambda name: None if name[:4] == "mpi4" else installed(name))
+    assert {found.verdict for found in worker.versions(needs_mpi=False)} == {"note"}
+
+
+@pytest.mark.parametrize(
+    ("printed", "verdict", "words", "cure"),
+    [
+        ("size=2\nsize=2\n", "ok", "find each other", ""),
+        ("size=1\nsize=1\n", "error", "each believes that it is alone", ""),
+        ("There are not enough slots available", "error", "not enough slots", "--oversubscribe"),
+        ("prterun has detected an attempt to run as root.", "error", "run as root", "--allow-run-as-root"),
+    ],
+)
+def test_what_mpiexec_prints(printed, verdict, words, cure):
+    found = worker.trial("mpiexec", printed)
+    assert found.verdict == verdict and words in found.found and cure in found.cure
+
+
+REJECTED = (
+    "E0612 cpu_aot_loader.cc:195] Loading XLA:CPU AOT result. Target machine feature +prefer-no-gather is not "
+    "supported on the host machine.\nmiss\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("printed", "verdict", "words"),
+    [("hit\n", "ok", "finds"), (REJECTED, "warning", "+prefer-no-gather is not supported"), ("", "warning", "more")],
+)
+def test_what_a_process_prints_that_reads_a_cache(printed, verdict, words):
+    found = worker.reloaded("/cache", printed)
+    assert found.verdict == verdict and words in found.found
+
+
+@pytest.mark.parametrize(("mode", "verdict"), [(0o777, "warning"), (0o1777, "ok"), (0o755, "ok")])
+def test_a_cache_that_anyone_may_change(tmp_path, mode, verdict, monkeypatch):
+    jax = pytest.importorskip("jax")
+    tmp_path.chmod(mode)
+    monkeypatch.setattr(worker, "output", lambda *command, **settings: "hit\n")
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    try:
+        found = list(worker.compilation_cache("MPICH"))
+        (of_open_mpi,) = (each for each in worker.compilation_cache("Open MPI") if "handles" in each.found)
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    assert found[0].verdict == verdict and found[-1].verdict == "ok"
+    assert "Leave JAX_COMPILATION_CACHE_DIR out" in of_open_mpi.cure
+
+
+def test_a_folder_for_checkpoints(tmp_path):
+    (found,) = worker.checkpoints(str(tmp_path / "new" / "folder"))
+    assert found.subject == "checkpoints" and list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    (found,) = worker.checkpoints(str(tmp_path / "file" / "folder"))
+    assert (found.verdict, found.found.endswith("can't be written to: Not a directory.")) == ("warning", True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm")
+def test_a_folder_in_memory():
+    (found,) = worker.checkpoints("/dev/shm")
+    assert found.verdict == "warning" and "in memory (tmpfs)" in found.found
+
+
+def test_messages_between_hosts():
+    assert job.message(40e-6, 8, "a", "a", 1).verdict == job.message(2e-6, 8, "a", "b", 1).verdict == "ok"
+    slow = job.message(40e-6, 8, "a", "b", 1)
+    assert (slow.verdict, "the cluster's own MPI" in slow.cure) == ("note", True)
+
+
+@pytest.mark.parametrize(
+    ("environment", "library", "says"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "MPICH Version: 5.0.2", True),
+        ({"MPI_LOCALNRANKS": "2"}, "Open MPI v5.0.11", True),
+        ({"MPI_LOCALNRANKS": "2"}, "Intel(R) MPI Library 2021", False),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}, "MPICH Version: 5.0.2", False),
+        ({"PMI_SIZE": "2"}, "MPICH Version: 5.0.2", False),
+        ({"MPI_LOCALNRANKS": "2"}, "(no library)", False),
+    ],
+)
+def test_a_launcher_of_another_mpi_is_named_before_mpi_starts(monkeypatch, environment, library, says):
+    for name in worker.os.environ:
+        if worker.SET_BY_LAUNCHERS.match(name):
+            monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(worker, "output", lambda command: library)
+    assert (worker.foreseen() is not None) == says
+
+
+def test_the_report_as_text_and_as_json():
+    everyone = hosts(affinity=(0,), **ONE_THREAD)
+    found = list(job.find(everyone))
+    text = as_text("4 workers", found).splitlines()
+    assert text[0] == "distdl_jax doctor: 4 workers"
+    assert text[-1] == "0 errors, 1 warning, 0 notes."
+    assert max(map(len, text)) <= 120
+    content = json.loads(as_json(found, [host._asdict() for host in everyone]))
+    assert content["verdict"] == "warning" and len(content["hosts"]) == content["workers"] == 4
+    assert content["hosts"][0]["affinity"] == [0]
+    assert [each["subject"] for each in content["findings"] if each["verdict"] == "warning"] == ["cores"]
 
 
 def test_the_report_on_the_page_is_that_of_such_a_job():
-    threads = {"threads": {"environment": {"NPROC": "8"}, "xla": 8}}
-    everyone = job({}, threads, threads, host={"huge_pages": "never"}, cache={"path": "/home/me/jax"})
-    measured = Measured((Message(0, 1, 8, 0.61e-6), Message(0, 1, 2**20, 131e-6)), {8: 1.7e-6, 2**20: 310e-6})
-    text = report.as_text(list(report.findings(everyone, measured)), everyone)
+    many = {"threads": {"XLA": 8}, "variables": "NPROC=8"}
+    everyone = hosts({"threads": {"XLA": 2}}, many, many, {"threads": {"XLA": 2}})
+    text = as_text("4 workers", [*job.find(everyone), job.message(0.61e-6, 8, "node0", "node0", 1)])
     assert f"```text not-run\n{text}\n```" in PAGE.read_text(), text
 
 
-def test_a_job_of_many_hosts_has_as_many_lines_as_one_of_two():
-    def hosts(count):
-        each = (
-            {"host": {"name": f"node{rank // 2}", "memory_available": 2**35 + rank * 2**28}}
-            for rank in range(2 * count)
-        )
-        return job(*each, size=2 * count, threads={"xla": 4, "onednn": 4})
+def test_the_page_names_every_subject():
+    page, modules = PAGE.read_text(), (worker, job, doctor)
+    source = "".join(Path(module.__file__ or "").read_text() for module in modules)
+    subjects = set(re.findall(r'Finding\(\s*(?:"\w+"|verdict|[^"]*?), "([\w ]+)"', source)) | {"compilation cache"}
+    assert len(subjects) > 14 and {each for each in subjects if f"| {each} |" not in page} == set()
 
-    few, many = (list(report.findings(hosts(count), Measured())) for count in (2, 64))
-    assert [(each.verdict, each.subject) for each in few] == [(each.verdict, each.subject) for each in many]
-    (cores,) = (each.found for each in many if each.subject == "cores")
-    assert cores.startswith("2 workers share 8 of 8 cores on node0, node1, node2, node3 and 60 more")
+
+@pytest.mark.world(3)
+def test_messages_and_files_of_three_workers(tmp_path):
+    """Of which the third calls its host by another name, and each saves to a folder of its own."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    sent = [(each.verdict in ("ok", "note"), each.found.partition(" takes ")[0]) for each in job.messages(comm, "aab")]
+    of_second = [(True, f"{size} from worker 0 to 1, on one host,") for size in ("8 bytes", "1 MiB")]
+    of_third = [(True, f"{size} from worker 0 to 2, on a and b,") for size in ("8 bytes", "1 MiB")]
+    assert sent == ([*of_second, *of_third], of_second, of_third)[comm.rank]
+    own = tmp_path / str(comm.rank)
+    own.mkdir()
+    (error,) = job.folder_seen(comm, str(own))
+    assert (error.verdict, error.workers) == ("error", (1, 2)) and list(own.iterdir()) == []
+    shared = Path(comm.bcast(str(tmp_path)))
+    assert job.folder_seen(comm, str(shared)) == []

@@ -9,10 +9,9 @@ from drawing.reading import of_class, parsed
 
 import distdl_jax as dj
 from distdl_jax import functional as F
-from distdl_jax.drawing.timeline import MOST_EVENTS, Event, draw_timeline
 from distdl_jax.programs.ir import Cond, Loop, Operation, Program
-from distdl_jax.programs.playback import play_back
-from distdl_jax.programs.report import Report
+from distdl_jax.programs.report import Report, play_back
+from distdl_jax.tools.draw.messages import MOST_EVENTS, Event, draw_messages
 
 
 @pytest.mark.simulated(4)
@@ -86,7 +85,7 @@ def test_receives_from_whoever_sends_first_are_matched() -> None:
 def test_many_messages_and_workers_are_summed_up() -> None:
     """The picture stays small, and says what is left out."""
     events = [Event("message", (i % 99, (i + 1) % 99), 8, "") for i in range(1000)]
-    drawing = draw_timeline("step", range(100), events, [], [])
+    drawing = draw_messages("step", range(100), events, {}, [])
     root = parsed(drawing.svg)
     assert len(of_class(root, "arrow")) == MOST_EVENTS
     assert "36 more workers" in drawing.text and f"{MOST_EVENTS} of 1,000" in drawing.text

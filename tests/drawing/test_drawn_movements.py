@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drawing.reading import SVG, areas, drawn_bytes, of_class, parsed, planned_bytes
+from drawing.reading import SVG, areas, drawn_bytes, of_class, parsed, planned_bytes, title_of
 from every_layer import LAYERS as EVERY_LAYER
 from layers.test_output_specs import LAYERS, ON
 from matrix.case import Case
@@ -14,12 +14,12 @@ from playing import planned
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.costs.step_program import forward_events
 from distdl_jax.errors import PlanError
-from distdl_jax.layer.pictures import draw_plan
 from distdl_jax.primitives.halo_exchange import HaloExchangePlan
 from distdl_jax.primitives.plan import Moves, Plan
 from distdl_jax.programs.ir import Operation
+from distdl_jax.tools.cost.events import forward_events
+from distdl_jax.tools.draw.layers import draw_plan
 
 SINGLE = np.dtype(np.float32)
 
@@ -176,6 +176,20 @@ def test_a_strip_is_on_the_side_of_the_worker_that_sent_it() -> None:
             meets = (strip.y + strip.h, face.y) if source < dest else (strip.y, face.y + face.h)
             assert strip.w == face.w
         assert meets[0] == pytest.approx(meets[1], abs=0.2)
+
+
+def test_messages_of_a_movement_are_in_an_order_in_which_they_can_go() -> None:
+    """Of a sum along a tree, a worker's message is below those of which it sends the sum."""
+    P = dj.planning_world(8)
+    plan = nn.SumReduce(P.grid([8]), P.grid([1])).plan(dict.fromkeys(P.ranks, dj.ShapeDtype((3,), SINGLE)))
+    arrows = of_class(parsed(draw_plan("SumReduce", plan).svg), "arrow")
+    height = {}
+    for arrow in arrows:
+        source, dest = map(int, title_of(arrow).split(":")[0].split(" to "))
+        height[source, dest] = float(str(arrow[-1].get("d")).split("L")[0].split()[1])
+    assert len(height) == 7
+    for (_, worker), above in height.items():
+        assert all(above < below for (source, _), below in height.items() if source == worker)
 
 
 def test_many_messages_are_squares() -> None:

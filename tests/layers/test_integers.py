@@ -18,7 +18,7 @@ from distdl_jax import functional as F
 from distdl_jax import nn
 
 NUMBERS = {"DistributedUpsample": ["scale_factor"]}  # a factor may be any number
-FIXED_BY_TYPE = ["Remat", "Precision", "WeightNorm", "SpectralNorm", "Residual", "Pipeline", "Sequential"]
+FIXED_BY_TYPE = ["Remat", "Precision", "WeightNorm", "SpectralNorm", "Residual", "Skip", "Pipeline", "Sequential"]
 
 
 def changed(value: Any, change: Callable[[int], Any]) -> Any:

@@ -68,6 +68,7 @@ def without_parameters(P: dj.Partition) -> dict[str, Any]:
         "RMSNorm": nn.DistributedRMSNorm(P, 5, elementwise_affine=False),
         "Sequential": nn.Sequential(jnp.tanh, norm, nn.Repartition(P, P)),
         "Residual": nn.Residual(nn.Sequential(jnp.tanh)),
+        "Skip": nn.Skip(norm),
         "Remat": nn.Remat(norm),
         "Precision": nn.Precision(nn.Sequential(norm, jnp.tanh), jnp.float32),
     }

@@ -1,5 +1,6 @@
 """Norms, clipping, LAMB and L-BFGS on blocks are optax's on the whole tensors."""
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -385,3 +386,23 @@ def test_what_does_not_fit_is_refused_on_every_worker() -> None:
     for program, sentence in refused:
         with pytest.raises(dj.DistDLError, match=sentence):
             program()
+
+
+def test_without_optax_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever makes a transformation of optax's says so; nothing else needs it."""
+    monkeypatch.setitem(sys.modules, "optax", None)
+    spec = dj.TensorSpec((4,), dj.planning_world(1).grid([1]))
+    makers: dict[str, Callable[[], Any]] = {
+        "clip_by_global_norm": lambda: dj.optim.clip_by_global_norm(1.0, spec),
+        "adaptive_grad_clip": lambda: dj.optim.adaptive_grad_clip(1.0, spec),
+        "scale_by_trust_ratio": lambda: dj.optim.scale_by_trust_ratio(spec),
+        "scale_by_lbfgs": lambda: dj.optim.scale_by_lbfgs(spec),
+        "lbfgs": lambda: dj.optim.lbfgs(spec),
+        "line_search": lambda: dj.optim.line_search(None, spec),
+        "value_and_grad_from_state": lambda: dj.optim.value_and_grad_from_state(jnp.sum),
+    }
+    for name, make in makers.items():
+        with pytest.raises(dj.SetupError, match=rf"dj\.optim\.{name} needs optax, which is not installed: pip install"):
+            make()
+    ours = dj.planning_world(1)
+    assert float(dj.optim.global_norm(jnp.array([3.0, 4.0, 0.0, 0.0]), spec, partition=ours)) == 5.0

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 
 import distdl_jax as dj
@@ -135,7 +134,6 @@ def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any]
             {"specs": specs, "memory_size": 2, "partition": P},
             {"memory_size": "integer", "partition": anyone, "linesearch": "None", "learning_rate": rates},
         ),
-        "optim.check": (dj.optim.check, {"optimiser": optax.identity()}, {"optimiser": ""}),
         "nn.HaloExchange": (
             nn.HaloExchange,
             {"P_x": C, "halo": ((1, 1),), "periodic": (True,)},

@@ -36,8 +36,6 @@ class Nobody:
     def raise_if_failed(self):
         pass
 
-    raise_if_past = raise_if_failed
-
 
 @pytest.mark.parametrize("size", [2, BRANCHES + 1, BRANCHES + 2, 70])
 def test_every_worker_gets_what_the_first_decides_on_all_contributions(size):

@@ -25,9 +25,6 @@ MODEL = """
 from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
-import distdl_jax as dj
-
-P = dj.Partition()
 
 @dataclass
 class Point:
@@ -36,7 +33,10 @@ class Point:
 """
 
 MAIN = """
+from __future__ import annotations
 import sys
+from dataclasses import dataclass
+from typing import ClassVar
 import model, parts.first
 from model import Point
 import distdl_jax as dj
@@ -45,13 +45,20 @@ import jax.numpy as jnp
 class Note:
     rank = None
 
+@dataclass
+class Place:
+    dim: ClassVar[int] = 1
+    x: int = 0
+
 P = dj.Partition()
 note = Note()
 note.rank = P.rank
-assert model.P == P and parts.first.rank == P.rank and __name__ == "__main__" and __file__ == sys.argv[0]
-points = P.allgather_data(Point(P.rank))
-assert all(type(point) is Point for point in points) and list(vars(points[0])) == ["x"]
+assert __name__ == "__main__" and __file__ == sys.argv[0] and sys.modules["__main__"].note is note
+for kind in (Point, Place):
+    points = P.allgather_data(kind(P.rank))
+    assert all(type(point) is kind for point in points) and list(vars(points[0])) == ["x"]
 assert [note.rank for note in P.allgather_data(note)] == list(range(P.size))
+assert parts.first.rank(P) == P.rank and parts.first.model is model
 total = dj.functional.all_sum_reduce(jnp.ones(2) * P.rank, P, axes_keep=())
 if P.rank == 0:
     print("total", total, sys.argv[1:])
@@ -61,26 +68,37 @@ sys.exit(int(sys.argv[1]) if P.rank == 1 else 0)
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    """Write a program with a module and a package beside it, which make partitions when they are imported."""
+    """Write a program with a module and a package beside it."""
     (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "__init__.py").write_text("from . import first\nfrom .first import rank\n")
-    (tmp_path / "parts" / "first.py").write_text("from model import P\n\nrank = P.rank\n")
+    (tmp_path / "parts" / "__init__.py").write_text("from . import first\n")
+    (tmp_path / "parts" / "first.py").write_text("import model\n\ndef rank(P):\n    return P.rank\n")
     (tmp_path / "model.py").write_text(MODEL)
     (tmp_path / "main.py").write_text(MAIN)
     return tmp_path / "main.py"
 
 
 @pytest.mark.parametrize("status", [0, 5])
-def test_every_worker_has_its_own_program_and_modules(program: Path, status: int) -> None:
+def test_every_worker_has_its_own_program_and_shares_modules(program: Path, status: int) -> None:
     got, output = run_alone("-m", "distdl_jax", "--simulate", 3, program, status, "--flag")
     assert got == status, output
     assert f"total [3. 3.] ['{status}', '--flag']" in output
     assert ("SystemExit(5): Raised on worker 1 of 3, in dj.simulate." in output) == (status == 5)
 
 
-def test_a_mistake_ends_the_program_with_its_sentence() -> None:
-    """A program of the catalogue of mistakes, as it is."""
-    path = ROOT / "tests" / "watchdog" / "faults" / "layers_swapped.py"
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_module_that_makes_a_partition_is_refused(program: Path, size: int) -> None:
+    """All workers would get that of the worker which imports it first."""
+    (program.parent / "parts" / "first.py").write_text("from distdl_jax import Partition\n\nP = Partition()\n")
+    got, output = run_alone("-m", "distdl_jax", "--simulate", size, program, 0)
+    assert got == 1
+    assert "SetupError: The module parts.first makes a partition while it is imported" in output
+
+
+def test_a_mistake_ends_the_program_with_its_sentence(tmp_path: Path) -> None:
+    """A program of the catalogue of mistakes, in one file with the module that has its partitions."""
+    faults, path = ROOT / "tests" / "watchdog" / "faults", tmp_path / "layers_swapped.py"
+    mistake = re.sub("^from parts .*$", "", (faults / path.name).read_text(), flags=re.M)
+    path.write_text((faults / "parts.py").read_text() + mistake)
     status, output = run_alone("-m", "distdl_jax", "--simulate", 2, path)
     assert status == 1 and "The workers' programs differ" in output and "layers_swapped.py" in output
 

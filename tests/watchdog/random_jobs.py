@@ -38,7 +38,7 @@ class Step:
 
     - `before`, `pauses`, `compiles`: seconds before it, in the middle of it, and of compilation, by number in the job.
     - `traces`, `retries`: who traces the function, and who has an error in it that it catches, by the same.
-    - `known`: whether it was traced before. `overlaps`: whether its program goes on beside the next steps.
+    - `overlaps`: whether its program goes on beside the next steps.
     """
 
     kind: str
@@ -47,7 +47,6 @@ class Step:
     before: dict[int, float]
     function: Function | None = None
     traces: frozenset[int] = frozenset()
-    known: bool = False
     overlaps: bool = False
     compiles: dict[int, float] = field(default_factory=dict)
     pauses: dict[int, float] = field(default_factory=dict)
@@ -175,7 +174,7 @@ def drawn(seed: int, faulty: bool) -> Draw:
     ]
     traced: set[str] = set()
     compiles = random.choice((3, 200)) * longest if overlapping else 3 * longest
-    some_skip = random.random() < 0.3  # calls in which they have no part: then nothing is said of cleared caches
+    some_skip = random.random() < 0.3  # calls in which they have no part: then no caches are cleared
     steps: list[Step] = []
     for _ in range(random.randint(2, 8)):
         before = {worker: duration(random, longest) for worker in some(random, size, 3)}
@@ -207,7 +206,7 @@ def drawn(seed: int, faulty: bool) -> Draw:
         choose_fault(random, draw)
         draw.limit = max(10 + 2 * waits, draw.compile_seconds * size / 100)
     elif random.random() < 0.5:
-        draw.limit = max(10 + 1.1 * waits, draw.compile_seconds / 50)
+        draw.limit = max(10 + 1.1 * waits, draw.compile_seconds / 7)
     return draw
 
 
@@ -229,9 +228,9 @@ def call_of(
     step = Step("call", function.world, everyone, before, function, overlaps=random.random() < 0.5)
     if first or random.random() < 0.1:
         step.traces = frozenset(members)
-    elif not some_skip and random.random() < 0.2:  # a cache is cleared on some workers
-        step.traces = frozenset(random.sample(members, random.randint(1, len(members))))
-        step.known = True
+    elif not some_skip and random.random() < 0.2:  # caches are cleared
+        random.sample(members, random.randint(1, len(members)))
+        step.traces = frozenset(members)
     elif some_skip and random.random() < 0.4:  # nobody calls it who has no part in it
         step.team = tuple(rank for rank in everyone if any(kind != "compute" for kind, _ in function.parts[rank]))
     step.compiles = {worker: duration(random, compiles) for worker in sorted(step.traces)}
@@ -326,7 +325,6 @@ def healthy_step(worker: Worker, step: Step) -> Steps:
             yield from worker.call(
                 step.function,
                 worker.rank in step.traces,
-                step.known,
                 step.compiles.get(worker.rank, 0.0),
                 step.overlaps,
                 worker.rank in step.retries,
@@ -366,11 +364,11 @@ def faulty_step(worker: Worker, draw: Draw, step: Step, fault: str) -> Iterator[
             others = [s.function for s in draw.steps[: draw.at] if s.function and s.kind == "call"]
             mine = [f for f in others if f != function and worker.rank in draw.worlds[f.world]]
             if mine:
-                yield from worker.call(mine[0], False, False, 0.0, step.overlaps)
+                yield from worker.call(mine[0], False, 0.0, step.overlaps)
                 return True
         case "traces alone":
             assert function is not None
-            yield from worker.call(function, True, False, 0.0, step.overlaps)
+            yield from worker.call(function, True, 0.0, step.overlaps)
             return True
         case "agrees on something else":
             yield from worker.agree(worker.watches[job.worlds[step.world]], step.team, "something else")

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 from played_coordinator import Played, all_reduce, ask, clock, to_all
-from test_deadlock import AGREEING, IN_CALL, LEFT, RUNNING, TRACING, calls
+from test_deadlock import AGREEING, IN_CALL, LEFT, RUNNING, calls
 
 from distdl_jax.watchdog.coordinator import PAUSES
-from distdl_jax.watchdog.messages import CannotAgree, Detail, EndJob, Fail, Replay, Wait
+from distdl_jax.watchdog.messages import CannotAgree, Detail, EndJob, Fail, Wait
 
 
 def test_those_concerned_are_asked_again_before_all_fail():
@@ -68,13 +68,6 @@ def test_different_calls_are_looked_at_before_anything_is_said_of_them():
             played.states[worker] = replace(state, calls=replace(state.calls, names=tuple(in_full)))
         posts = played.answer(1)
         assert bool(posts) == found and (not found or "call 2 is f on worker 0 and g on worker 1" in posts[0][1].text)
-
-
-def test_what_was_agreed_before_is_replayed_where_others_are_past():
-    known = replace(TRACING, calls=replace(TRACING.calls, agreed_before=True))
-    played = Played({0: known, 1: RUNNING})
-    played.tick()
-    assert played.answer(1) == to_all(Replay(3))
 
 
 def test_a_failed_agreement_is_passed_on_once():

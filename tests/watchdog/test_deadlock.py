@@ -108,13 +108,6 @@ def test_a_message_on_its_way_may_release_who_waits():
         assert find_deadlock(View(states, coming=lambda sender, receiver: (sender, receiver) == (0, 1))) is not None
 
 
-def test_who_traces_what_was_agreed_before_comes_last():
-    known = replace(TRACING, calls=replace(TRACING.calls, agreed_before=True), waits_for=(2,))
-    found = find_deadlock(View({0: known, 1: replace(TRACING, waits_for=(2,)), 2: RUNNING}))
-    assert found.waiting == (1,) and found.call == 3
-    assert find_deadlock(View({0: known, 2: RUNNING})).waiting == (0,)
-
-
 def test_calls_are_compared_by_digests():
     a, b = calls("fgf"), calls("fgfh")
     assert a.agrees_with(b) and b.agrees_with(a) and not a.differs_from(b)
@@ -195,7 +188,8 @@ def test_what_is_told_in_full_decides_on_calls_long_ago():
     tracing = replace(early.summary(0, in_full=True), tracing=True, passed=0)
     states = {0: replace(TRACING, calls=tracing), 1: State("running", calls=passed)}
     unasked = {0: states[0], 1: State("running", calls=replace(log.summary(), passed=log.number, inside=False))}
-    assert find_deadlock(View(unasked)).call == find_deadlock(View(states, in_full=True)).call == early.number
+    for view in (View(unasked), View(states, in_full=True)):
+        assert f"anew in call {early.number} " in find_deadlock(view).text
     assert find_deadlock(View(unasked, in_full=True)) is None
 
 

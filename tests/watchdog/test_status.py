@@ -60,9 +60,9 @@ def test_a_call_that_counts_nowhere_hides_none_of_another_thread():
     with status.call("step", log):
         goes_on.set()
         thread.join(10)
-        assert status.in_call and status.log is log and log.inside
+        assert status.in_call and status.here.log is log and log.inside
     assert (log.number, log.passed, log.inside, status.in_call) == (1, 1, False, False)
-    assert set(status.callers) == {thread.ident, threading.get_ident()}
+    assert set(status.threads) == {thread.ident, threading.get_ident()}
 
 
 def test_calls_in_two_threads_count_each_in_its_world():
@@ -70,28 +70,28 @@ def test_calls_in_two_threads_count_each_in_its_world():
     status, ours, other = WorkerStatus(0, 1), CallLog(), CallLog()
 
     def train():
-        with status.call("step in a thread"), status.traced() as agreements:
-            status.worlds.append("theirs")
+        with status.call("step in a thread"), status.traced():
+            status.here.worlds.append("theirs")
             status.agreed_on(other, 1, "step in a thread")
-            assert status.agreements is agreements
+            assert status.here.traces
         with status.call("step in a thread", other):
             pass
 
-    with status.call("step", ours), status.traced() as agreements:
-        status.worlds = []
+    with status.call("step", ours), status.traced():
+        status.here.worlds = []
         thread = threading.Thread(target=in_the_world_of_a_thread, args=(status, train))
         thread.start()
         thread.join(10)
-        assert status.worlds == [] and status.agreements is agreements
-        assert ours.inside and ours.tracing and status.call_of(threading.get_ident()).log is ours
+        assert status.here.worlds == [] and status.here.traces
+        assert ours.inside and ours.tracing and status.here.log is ours
     assert (ours.number, ours.passed, other.number, other.passed) == (1, 1, 2, 2)
     assert not status.in_call and not status.tracing
 
 
 def in_the_world_of_a_thread(status, train):
-    status.worlds = []
+    status.here.worlds = []
     train()
-    assert status.worlds == ["theirs"]
+    assert status.here.worlds == ["theirs"]
 
 
 def test_of_several_threads_that_wait_for_others_the_first_counts():

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from played_coordinator import LIMITS, Played, all_reduce, clock, is_about_a_wait, to_all
+from played_coordinator import LIMITS, Played, all_reduce, clock, to_all
 from test_deadlock import AGREEING, IN_CALL, LEFT, RUNNING, TRACING, calls
 
 from distdl_jax.programs.ir import Loop, Operation
 from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog.coordinator import Coordinator
 from distdl_jax.watchdog.dependencies import Dependencies
-from distdl_jax.watchdog.messages import Answer, Detail, EndJob, Question, Replay, Say, Wait
+from distdl_jax.watchdog.messages import Answer, Detail, EndJob, Fail, Question, Say, Wait
 from distdl_jax.watchdog.timeout import blockers
 
 
@@ -47,14 +47,6 @@ def test_who_has_no_operation_left_with_others_does_not_wait():
         assert clock(played, 1e6) == []
     mixed = replace(LEFT, calls=replace(LEFT.calls, mixed=True))
     assert isinstance(clock(Played({0: IN_CALL, 1: mixed}, all_reduce(0, 1)), 1e6)[0][1], EndJob)
-
-
-def test_compile_time_of_others_does_not_count():
-    played = Played({0: replace(AGREEING, waits_for=(2,)), 1: RUNNING, 2: replace(RUNNING, kind="compiling")})
-    assert clock(played, 10.0, "agreeing", 1, now=10.0) == [] and played.counted() == 10.0
-    played.details = {2: Detail(compiled=300.0, awake=350.0), 1: Detail(compiled=20.0, awake=350.0)}
-    assert clock(played, 350.0, "agreeing", 1, now=350.0) == [] and played.counted() == 30.0
-    assert isinstance(clock(played, 421.0, "agreeing", 1, now=421.0)[0][1], EndJob)
 
 
 def test_the_timeout_waits_for_the_silent_until_the_limit():
@@ -166,10 +158,10 @@ def test_of_who_waits_for_nobody_nothing_is_said():
 
 def test_who_has_ended_says_now_and_then_who_is_waited_for():
     played = Played({0: LEFT, 1: LEFT, 2: replace(RUNNING, where="a.py:7 in main")})
-    for seconds, again in ((60.0, 60.0), (120.0, 120.0), (240.0, 240.0), (9000.0, 3600.0)):
-        ((worker, line),) = clock(played, seconds, "left", now=seconds)
-        assert worker == 0 and played.coordinator.timeout.due_at == seconds + again
-    assert "Workers 0 and 1 ended 9000 s ago or more; the job goes on: worker 2 is at a.py:7 in main" in line.text
+    said = lines_of(played, range(30, 9000, 30), lambda seconds: Wait("left", 0, float(seconds)))
+    assert [(seconds, worker) for seconds, worker, _ in said] == [(n, 0) for n in (60, 300, 900, 1800, 3600, 7200)]
+    text = said[-1][2]
+    assert "Workers 0 and 1 ended 7200 s ago or more; the job goes on: worker 2 is at a.py:7 in main" in text
 
 
 def test_of_who_is_silent_a_line_is_said_long_before_the_limit():
@@ -205,31 +197,6 @@ def test_who_is_silent_is_never_said_to_be_at_work():
     assert "the job goes on: worker 1 was not heard from for 100 s." in line.text
 
 
-def test_compile_time_is_not_lost_between_questions():
-    """Answers come a little before a question is closed, and the coordinator's own clock may have stood still."""
-    waiting = replace(AGREEING, waits_for=(1,))
-    played = Played({0: waiting, 1: replace(RUNNING, kind="compiling")})
-    now = 0.0
-    played.announces(0, Wait("agreeing", 1, 0.0), now)
-    for turn in range(1, 2000):
-        seconds = 10.0 * turn
-        played.waits[0] = (Wait("agreeing", 1, seconds),)
-        early = 0.5 * (turn % 2)
-        played.details = {1: Detail(compiled=seconds - early, awake=seconds - early), 0: Detail(awake=seconds)}
-        played.answer(turn, now=now)
-        assert all(is_about_a_wait(post) for _, post in played.tick(now)) and played.counted() <= early
-        now += 0.3 * LIMITS.waiting  # whatever the workers' clocks say
-        assert played.asks(now) == turn + 1
-
-
-def test_several_that_compile_at_once_count_once():
-    played = Played({0: replace(AGREEING, waits_for=(1,)), 1: RUNNING, 2: RUNNING})
-    clock(played, 1.0, "agreeing", 1, now=1.0)
-    played.details = {worker: Detail(compiled=80.0, awake=81.0) for worker in (1, 2)}
-    clock(played, 81.0, "agreeing", 1, now=81.0)
-    assert played.counted() >= 0.0
-
-
 def test_a_wait_that_is_announced_meanwhile_is_in_the_next_question():
     """What others have answered before says nothing of how long they have compiled since."""
     played = Played({0: replace(AGREEING, waits_for=(1,)), 1: RUNNING, 2: replace(AGREEING, waits_for=(1,))})
@@ -244,8 +211,8 @@ def test_a_wait_that_is_announced_meanwhile_is_in_the_next_question():
 def test_a_wait_is_looked_at_soon_though_others_have_ended_long_ago():
     played = Played({0: LEFT, 1: replace(AGREEING, waits_for=(2,)), 2: RUNNING})
     clock(played, 3000.0, "left", now=3000.0)
-    assert played.tick(5900.0) == []
-    assert played.announces(1, Wait("agreeing", 1, 7.0), 5900.0) == 2
+    assert played.tick(3550.0) == []
+    assert played.announces(1, Wait("agreeing", 1, 7.0), 3550.0) == 2
 
 
 def test_while_one_waits_all_are_asked_at_parts_of_the_limit():
@@ -265,9 +232,24 @@ def test_who_answers_another_question_first_has_yet_to_answer_this_one():
 
 def test_what_is_concluded_follows_from_the_answers_not_from_what_came_since():
     """Worker 0 has been told to go on by then, and is in its next call."""
-    known = replace(TRACING, calls=replace(TRACING.calls, agreed_before=True))
-    played = Played({0: known, 1: RUNNING})
+    played = Played({0: TRACING, 1: RUNNING})
     played.tick()
     assert played.answer(1, 0) == []
     played.hear(Answer(0, IN_CALL))
-    assert played.answer(1, 1) == to_all(Replay(3))
+    ((_, failure), _) = played.answer(1, 1)
+    assert isinstance(failure, Fail) and "Worker 0 traces f anew in call 3" in failure.text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "compiled", "counts"),
+    [(150.0, 0.0, 0.0), (150.0, 99.0, 99.0), (150.0, 101.0, None), (799.0, 0.0, 0.0), (800.0, 0.0, None)],
+)
+def test_wait_counts_from_the_last_compilation_but_for_eight_limits(seconds, compiled, counts):
+    """`counts` is None where the job ends."""
+    played = Played({0: replace(AGREEING, waits_for=(2,)), 1: RUNNING, 2: RUNNING})
+    played.details = {1: Detail(compiled=compiled), 2: Detail(compiled=500.0)}
+    posts = clock(played, seconds, "agreeing", 1, now=seconds)
+    if counts is None:
+        assert "Worker 0 has waited for" in posts[0][1].text
+    else:
+        assert posts == [] and played.counted() == counts

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distdl_jax.watchdog.call_log import CallLog, Calls
-from distdl_jax.watchdog.coordinator import COORDINATOR, Coordinator
+from distdl_jax.watchdog.coordinator import COORDINATOR
+from distdl_jax.watchdog.core import Core, Facts
 from distdl_jax.watchdog.deadlock import State, different_earlier_calls
 from distdl_jax.watchdog.dependencies import takes_all
-from distdl_jax.watchdog.messages import Answer, CannotAgree, Detail, EndJob, Fail, Say
-from distdl_jax.watchdog.reporter import Facts, Reporter
+from distdl_jax.watchdog.messages import Detail, EndJob, Fail, Say
 
 if TYPE_CHECKING:
     from virtual_job import Job
@@ -27,7 +27,6 @@ class World:
 
     def __init__(self, job: Job, members: tuple[int, ...]) -> None:
         self.job, self.members = job, members
-        self.coordinator = Coordinator.new(members, job.limits)
         self.watches = [Watch(self, job.workers[member], rank) for rank, member in enumerate(members)]
         self.counted: set[str] = set()  # the functions whose calls count
         self._agreed = 0
@@ -40,7 +39,7 @@ class World:
                 text, about = different
                 self.job.end(text, tuple(self.members[worker] for worker in about))  # all raise it
             programs = function.programs()
-            self.coordinator = self.coordinator.remember(function.name, programs)
+            watch.core = watch.core.remember(function.name, programs)
             self._agreed = 0
             if takes_all(programs):
                 self._agreed = 1 + max(w.log.number - w.log.inside for w in self.watches)
@@ -55,7 +54,7 @@ class Watch:
     def __init__(self, world: World, worker: Worker, rank: int) -> None:
         self.world, self.worker, self.rank = world, worker, rank
         self.log = CallLog()
-        self.reporter = Reporter(rank, world.job.limits.waiting)
+        self.core = Core.new(rank, world.members, world.job.limits)
         self.agreement: State | None = None
         self.sent: dict[int, int] = defaultdict(int)
         self.received: dict[int, int] = defaultdict(int)
@@ -72,12 +71,11 @@ class Watch:
         if not worker.busy:
             self._done = max(self._done, self.log.ended())
         program = worker.program if worker.program_of is self.log else 0
-        calls = self.log.summary(self._done, any(question.in_full for question in self.reporter.questions))
+        calls = self.log.summary(self._done, any(question.in_full for question in self.core.reporter.questions))
         calls = replace(calls, passed=max(calls.passed, program), mixed=worker.mixed)
-        compiles, covered = worker.compiling_since is not None, self.is_covered()
-        detail = Detail(worker.compiled_so_far(), worker.awake(), dict(self.sent), dict(self.received))
-        run, function, left = worker.run, worker.function, worker.left
-        return Facts(calls, self._agreement(), run, program, function, compiles, "", left, covered, detail)
+        detail = Detail(worker.compiled_ago(), dict(self.sent), dict(self.received))
+        run, function, left, covered = worker.run, worker.function, worker.left, self.is_covered()
+        return Facts(calls, self._agreement(), run, program, function, worker.compiles, "", left, covered, detail)
 
     def is_covered(self) -> bool:
         """Return whether another world of the worker has all workers of this one; of equal worlds the first does."""
@@ -131,30 +129,16 @@ class Watch:
             return
         now = worker.awake()
         while self._inbox:
-            self._hear(self._inbox.popleft(), now)
-        self.reporter, messages = self.reporter.look(self._facts(), now)
-        for message in messages:
-            if isinstance(message, EndJob):  # the coordinator is silent
-                job.end(message.text, (world.members[COORDINATOR],))
-            elif isinstance(message, Answer):
-                self.post(message, COORDINATOR)
-        wakes = self.reporter.wakes_at(now)
-        if self.rank == COORDINATOR:
-            world.coordinator, posts = world.coordinator.tick(now)
+            message = self._inbox.popleft()
+            self.core, posts = self.core.hear(message, now)
             self._post_all(posts)
-            wakes = min(wakes, world.coordinator.wakes_at())
-        if wakes < FOREVER:
+            job.poke(worker, watch=True)  # it may be told to go on
+        self.core, posts = self.core.turn(self._facts(), now)
+        self._post_all(posts)
+        if (end := self.core.reporter.end) is not None:
+            job.end(end.text, (world.members[COORDINATOR],))  # the coordinator is silent
+        if (wakes := self.core.wakes_at(now)) < FOREVER:
             self._look_at(job.now + max(wakes - now, 0.0) + TURN * job.random.random())
-
-    def _hear(self, message: Any, now: float) -> None:
-        if isinstance(message, Answer | CannotAgree):
-            self.world.coordinator, posts = self.world.coordinator.hear(message, now)
-            self._post_all(posts)
-        elif isinstance(message, Say):
-            self.world.job.said.append((self.world.job.now, message.text))
-        else:
-            self.reporter = self.reporter.hear(message, now)
-            self.world.job.poke(self.worker, watch=True)  # it may be told to go on
 
     # --- messages ---
 
@@ -171,7 +155,10 @@ class Watch:
         for rank, message in posts:
             if isinstance(message, EndJob | Fail):
                 self.world.job.end(message.text, message.about)
-            self.post(message, rank)
+            if isinstance(message, Say) and rank == self.rank:
+                self.world.job.said.append((self.world.job.now, message.text))
+            else:
+                self.post(message, rank)
 
     def tell(self, worker: int, label: str) -> None:
         """Send a message of an agreement."""

@@ -80,8 +80,8 @@ class Worker:
         self.program_of: CallLog | None = None
         self.function = ""
         self.mixed = False
-        self.compiling_since: float | None = None
-        self.compiled = 0.0
+        self.compiles = False
+        self.compiled_at = -FOREVER
         self.left: int | None = None
         self.dead_at = FOREVER
         self.busy = False
@@ -102,8 +102,8 @@ class Worker:
         knows = self.program and not self.mixed and all(self.program_of is log for log in largest)
         return bool(self.run) and not knows
 
-    def compiled_so_far(self) -> float:
-        return self.compiled + (0.0 if self.compiling_since is None else self.awake() - self.compiling_since)
+    def compiled_ago(self) -> float:
+        return 0.0 if self.compiles else self.awake() - self.compiled_at
 
     def awake(self) -> float:
         return self.watch.awake(self.job.now) + self.whole.awake(self.job.now) - self.job.now
@@ -118,28 +118,26 @@ class Worker:
         yield seconds
 
     def compile(self, seconds: float) -> Steps:
-        self.compiling_since = self.awake()
+        self.compiles = True
         yield seconds
-        self.compiled = self.compiled_so_far()
-        self.compiling_since = None
+        self.compiles, self.compiled_at = False, self.awake()
         self._look_soon()
 
     def agree(self, watch: Watch, team: Sequence[int], label: str) -> Steps:
-        if len(team) == 1 or _is_replayed(watch):
+        if len(team) == 1:
             return
         parent, children = gathered(team, watch.rank)
         self.episodes += 1
         watch.agreement = State("agreeing", "", label, children or (parent,), self.episodes)
         self._look_soon()
         yield from self._gather(watch, label, children)
-        if parent is not None and not _is_replayed(watch):
+        if parent is not None:
             watch.agreement = replace(watch.agreement, waits_for=(parent,))
             self._look_soon()
             watch.tell(parent, label)
             yield from self._gather(watch, label, [parent])
-        if not _is_replayed(watch):
-            for worker in children:
-                watch.tell(worker, label)
+        for worker in children:
+            watch.tell(worker, label)
         watch.agreement = None
         self._look_soon()
 
@@ -164,14 +162,12 @@ class Worker:
         job.at(job.now + max(left, TURN), lambda: self._time_opening(number, began), watch=True)
 
     def _gather(self, watch: Watch, label: str, sources: Iterable[int]) -> Steps:
-        """Wait for a message of each of `sources`, unless the agreement is replayed."""
+        """Wait for a message of each of `sources`."""
         silent = list(sources)
         while silent:
             assert watch.agreement is not None
             watch.agreement = replace(watch.agreement, waits_for=tuple(silent))
-            yield lambda: _has_read(watch, silent) or _is_replayed(watch)
-            if _is_replayed(watch):
-                return
+            yield lambda: _has_read(watch, silent)
             source = next(worker for worker in silent if _next(watch, worker))
             other_label, _ = watch.unread[source].pop(0)
             if other_label != label:
@@ -184,7 +180,6 @@ class Worker:
         self,
         function: Function,
         traces: bool,
-        known: bool,
         compiles: float,
         overlaps: bool,
         raises: bool = False,
@@ -205,13 +200,13 @@ class Worker:
             log.undo()
         if function.name in world.counted:
             log.begin(function.name)
-        if traces and not (known and not log.inside):  # what counts nowhere is replayed without a question
-            log.agreed_before, log.tracing = known, True
+        if traces:
+            log.tracing = True
             for team in dict.fromkeys(value for kind, value in part if kind == "all"):
                 yield from self.agree(watch, team, f"a sum in {function.name}")
                 yield pause
             yield from self.agree(watch, tuple(range(len(world.members))), f"the plan of {function.name}")
-            if not _is_replayed(watch) and (number := world.agreed_number(watch, function)):
+            if number := world.agreed_number(watch, function):
                 log.agree(number, function.name)
             yield pause
             log.tracing = False
@@ -280,8 +275,3 @@ def _has_read(watch: Watch, sources: Sequence[int]) -> bool:
 def _next(watch: Watch, source: int) -> tuple[str, Calls] | None:
     mine, unread = watch.log.summary(), watch.unread[source]
     return unread[0] if unread and not unread[0][1].has_passed(mine) else None
-
-
-def _is_replayed(watch: Watch) -> bool:
-    log = watch.log
-    return log.inside and log.tracing and log.agreed_before and watch.reporter.replay >= log.number

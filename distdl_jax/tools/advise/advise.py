@@ -17,14 +17,11 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from distdl_jax.agreement.agree import agree
-from distdl_jax.costs.cost import OPTIMISERS, Cost
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.machine.machine import Machine, load
 from distdl_jax.nn.sequential import Sequential
 from distdl_jax.partition import Partition
 from distdl_jax.planning import planning_world
 from distdl_jax.tensors import TensorSpec
-from distdl_jax.tools.advise.five_numbers import FiveNumbers
 from distdl_jax.tools.advise.halving import Difference, fastest, ties, typical
 from distdl_jax.tools.advise.measure import Plans, Trial, measured_plans
 from distdl_jax.tools.advise.network import DescribedNetwork, Grids, Shape
@@ -32,9 +29,11 @@ from distdl_jax.tools.advise.prices import Prices
 from distdl_jax.tools.advise.records import keep, kept, key_of
 from distdl_jax.tools.advise.search import Search
 from distdl_jax.tools.advise.table import advice_table
+from distdl_jax.tools.cost.cost import OPTIMISERS, Cost
+from distdl_jax.tools.cost.machine import Machine, given_machine
 from distdl_jax.validation import MOST_WORKERS, checked_dtype, checked_integer, checked_integers
 
-USUAL = FiveNumbers(latency=5e-6, bandwidth=5e9, flops=2e10, memory_bandwidth=1e10, memory=16e9, source="a usual core")
+USUAL = Machine(latency=5e-6, bandwidth=5e9, flops=2e10, memory_bandwidth=1e10, memory=16e9, source="a usual core")
 """The machine of estimates where none is given."""
 
 
@@ -163,7 +162,7 @@ def advise(
     *,
     workers: int | Partition,
     memory: int | str | None = None,
-    machine: Machine | FiveNumbers | str | None = None,
+    machine: Machine | str | None = None,
     optimiser: str = "adam",
     dtype: DTypeLike = jnp.float32,
     measure: float = 60.0,
@@ -188,7 +187,7 @@ def advise(
       many there are: the network is then on `dj.planning_world(workers)`, to look at, and nothing is measured.
     - `memory`: the most that a worker can store, in bytes, or as "40 GiB". Default: that of `machine` where it is
       given, else any amount.
-    - `machine`: a `dj.Machine`, or the name or path of one, for the estimate. Default: a usual core.
+    - `machine`: a `dj.Machine`, or the name of one, for the estimate. Default: a usual core.
     - `optimiser`, `dtype`: as in `dj.cost`.
     - `measure`: for how many seconds at most plans are measured, after they were compiled; 0 for an estimate.
     - `results`: a file, on worker 0, in which what is measured is kept, and looked up. The same network, shapes,
@@ -213,7 +212,7 @@ def advise(
         raise InvalidArgumentError(f"`x_shape` (={shape}) must be two lengths or more, each 1 or more.")
     if optimiser not in OPTIMISERS:
         raise InvalidArgumentError(f"`optimiser` (={optimiser!r}) must be one of {', '.join(OPTIMISERS)}.")
-    numbers = _numbers(machine)
+    numbers = None if machine is None else given_machine(machine)
     if isinstance(measure, bool) or not isinstance(measure, int | float) or not 0 <= measure < math.inf:
         raise InvalidArgumentError(f"`measure` (={measure!r}) must be a number of seconds, 0 or more.")
     given = workers if isinstance(workers, Partition) else None
@@ -303,14 +302,6 @@ def _verdict(faster: Difference, rival: str, is_rival: bool) -> str:
     if faster.low > 0:
         return f"This plan is faster than {rival} by {faster}."
     return f"This plan is as fast as {rival}, as far as can be told: faster by {faster}."
-
-
-def _numbers(machine: Machine | FiveNumbers | str | None) -> FiveNumbers | None:
-    if machine is None or isinstance(machine, FiveNumbers):
-        return machine
-    if not isinstance(machine, Machine | str):
-        raise InvalidTypeError(f"`machine` (={machine!r}) must be a dj.Machine, the name or path of one, or None.")
-    return FiveNumbers.of(load(machine) if isinstance(machine, str) else machine)
 
 
 def _bytes(memory: int | str) -> float:

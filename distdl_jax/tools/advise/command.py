@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from distdl_jax.costs.cost import OPTIMISERS
 from distdl_jax.errors import DistDLError, InvalidArgumentError
-from distdl_jax.machine.machine import names
 from distdl_jax.tools.advise.advise import advise
+from distdl_jax.tools.cost.cost import OPTIMISERS
+from distdl_jax.tools.cost.machine import names
 
 
 def advise_on_file(arguments: Sequence[str]) -> int:
@@ -24,7 +24,7 @@ def advise_on_file(arguments: Sequence[str]) -> int:
     parser.add_argument("file", help="the Python file; what it does under `if __name__ == '__main__'` is not run")
     parser.add_argument("--workers", type=int, required=True, help="how many workers there are")
     parser.add_argument("--memory", help='the most that a worker can store: "40GiB"')
-    parser.add_argument("--machine", help=f"{', '.join(names())}, or the path of a machine's file")
+    parser.add_argument("--machine", help=f"{', '.join(names())}")
     parser.add_argument("--optimiser", default="adam", choices=list(OPTIMISERS))
     parser.add_argument("--dtype", default="float32", help="of the input and of the parameters")
     options = parser.parse_args(arguments)

@@ -17,14 +17,11 @@ from distdl_jax.partition import Partition
 from distdl_jax.planning import planning_world
 from distdl_jax.plans.decomposition import balanced_ranges
 from distdl_jax.tensors import TensorSpec
-from distdl_jax.tools.advise.five_numbers import FiveNumbers
 from distdl_jax.tools.advise.network import DescribedNetwork, Node, Shape
+from distdl_jax.tools.cost.machine import Machine
 
 MOST_COUNTED, FEWEST_GRIDS, MOST_GRIDS = 120, 8, 24
 """How many times nodes are counted, about; and on how many grids each, of those that seem fastest."""
-
-PASSES = 3
-"""How often the arrays of a layer are read and written: forward, and for both gradients."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class Prices:
 
     network: DescribedNetwork
     workers: int
-    machine: FiveNumbers
+    machine: Machine
     optimiser: str
     copies: int
     dtype: np.dtype
@@ -76,7 +73,7 @@ class Prices:
 
     def _count(self, node: Node, grid: Shape) -> Price:
         """Count a node alone; where a gradient of its input is computed, behind a layer that has a parameter."""
-        from distdl_jax.costs.cost import cost
+        from distdl_jax.tools.cost.cost import cost
 
         P = self.P.grid(grid)
         layers, y_grid = self.network.node_on(node, grid, P)
@@ -85,16 +82,12 @@ class Prices:
             Sequential(*before, *layers), TensorSpec(node.x_shape, P), optimiser=self.optimiser, dtype=self.dtype
         )
         rows = [row for row in found.layers if not before or row.place.split(".")[0] != "0"]
-        counts = {
-            name: np.sum([getattr(row.amounts, name) for row in rows], axis=0)
-            for name in ("messages", "collectives_forward", "collectives_backward", "bytes", "flops", "parameters")
-        }
-        messages = counts["messages"] + counts["collectives_forward"] + counts["collectives_backward"]
-        stored = (2 + self.copies) * counts["parameters"] + sum(found.activations[row.place] for row in rows)
-        arrays = -(-(math.prod(node.x_shape) + 2 * node.elements) * self.dtype.itemsize // math.prod(grid))
-        traffic = PASSES * arrays + 2 * (2 + self.copies) * counts["parameters"]
-        seconds = self.machine.seconds(messages, counts["bytes"], counts["flops"], traffic)
-        return Price(float(np.max(seconds)), int(messages.max()), int(counts["bytes"].max()), int(stored.max()), y_grid)
+        names = ("operations", "bytes", "flops", "memory_traffic", "parameters")
+        counts = {name: np.sum([getattr(row.amounts, name) for row in rows], axis=0) for name in names}
+        stored = (2 + self.copies) * counts.pop("parameters") + sum(found.activations[row.place] for row in rows)
+        messages, nbytes = counts["operations"], counts["bytes"]
+        seconds = self.machine.seconds(*counts.values())
+        return Price(float(np.max(seconds)), int(messages.max()), int(nbytes.max()), int(stored.max()), y_grid)
 
     def move(self, shape: Shape, grid: Shape, other: Shape) -> float:
         """Return the seconds of a repartition of a tensor of a global shape."""

@@ -70,10 +70,6 @@ LONGEST_SLEEP = 1e-3
 """Seconds between two looks of a worker that has waited for some time."""
 
 
-CHANGED = "; a function traced again with the same arguments, but what it communicates has changed"
-"""What is said of an agreement in a function that uses something from outside its arguments which has changed."""
-
-
 class Monitor(Protocol):
     """What knows of other workers: `epoch` counts the agreements that failed so far, `calls` this worker's calls."""
 
@@ -82,9 +78,6 @@ class Monitor(Protocol):
 
     def raise_if_failed(self) -> None:
         """Raise what all workers raise, where one of them has failed to agree."""
-
-    def raise_if_past(self) -> None:
-        """Raise `OthersArePast` where nobody else will come to what this worker agrees on."""
 
     def fail(self, text: str, about: Workers = ()) -> NoReturn:
         """Make all workers raise `text`, which is about these."""
@@ -128,24 +121,15 @@ class ControlChannel:
         self.received: Counter[int] = Counter()
         self._unread: list[tuple[int, Envelope]] = []
 
-    def agree(
-        self,
-        team: Workers,
-        label: str,
-        contribution: Any,
-        decide: Callable[[Contributions], Any] = dict,
-        remark: str = "",
-    ) -> Any:
+    def agree(self, team: Workers, label: str, contribution: Any, decide: Callable[[Contributions], Any] = dict) -> Any:
         """Return the decision of the team's first worker on all contributions, by world rank; collective in `team`.
-
-        `remark`: what messages are to say of it, after the source line.
 
         **Raises:** `PlanError`, on all workers of the world, where some worker of the team is about to do something
         else, or has left.
         """
         if len(team) == 1:
             return decide({self._rank: contribution})
-        where = user_line() + remark + ("; jax_disable_jit" if jax.config.jax_disable_jit else "")  # type: ignore[attr-defined, unused-ignore]
+        where = user_line() + ("; jax_disable_jit" if jax.config.jax_disable_jit else "")  # type: ignore[attr-defined, unused-ignore]
         parent, children = gathered(team, self._rank)
         log.debug("the team %s agrees on %s, at %s", team, label, where)
         self.monitor.raise_if_failed()
@@ -210,6 +194,5 @@ class ControlChannel:
                 self.received[received[0]] += 1
                 continue
             self.monitor.raise_if_failed()
-            self.monitor.raise_if_past()
             looks += 1
             time.sleep(0 if looks < SPINS else min(LONGEST_SLEEP, 1e-5 * (looks - SPINS)))

@@ -8,8 +8,10 @@ import platform
 import re
 import socket
 import warnings
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 from mpi4py import MPI
@@ -18,15 +20,15 @@ from distdl_jax.errors import SetupError
 from distdl_jax.launch.gpus import WorkerGpu, computes_on_gpu, gpu_in_use, gpu_messages, gpu_problem
 from distdl_jax.launch.launcher import MPI_SIZES, job_size
 from distdl_jax.launch.packages import FIRST_JAX_NOT_TRIED, PACKAGES, installed_version
-from distdl_jax.settings import Reading, check_settings, own_reading, refuse_differences, warning_of_unknown
+from distdl_jax.settings import Reading, check_settings, difference, own_reading, warning_of_unknown
 from distdl_jax.transports.mpi.compat import import_mpi4jax
 from distdl_jax.watchdog.log import log
 
 
 def check_launch() -> None:
     """Refuse an MPI that JAX can't call from its threads, and one that was not started by its own launcher."""
-    _check_thread_support()
-    _check_one_library()
+    for problem in launch_problems():
+        raise SetupError(problem)
     if jax.__version_info__ >= FIRST_JAX_NOT_TRIED and MPI.COMM_WORLD.Get_rank() == 0:
         first = ".".join(map(str, FIRST_JAX_NOT_TRIED))
         warnings.warn(
@@ -35,8 +37,25 @@ def check_launch() -> None:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def launch_problems() -> Iterator[str]:
+    """Yield a sentence for all that is wrong with the MPI of this process, and with what has started it."""
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        yield (
+            f"MPI was started with {thread_level()}, but JAX calls MPI from its own threads, which takes "
+            "MPI_THREAD_MULTIPLE. Import mpi4py (or distdl_jax) before anything else starts MPI, leave "
+            "mpi4py.rc.thread_level as it is, and use an MPI library built with thread support."
+        )
+    # mpi4py and mpi4jax must be bound to one libmpi, or each starts its own. Checked where there is /proc.
+    if len(libraries := loaded_mpi_libraries()) > 1:
+        yield (
+            f"This process has loaded more than one MPI library: {', '.join(libraries)}. mpi4jax was built against "
+            "another MPI than mpi4py runs on; build it again: pip install --no-cache-dir --force-reinstall --no-deps "
+            "--no-binary mpi4jax mpi4jax, with the right mpicc first on PATH."
+        )
     if (started := job_size(MPI_SIZES)) > 1 and MPI.COMM_WORLD.Get_size() == 1:
-        raise SetupError(
+        yield (
             f"The launcher started {started} processes, but this one believes that it is alone: its MPI library "
             f"({mpi_library()}) is not the one that mpirun belongs to. Use the mpirun, or mpiexec, of that library "
             "(for an MPI from PyPI it is in the environment's bin directory, beside python); `python -m distdl_jax "
@@ -44,10 +63,18 @@ def check_launch() -> None:
         )
 
 
-def check_workers_agree(comm: MPI.Intracomm) -> None:
-    """Refuse workers with different software or settings; collective in `comm`, and raises on all of its workers."""
+class Installation(NamedTuple):
+    """What must be the same on all workers, by its name; the settings; and the worker's GPU."""
+
+    versions: Mapping[str, Hashable]
+    reading: Reading
+    gpu: WorkerGpu
+
+
+def own_installation() -> Installation:
+    """Look at this worker's."""
     gpu = _worker_gpu()
-    mine = {
+    versions: dict[str, Hashable] = {
         **{package: installed_version(package) or "not installed" for package in PACKAGES},
         "MPI library": mpi_library(),
         "Python": platform.python_version(),
@@ -55,17 +82,28 @@ def check_workers_agree(comm: MPI.Intracomm) -> None:
         "jax_enable_x64": bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined, unused-ignore]
         "jax_disable_jit": bool(jax.config.jax_disable_jit),  # type: ignore[attr-defined, unused-ignore]
     }
-    everyone: list[tuple[dict[str, object], Reading, WorkerGpu]] = comm.allgather((mine, own_reading(), gpu))
-    check_settings([reading for _, reading, _ in everyone])
-    gpus = [each for _, _, each in everyone]
-    if problem := gpu_problem(gpus, own_reading().settings.gpus):
-        raise SetupError(problem)
-    for what in mine:
+    return Installation(versions, own_reading(), gpu)
+
+
+def disagreements(everyone: Sequence[Installation]) -> Iterator[str]:
+    """Yield a sentence for each way in which the workers, by rank, can't work together, but for their settings."""
+    if problem := gpu_problem([worker.gpu for worker in everyone], own_reading().settings.gpus):
+        yield problem
+    for what in everyone[0].versions:
         cure = " (`python -m distdl_jax.onednn` compiles it)" if what == "oneDNN" else ""
-        refuse_differences(what + cure, [facts[what] for facts, _, _ in everyone])
-    if comm.Get_rank() == 0 and (warning := warning_of_unknown([reading for _, reading, _ in everyone])):
+        if text := difference(what + cure, [worker.versions[what] for worker in everyone]):
+            yield text
+
+
+def check_workers_agree(comm: MPI.Intracomm) -> None:
+    """Refuse workers with different software or settings; collective in `comm`, and raises on all of its workers."""
+    everyone: list[Installation] = comm.allgather(own_installation())
+    check_settings([worker.reading for worker in everyone])
+    for problem in disagreements(everyone):
+        raise SetupError(problem)
+    if comm.Get_rank() == 0 and (warning := warning_of_unknown([worker.reading for worker in everyone])):
         warnings.warn(warning, RuntimeWarning, stacklevel=2)
-    if comm.Get_rank() == 0 and (line := gpu_messages(gpus)):
+    if comm.Get_rank() == 0 and (line := gpu_messages([worker.gpu for worker in everyone])):
         log.info("%s", line)
 
 
@@ -101,15 +139,6 @@ def check_devices() -> None:
         )
 
 
-def _check_thread_support() -> None:
-    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        raise SetupError(
-            f"MPI was started with {thread_level()}, but JAX calls MPI from its own threads, which takes "
-            "MPI_THREAD_MULTIPLE. Import mpi4py (or distdl_jax) before anything else starts MPI, leave "
-            "mpi4py.rc.thread_level as it is, and use an MPI library built with thread support."
-        )
-
-
 def thread_level() -> str:
     """Return the name of MPI's level of thread support."""
     names = {
@@ -119,16 +148,6 @@ def thread_level() -> str:
         MPI.THREAD_MULTIPLE: "MPI_THREAD_MULTIPLE",
     }
     return names[MPI.Query_thread()]
-
-
-def _check_one_library() -> None:
-    """mpi4py and mpi4jax must be bound to one libmpi, or each starts its own. Checked where there is /proc."""
-    if len(libraries := loaded_mpi_libraries()) > 1:
-        raise SetupError(
-            f"This process has loaded more than one MPI library: {', '.join(libraries)}. mpi4jax was built against "
-            "another MPI than mpi4py runs on; build it again: pip install --no-cache-dir --force-reinstall --no-deps "
-            "--no-binary mpi4jax mpi4jax, with the right mpicc first on PATH."
-        )
 
 
 def loaded_mpi_libraries() -> tuple[str, ...]:

@@ -12,14 +12,13 @@ from typing import Any
 
 from mpi4py import MPI
 
-from distdl_jax.agreement.replay import Agreements
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
 from distdl_jax.programs.ir import Program
 from distdl_jax.settings import current_settings
 from distdl_jax.source_lines import user_line
 from distdl_jax.transports.mpi.communicators import Communicators
 from distdl_jax.transports.mpi.compat import comm_handle
-from distdl_jax.transports.mpi.control import CHANGED, ControlChannel, Mailbox
+from distdl_jax.transports.mpi.control import ControlChannel, Mailbox
 from distdl_jax.transports.mpi.launch_checks import check_devices, check_launch, check_workers_agree
 from distdl_jax.transports.mpi.transport import MPITransport
 from distdl_jax.transports.nan_check import refuse_to_run_again
@@ -65,12 +64,7 @@ class MPIWorld:
         if len(team) == 1:
             return decide({self.rank: contribution})
         refuse_to_run_again(self.rank)
-
-        def meet(changed: bool) -> Any:
-            return self._control.agree(team, label, contribution, decide, CHANGED if changed else "")
-
-        agreements = worker_status().agreements or Agreements()
-        return agreements.agree(team, label, contribution, meet, self._agent.fail)
+        return self._control.agree(team, label, contribution, decide)
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
         self._agent.remember(name, programs)

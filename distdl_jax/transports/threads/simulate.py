@@ -1,10 +1,12 @@
-"""`dj.simulate`: a program on many workers in one process."""
+"""`dj.simulate`, and `python -m distdl_jax --simulate`: a program on many workers in one process."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
 import jax
@@ -81,3 +83,48 @@ def _free_programs() -> None:
     jax.clear_caches()
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps what threads have freed
         trim(0)
+
+
+def simulate_script(n: int, path: str, arguments: Sequence[str] = ()) -> None:
+    """Run the file `path` on `n` workers as `python path *arguments` would on each, with `dj.simulate`.
+
+    Every worker has the names of its own `__main__`. What the program imports is one for all workers.
+    """
+    code, main = compile(Path(path).read_bytes(), path, "exec"), _MainOfEachWorker()
+    before = sys.argv, sys.path, sys.modules["__main__"]
+    sys.argv, sys.path = [path, *arguments], [str(Path(path).resolve().parent), *sys.path]
+    sys.modules["__main__"] = main
+    try:
+        simulate(n, _run, main, code, path)
+    except SystemExit as end:
+        # Python ends in silence then; who looks at several workers wants to know which of them it was.
+        print(f"SystemExit({end.code!r}):", *getattr(end, "__notes__", ()), file=sys.stderr)
+        raise
+    finally:
+        sys.argv, sys.path, sys.modules["__main__"] = before
+
+
+class _MainOfEachWorker(ModuleType):
+    """Stand for `__main__` in `sys.modules`: in a worker's thread it has that worker's names, for pickle and
+    dataclasses."""
+
+    def __init__(self) -> None:
+        super().__init__("__main__")
+        self.of_worker: dict[Any, dict[str, Any]] = {}
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.of_worker.get(simulated_world.value, {})
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__[name]
+        except KeyError:
+            raise AttributeError(f"module '__main__' has no attribute {name!r}") from None
+
+
+def _run(main: _MainOfEachWorker, code: CodeType, path: str) -> None:
+    """Run the program on this worker."""
+    names = {"__name__": "__main__", "__file__": path, "__doc__": None, "__builtins__": __builtins__}
+    main.of_worker[simulated_world.value] = names
+    exec(code, names)

@@ -9,7 +9,6 @@ from contextlib import contextmanager, redirect_stdout
 from html import escape
 from typing import Any
 
-from distdl_jax.drawing.svg import tint
 from distdl_jax.transports.threads.current_world import simulated_world
 
 MOST = 100_000
@@ -56,6 +55,8 @@ class Table:
         self._texts = texts
 
     def _repr_html_(self) -> str:
+        from distdl_jax.tools.draw.svg import tint
+
         heads = (f'<th style="{CELL}; background: {tint(w)}; color: black">worker {w}</th>' for w in self._texts)
         cells = (
             f'<td style="{CELL}"><pre style="{TEXT}">{escape(text.rstrip())}</pre></td>'

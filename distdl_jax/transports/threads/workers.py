@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import ctypes
 import os
 import signal
@@ -35,6 +34,8 @@ PATIENCE = 5.0
 STACK = 64 * 2**20
 """Bytes of a worker's stack. JAX and XLA recurse deeply, and some systems give threads much less than the main one."""
 
+OLD_PYTHON = "Python before 3.11.8 can't parse Python in several threads at once, which np.load does: take a newer one."
+
 
 class Workers:
     """The workers of one world. They run programs, one after the other, until one fails; `close` in the end.
@@ -60,7 +61,7 @@ class Workers:
         """Run `program(*args)` on each worker and return the results; raise the first error of any, when all have
         ended.
         """
-        with one_parses_at_a_time(), one_more_runs():
+        with one_more_runs():
             return self._run(program, args)
 
     def _run(self, program: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
@@ -127,6 +128,8 @@ class Workers:
             is_first = self._error is None or (self._others_fault and error is not worker.raised)
             if error is not None and is_first and not isinstance(error, WorkerStopped):
                 error.add_note(f"Raised on worker {rank} of {len(self._worlds)}, in dj.simulate.")
+                if isinstance(error, SystemError) and sys.version_info < (3, 11, 8):
+                    error.add_note(OLD_PYTHON)
                 self._error, self._others_fault = error, error is worker.raised
             self._changed.notify_all()
 
@@ -240,40 +243,3 @@ def give_back(devices: list[Any], threads: int) -> None:
     """Let others use them: making a client takes some milliseconds, and it is never freed."""
     with _lock:
         _free[threads].extend(devices)
-
-
-# --- syntax trees ---
-
-_parse: Any = ast.parse
-_parsing = threading.RLock()
-_counting = threading.Lock()
-_runs = 0
-
-
-def _parse_alone(*args: Any, **kwargs: Any) -> Any:
-    with _parsing:
-        return _parse(*args, **kwargs)
-
-
-@contextmanager
-def one_parses_at_a_time() -> Iterator[None]:
-    """Make `ast.parse` and `ast.literal_eval` safe in all threads, inside. Several runs may overlap.
-
-    Before Python 3.13 all threads share one counter of how deep a syntax tree is (python/cpython#106905). Where another
-    thread runs in the middle, while garbage is collected, `ast.parse` raises a SystemError; `np.load` parses the header
-    of every array.
-    """
-    global _runs
-    if sys.version_info >= (3, 13):
-        yield
-        return
-    with _counting:
-        _runs += 1
-        ast.parse = _parse_alone
-    try:
-        yield
-    finally:
-        with _counting:
-            _runs -= 1
-            if _runs == 0:
-                ast.parse = _parse

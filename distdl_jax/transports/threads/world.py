@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
-from distdl_jax.agreement.replay import Agreements
 from distdl_jax.compat import wait_for_program
-from distdl_jax.errors import PlanError, SetupError
+from distdl_jax.errors import SetupError
 from distdl_jax.programs.ir import Operation, Place, Program
 from distdl_jax.source_lines import user_line
 from distdl_jax.transports.nan_check import refuse_to_run_again
@@ -16,7 +15,6 @@ from distdl_jax.transports.threads.current_world import simulated_world
 from distdl_jax.transports.threads.participant import AGREEMENT
 from distdl_jax.transports.threads.rendezvous import Rendezvous
 from distdl_jax.transports.threads.transport import ThreadTransport
-from distdl_jax.watchdog.status import worker_status
 from distdl_jax.world import Workers, World
 
 
@@ -46,12 +44,6 @@ class ThreadWorld:
         if len(team) == 1:
             return decide({self.rank: contribution})
         refuse_to_run_again(self.rank)
-        agreements = worker_status().agreements or Agreements()
-        return agreements.agree(
-            team, label, contribution, lambda _: self._meet(team, label, contribution, decide), _fail
-        )
-
-    def _meet(self, team: Workers, label: str, contribution: Any, decide: Callable[[dict[int, Any]], Any]) -> Any:
         # A program whose inputs are copied from elsewhere runs once they are there, in another thread.
         wait_for_program(self.transport.effect)
         operation = Operation(AGREEMENT, team, op=label, place=Place(user_line()))
@@ -69,7 +61,3 @@ class ThreadWorld:
 
     def check_devices(self) -> None:
         """Accept any devices: every worker has one of its own."""
-
-
-def _fail(text: str) -> NoReturn:
-    raise PlanError(text)

@@ -1,1 +1,0 @@
-"""What a training step of a network costs each worker, foreseen from its plans."""

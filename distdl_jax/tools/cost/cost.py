@@ -1,0 +1,292 @@
+"""What a training step of a network costs, from its plans: `cost`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from distdl_jax.drawing.drawing import Drawing
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.layer.layer import Layer
+from distdl_jax.nn.network import Network
+from distdl_jax.nn.pipeline import Pipeline
+from distdl_jax.plans.alike import ByClass, derived, on_grids
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.worker_ranks import worker_ranks
+from distdl_jax.primitives.plan import Plan, ShapeDtypes
+from distdl_jax.spec_trees import is_spec
+from distdl_jax.tensors import TensorSpec, check_spec
+from distdl_jax.tools.cost.amounts import Amounts, alike, groups
+from distdl_jax.tools.cost.compiled import CompiledMemory, compile_step
+from distdl_jax.tools.cost.machine import Machine, given_machine
+from distdl_jax.tools.cost.memory import WorkerMemory, worker_memory
+from distdl_jax.tools.cost.show import picture, table, to_json
+from distdl_jax.tools.cost.traced import completed
+from distdl_jax.validation import checked_boolean
+
+OPTIMISERS = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "lion": 1, "adam": 2, "adamw": 2}
+"""How many numbers an optimiser stores for each parameter."""
+
+
+class PlacedLayer(NamedTuple):
+    """A layer, or a function, of a network; `name`: of its class, or of the function."""
+
+    place: str
+    layer: Any
+    name: str
+
+    @property
+    def param_specs(self) -> list[TensorSpec]:
+        """The specs of all parameters."""
+        if not isinstance(self.layer, Layer):
+            return []
+        leaves = jax.tree.leaves(self.layer.param_specs(), is_leaf=is_spec)
+        return [leaf for leaf in leaves if is_spec(leaf)]
+
+
+def placed_layers(layer: Callable[..., Any], place: str = "") -> Iterator[PlacedLayer]:
+    """Yield the layers that `layer` is made of, at any depth, or itself; places, "3.body.0", are those of actions."""
+    if not isinstance(layer, Network) or isinstance(layer, Pipeline):
+        yield PlacedLayer(place, layer, getattr(layer, "__name__", type(layer).__name__))
+        return
+    for name, part in layer._parts:
+        if part is not None:
+            yield from placed_layers(part, f"{place}.{name}" if place else str(name))
+    if layer._computes:
+        yield PlacedLayer(place, None, layer._computes)
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """What one layer costs.
+
+    - `place`, `name`: where it is in the network, "3.body.0", and its class.
+    - `amounts`: what each worker stores, computes and sends for it.
+    - `seconds`: of each worker, an estimate; None without a machine.
+    """
+
+    place: str
+    name: str
+    amounts: Amounts
+    seconds: np.ndarray | None = None
+
+    @property
+    def title(self) -> str:
+        """Its place and its class: "3.body.0 DistributedConv2d"."""
+        return f"{self.place} {self.name}".strip()
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a training step of a network costs each worker.
+
+    - `layers`: layer by layer, in order.
+    - `workers`: all layers together: arrays with an entry for each worker, by world rank.
+    - `compiled`: the memory of the fullest worker by XLA, where it was asked for.
+    """
+
+    layers: tuple[LayerCost, ...]
+    workers: Amounts
+    compiled: CompiledMemory | None = None
+    _plan: Plan | None = field(default=None, repr=False, compare=False)
+    _x: ShapeDtypes = field(default_factory=dict, repr=False, compare=False)
+    _backward: bool = True
+
+    @property
+    def seconds(self) -> float | None:
+        """The seconds of a step of the slowest worker, estimated from five numbers; None without a machine.
+
+        Measured steps took a third more or less, and partitions came in the right order as often as by chance.
+        """
+        estimates = [layer.seconds for layer in self.layers if layer.seconds is not None]
+        return float(np.sum(estimates, axis=0).max()) if estimates else None
+
+    @property
+    def flops(self) -> np.ndarray:
+        """The multiplications and additions of each worker."""
+        return self.workers.flops
+
+    @property
+    def messages(self) -> np.ndarray:
+        """The number of messages that each worker sends."""
+        return self.workers.messages
+
+    @property
+    def bytes(self) -> np.ndarray:
+        """The bytes that each worker sends in messages, and hands to collective operations."""
+        return self.workers.bytes
+
+    @property
+    def memory(self) -> np.ndarray:
+        """The bytes that each worker needs at the fullest time of a step.
+
+        The step is one jitted function of the parameters and what the optimiser stores, both donated, and of the input:
+        value and gradient of a loss, and the optimiser's update. Where they aren't donated, the new ones come on top.
+        The bytes are those of XLA's arrays on a CPU; MPI, Python and compiled programs are not among them.
+
+        Raises `PlanError` where a layer does not say what it stores for the backward pass.
+        """
+        unknown = {place for each, _ in self._memory for place in each.unknown}
+        if unknown:
+            shown = ", ".join(
+                f"`layers[{layer.place}]` ({layer.name})" for layer in self.layers if layer.place in unknown
+            )
+            raise PlanError(
+                f"The memory can't be foreseen by formula: {shown} does not say what the backward pass reads. Ask for "
+                "`compiled=True`, or give `saved` to each `Work` of its plan's `actions` (docs/own-layers.md)."
+            )
+        return self._most_live
+
+    @property
+    def fullest(self) -> int:
+        """The world rank of the worker that needs most memory, the first one of several."""
+        return int(np.argmax(self._most_live))
+
+    @property
+    def activations(self) -> dict[str, np.ndarray]:
+        """The bytes that each worker stores from the forward to the backward pass, by the place of a layer.
+
+        Each array counts once, at the first layer that reads it again; the network's input doesn't count.
+        """
+        found = {layer.place: np.zeros(len(self._x), np.int64) for layer in self.layers}
+        for memory, workers in self._memory:
+            for place, nbytes in memory.activations.items() if self._backward else ():
+                found[place][workers] = nbytes
+        return found
+
+    @cached_property
+    def _memory(self) -> list[tuple[WorkerMemory, np.ndarray]]:
+        """The memory of each kind of workers: those that store, compute and send equally much in each layer."""
+        assert self._plan is not None
+        found = []
+        for workers in alike([layer.amounts for layer in self.layers]):
+            worker = int(workers[0])
+            gradients = {layer.place: int(layer.amounts.gradients[worker]) for layer in self.layers}
+            block = self._x[worker]
+            x_bytes = block.size * block.dtype.itemsize
+            found.append((worker_memory(self._plan, worker, x_bytes, gradients, backward=self._backward), workers))
+        return found
+
+    @property
+    def _most_live(self) -> np.ndarray:
+        """The bytes of all arrays at the fullest time, as far as layers say what they store."""
+        stored = self.workers.parameters + self.workers.optimiser
+        for memory, workers in self._memory:
+            block = self._x[int(workers[0])]
+            stored[workers] += block.size * block.dtype.itemsize + memory.live
+        return stored
+
+    def table(self) -> str:
+        """Return a table as text: a row for each layer; bytes and counts of the worker that has most."""
+        return table(self)
+
+    def to_json(self) -> str:
+        """Return all numbers as JSON, in the form that docs/cost.md describes."""
+        return to_json(self)
+
+    def draw(self) -> Drawing:
+        """Return a picture: for each layer a bar of what it computes, sends and stores; the table is its text."""
+        return Drawing(picture(self), self.table())
+
+
+def cost(
+    network: Callable[..., Any],
+    x_spec: TensorSpec,
+    *,
+    machine: Machine | str | None = None,
+    optimiser: str = "adam",
+    backward: bool = True,
+    dtype: DTypeLike = jnp.float32,
+    compiled: bool = False,
+) -> Cost:
+    """Count what a training step of `network` costs each worker: without a message, and nothing runs.
+
+    A step is the value of a loss of the output, the gradient of the parameters, and the optimiser's update. It works in
+    any world: in a job, in `dj.simulate`, and for any number of workers on `dj.planning_world(n)`. Plans say what
+    workers do; a layer whose plan does not is traced for each worker, on 256 workers at most.
+
+    **Arguments:**
+
+    - `network`: a layer, or a network of layers.
+    - `x_spec`: the global shape and the partition of its input.
+    - `machine`: for an estimate of seconds: a `Machine`, or a name that `dj.machine.load` takes. None: no seconds.
+    - `optimiser`: what the optimiser stores: "adam", "adamw", "sgd", "momentum", "rmsprop", "adagrad" or "lion".
+    - `backward`: whether gradients are computed and parameters updated; else it is the forward pass alone.
+    - `dtype`: of the input and of the parameters; an input of indices is of int32.
+    - `compiled`: whether the step of the worker that needs most memory is compiled, which takes as long as in the job;
+      `Cost.compiled` has its memory then. On as many workers as layers are traced on.
+
+    **Returns:** the `Cost`.
+
+    **Raises:** `InvalidTypeError` where `network` is no layer or `x_spec` no spec; `InvalidArgumentError` where
+    `optimiser` is none of those, or there is no such machine; `PlanError` where x does not fit, or a layer on more
+    workers than that does not say what it does.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
+    >>> layer = dj.nn.DistributedConv2d(P, in_channels=1, out_channels=2, kernel_size=3, padding=1)
+    >>> dj.cost(layer, dj.TensorSpec((1, 1, 8, 8), P)).messages.tolist()
+    [4, 3, 4, 3]
+    """
+    if not isinstance(network, Layer):
+        raise InvalidTypeError(f"`network` (={network!r}) must be a layer; put functions into an nn.Sequential.")
+    check_spec(x_spec, "x_spec")
+    if optimiser not in OPTIMISERS:
+        raise InvalidArgumentError(f"`optimiser` (={optimiser!r}) must be one of {', '.join(OPTIMISERS)}.")
+    world, number = x_spec.partition.world, np.dtype(dtype)
+    size = world.size
+    takes_indices = getattr(network, "takes_indices", False)
+    of_x = np.dtype(np.int32) if takes_indices else number
+    shapes: Mapping[int, tuple[int, ...]] = x_spec.block_shapes
+    if len(shapes) < size:
+        elsewhere = worker_ranks(worker for worker in range(size) if worker not in x_spec.block_shapes)
+        placeholders = ByClass(elsewhere, [[x_spec.shape_on(worker) for worker in elsewhere]], x_spec.shape_on)
+        shapes = on_grids(shapes, placeholders)
+    x = derived(lambda worker: ShapeDtype(x_spec.shape_on(worker), of_x), shapes)
+    params = _param_blocks(network, number, size) if takes_indices else None
+    estimates_on = None if machine is None else given_machine(machine)
+    plan = completed(network, network.plan(x, params), x, world, number)
+    copies, layers = OPTIMISERS[optimiser], list(placed_layers(network))
+    amounts = {layer.place: Amounts.none(size) for layer in layers}
+    for action in plan.actions:
+        amounts[action.place].count(action, backward)
+    costs = []
+    for layer in layers:
+        mine = amounts[layer.place]
+        _count_parameters(layer, mine, number.itemsize, copies, backward)
+        seconds = None
+        if estimates_on is not None:
+            seconds = estimates_on.seconds(mine.operations, mine.bytes, mine.flops, mine.memory_traffic)
+        costs.append(LayerCost(layer.place, layer.name, mine, seconds))
+    result = Cost(tuple(costs), Amounts.sum(amounts.values(), size), _plan=plan, _x=x, _backward=backward)
+    if checked_boolean("compiled", compiled):
+        result = replace(result, compiled=compile_step(network, x, world, result.fullest, number, copies, backward))
+    return result
+
+
+def _param_blocks(network: Layer, dtype: np.dtype, size: int) -> dict[int, Any]:
+    """Return the shapes and dtypes of all workers' parameters: trees, by world rank."""
+    specs = network.param_specs()
+
+    def on(worker: int) -> Any:
+        return jax.tree.map(lambda spec: ShapeDtype(spec.shape_on(worker), dtype), specs, is_leaf=is_spec)
+
+    return {worker: on(worker) for worker in range(size)}
+
+
+def _count_parameters(layer: PlacedLayer, amounts: Amounts, itemsize: int, copies: int, backward: bool) -> None:
+    for spec in layer.param_specs:
+        for worker, workers in groups(spec.block_shapes):
+            amounts.parameters[workers] += prod(spec.block_shapes[worker]) * itemsize
+    if backward:
+        amounts.gradients[...] = amounts.parameters
+        amounts.optimiser[...] = copies * amounts.parameters
+        amounts.memory_traffic += 2 * amounts.optimiser + 3 * amounts.parameters  # read and written by the update

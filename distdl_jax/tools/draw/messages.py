@@ -1,0 +1,175 @@
+"""What goes from worker to worker, drawn: arrows in order, or a square for each pair."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from distdl_jax.plans.decomposition import Box
+from distdl_jax.text import Drawing, bytes_text
+from distdl_jax.tools.draw import svg
+from distdl_jax.tools.draw.grids import MOST, named
+from distdl_jax.tools.draw.svg import Part
+
+Amounts = Mapping[tuple[int, int], tuple[int, int]]
+"""The number of messages, and of bytes, from one worker to another."""
+
+MOST_EVENTS = 160
+"""How many messages are drawn in order."""
+
+MOST_TITLES = 1024
+"""How many squares have a text of their own; more are drawn shade by shade."""
+
+
+class Event(NamedTuple):
+    """A message, or an operation of a team.
+
+    - `kind`: "message", or MPI's name of the operation.
+    - `team`: the sender and the receiver, or the workers of the operation.
+    - `nbytes`: of the message, or that each worker hands to the operation.
+    - `what`: the layer, and how often it is done.
+    - `root`: of an operation that has one.
+    - `box`: of the whole tensor, that is in the message; `axis`: the dimension that it is a halo along.
+    """
+
+    kind: str
+    team: tuple[int, ...]
+    nbytes: int
+    what: str = ""
+    root: int | None = None
+    box: Box = ()
+    axis: int = -1
+
+    @property
+    def is_message(self) -> bool:
+        return self.kind == "message"
+
+    @property
+    def about(self) -> str:
+        """What a pointer over it shows."""
+        return f"{'{} to {}'.format(*self.team) if self.is_message else self.kind}: {self.nbytes:,} bytes"
+
+    def __str__(self) -> str:
+        what = f"  {self.what}" if self.what else ""
+        if self.is_message:
+            return f"{self.team[0]} \N{RIGHTWARDS ARROW} {self.team[1]}  {self.nbytes:,} bytes{what}"
+        return f"{self.kind} of {named(sorted(self.team))}  {self.nbytes:,} bytes{what}"
+
+
+def message_squares(workers: Sequence[int], amounts: Amounts) -> Part:
+    """Draw a square for every pair of workers: rows send, columns receive; darker where more bytes go."""
+    cell = max(2.5, min(36.0, 400 / max(len(workers), 1)))
+    edge, side = 34, cell * len(workers)
+    place = {worker: i for i, worker in enumerate(workers)}
+    most = max((size for _, size in amounts.values()), default=1) or 1
+    body = [
+        svg.text(edge + side / 2, 10, "to", 11, fill=svg.GREY),
+        svg.text(4, edge + side / 2, "from", 11, "start", svg.GREY),
+    ]
+    for worker in workers[:: math.ceil(22 / cell)]:  # so that labels don't overlap
+        at = edge + cell * (place[worker] + 0.5)
+        body.append(svg.text(at, edge - 6, worker, 10, fill=svg.GREY))
+        if abs(at - edge - side / 2) > 9:
+            body.append(svg.text(edge - 6, at + 3.5, worker, 10, "end", svg.GREY))
+    body.append(svg.rect((edge, edge, side, side), "none", svg.GREY))
+    shades: dict[int, list[str]] = {}
+    for (source, dest), (count, size) in sorted(amounts.items()):
+        # By the logarithm, since halos and whole blocks differ by orders of magnitude.
+        shade = 1 + round(9 * math.log1p(size) / math.log1p(most))
+        x, y = edge + cell * place[dest], edge + cell * place[source]
+        if len(amounts) <= MOST_TITLES:
+            about = f"{source} to {dest}: {count:,} messages, {size:,} bytes"
+            body.append(svg.rect((x, y, cell, cell), svg.INK, "", about, fill_opacity=f"{shade * 0.085:.2f}"))
+        else:
+            shades.setdefault(shade, []).append(f"M{svg.number(x)} {svg.number(y)}h{cell:.2f}v{cell:.2f}h-{cell:.2f}z")
+    for shade, squares in sorted(shades.items()):
+        body.append(svg.element("path", d="".join(squares), fill=svg.INK, fill_opacity=f"{shade * 0.085:.2f}"))
+    return Part(edge + side + 4, edge + side + 4, tuple(body))
+
+
+ROW = 24
+"""Pixels from one message in order to the next."""
+
+
+def message_lines(events: Sequence[Event], workers: Sequence[int], waiting: Mapping[int, str]) -> Part:
+    """Draw messages in order: a line for each worker goes down, with an arrow for each message.
+
+    `waiting` are workers that can't go on, and the operations that they wait in.
+    """
+    pitch = min(120.0, max(26.0, 760 / max(len(workers), 1)))
+    x_of = {worker: pitch * (i + 0.5) for i, worker in enumerate(workers)}
+    next_row, right = dict.fromkeys(workers, 0), pitch * len(workers) + 8
+    taken: list[list[tuple[float, float]]] = []
+    marks: list[str] = []
+    labels: dict[int, list[str]] = {}
+    for event in events:
+        ends = sorted(x_of[worker] for worker in event.team)
+        row = max(next_row[worker] for worker in event.team)
+        while row < len(taken) and any(ends[0] < last and first < ends[-1] for first, last in taken[row]):
+            row += 1
+        taken += [[] for _ in range(row - len(taken) + 1)]
+        taken[row].append((ends[0], ends[-1]))
+        next_row |= dict.fromkeys(event.team, row + 1)
+        y = 34 + ROW * (row + 0.5)
+        if event.is_message:
+            source, dest = (x_of[worker] for worker in event.team)
+            marks.append(svg.arrow((source, y), (dest, y), event.about))
+            size, middle = bytes_text(event.nbytes), (source + dest) / 2
+        else:
+            marks.append(svg.line((ends[0], y), (ends[-1], y), svg.INK, 1.5, stroke_dasharray="5 3"))
+            marks += [svg.dot((end, y), 4, event.about) for end in ends]
+            size, middle = f"{event.kind} {bytes_text(event.nbytes)}", sum(ends[(len(ends) - 1) // 2 :][:2]) / 2
+        width = svg.width_of(size, 10)
+        if ends[-1] - ends[0] > width + 22:
+            marks.append(svg.rect((middle - width / 2 - 2, y - 15, width + 4, 10.5), svg.PAPER, ""))
+            marks.append(svg.text(middle, y - 6, size, 10, fill=svg.GREY))
+        if event.what and event.what not in labels.setdefault(row, []):
+            labels[row].append(event.what)
+    bottom = 34 + ROW * (max(len(taken) - 1, 0) + 1.2)
+    body = []
+    for worker, x in x_of.items():
+        body.append(svg.line((x, 22), (x, bottom), svg.FAINT, 1.5))
+        body.append(svg.rect((x - 12, 0, 24, 22), svg.tint(worker)) + svg.text(x, 15.5, worker, 12))
+    shown = ""
+    for row, names in sorted(labels.items()):
+        what = "; ".join(names)
+        if what and what != shown:
+            body.append(svg.text(right, 34 + ROW * (row + 0.5) + 3.5, what, 11, "start", svg.GREY))
+        shown = what
+    for worker, what in waiting.items():
+        at = x_of[worker], 34 + ROW * (next_row[worker] + 0.5)
+        disc = svg.element("circle", what, cx=at[0], cy=at[1], r=8, fill=svg.PAPER, stroke=svg.STRONG, stroke_width="2")
+        marks.append(disc + svg.text(at[0], at[1] + 4.5, "?", 13, fill=svg.STRONG))
+    width = right + max((svg.width_of("; ".join(names), 11) for names in labels.values()), default=0)
+    lines = [f"? worker {worker} waits: {what}" for worker, what in waiting.items()]
+    return svg.below([Part(width, bottom, (*body, *marks)), svg.words(lines[:12], 11, svg.STRONG)], 10)
+
+
+def draw_messages(
+    title: str, workers: Sequence[int], events: Sequence[Event], waiting: Mapping[int, str], notes: Sequence[str]
+) -> Drawing:
+    """Draw messages in order, and who waits for ever."""
+    lanes = workers[:MOST]
+    drawn = [event for event in events if {*event.team} <= {*lanes}][:MOST_EVENTS]
+    waiting = {worker: what for worker, what in waiting.items() if worker in lanes}
+    notes = list(notes)
+    if len(workers) > len(lanes):
+        notes.append(f"Left out: {len(workers) - len(lanes):,} more workers, and their messages.")
+    if len(events) > len(drawn):
+        notes.append(f"Drawn are {len(drawn):,} of {len(events):,} messages and operations of teams.")
+    plain = [title, *(f"{i:4}. {event}" for i, event in enumerate(drawn, 1))]
+    plain += [f"worker {worker} waits: {what}" for worker, what in waiting.items()]
+    about = f"{len(workers):,} workers. " + ". ".join(map(str, drawn[:64]))
+    picture = svg.below([svg.heading(title, 15), message_lines(drawn, lanes, waiting), svg.words(notes)], 14)
+    return Drawing(svg.document(title, about, picture), "\n".join([*plain, *notes]))
+
+
+def draw_amounts(title: str, workers: Sequence[int], amounts: Amounts, plain: str) -> Drawing:
+    """Draw who sends how much to whom."""
+    count, size = (sum(each[place] for each in amounts.values()) for place in (0, 1))
+    total = svg.words([f"{count:,} messages, {size:,} bytes; darker where more bytes go"])
+    head = svg.heading(f"{title}: bytes sent, rows to columns")
+    picture = svg.below([head, message_squares(workers, amounts), total], 10)
+    about = "A square for each pair of workers: rows send, columns receive."
+    return Drawing(svg.document(f"{title}: messages between workers", about, picture), plain)

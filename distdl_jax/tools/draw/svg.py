@@ -1,0 +1,161 @@
+"""SVG as text: shapes, parts that are put beside each other, and the document around them.
+
+The paper is white whatever is behind the picture. Each fill is as good as white under black letters, and hatching says
+in grey, too, what a neighbour sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from textwrap import wrap
+
+PAPER, INK, GREY, FAINT, STRONG = "#ffffff", "#1b1f24", "#57606a", "#b6bdc6", "#b3261e"
+TINTS = ("#a6d5f2", "#f7cd9c", "#9bd9bf", "#f5eba0", "#b9c3ee", "#f2b5a7", "#e0c0da")
+"""Fills that people with any colour vision tell apart (after Okabe and Ito, lightened)."""
+
+Point = tuple[float, float]
+Area = tuple[float, float, float, float]
+"""A rectangle: x, y, width and height."""
+
+
+def tint(worker: int) -> str:
+    """Return the fill of a worker."""
+    return TINTS[worker % len(TINTS)]
+
+
+def number(x: float) -> str:
+    """Return a coordinate with one decimal, and none where it is whole."""
+    return f"{x + 0.0:.1f}".removesuffix(".0") if abs(x) >= 0.05 else "0"
+
+
+def width_of(text: str, size: float = 12) -> float:
+    """Return about how wide a text is."""
+    return 0.56 * size * len(text)
+
+
+def element(tag: str, about: str = "", body: str = "", /, **attributes: float | str) -> str:
+    """Return an element of SVG; `about` is what a pointer over it shows. An underscore stands for a hyphen."""
+    pairs = ((name.rstrip("_").replace("_", "-"), value) for name, value in attributes.items())
+    start = " ".join([tag, *(f'{n}="{v if isinstance(v, str) else number(v)}"' for n, v in pairs if v != "")])
+    inside = (f"<title>{escape(about)}</title>" if about else "") + body
+    return f"<{start}>{inside}</{tag}>" if inside else f"<{start}/>"
+
+
+def rect(area: Area, fill: str, stroke: str = INK, about: str = "", **more: float | str) -> str:
+    """Return a rectangle."""
+    x, y, w, h = area
+    return element("rect", about, x=x, y=y, width=w, height=h, fill=fill, stroke=stroke, **more)
+
+
+def hatched(area: Area, fill: str, about: str) -> str:
+    """Return a rectangle of what another worker sent."""
+    return element("g", "", rect(area, fill, "") + rect(area, "url(#dj-hatch)", INK, about), class_="strip")
+
+
+def dashed(area: Area) -> str:
+    """Return a rectangle around what is sent."""
+    return rect(area, "none", stroke_dasharray="3 2.5", stroke_opacity=".55")
+
+
+def dot(at: Point, radius: float, about: str = "") -> str:
+    """Return a disc of ink."""
+    return element("circle", about, cx=at[0], cy=at[1], r=radius, fill=INK)
+
+
+def line(a: Point, b: Point, stroke: str = INK, width: float = 1.3, **more: float | str) -> str:
+    """Return a straight line."""
+    return element("line", x1=a[0], y1=a[1], x2=b[0], y2=b[1], stroke=stroke, stroke_width=width, **more)
+
+
+def text(x: float, y: float, words: object, size: float = 12, anchor: str = "middle", fill: str = INK) -> str:
+    """Return a text whose base line is at y."""
+    side = anchor.removeprefix("start")
+    return element("text", "", escape(str(words)), x=x, y=y, font_size=size, text_anchor=side, fill=fill)
+
+
+def arrow(a: Point, b: Point, about: str, bend: float = 0) -> str:
+    """Return an arrow from a to b, bordered by paper; `bend`: how far its middle is off, to the left."""
+    (x1, y1), (x2, y2) = a, b
+    length = max(((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5, 1e-6)
+    middle = (x1 + x2) / 2 + bend * (y2 - y1) / length, (y1 + y2) / 2 - bend * (x2 - x1) / length
+    curve = f"Q{number(middle[0])} {number(middle[1])} " if bend else "L"
+    path = f"M{number(x1)} {number(y1)}{curve}{number(x2)} {number(y2)}"
+    under = element("path", d=path, stroke=PAPER, stroke_width="3.8")
+    over = element("path", d=path, stroke=INK, stroke_width="1.4", marker_end="url(#dj-head)")
+    return element("g", about, under + over, class_="arrow", fill="none")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a picture, from (0, 0) to (width, height); `areas`: where in it the blocks of workers are."""
+
+    width: float
+    height: float
+    body: tuple[str, ...]
+    areas: Mapping[int, Area] = field(default_factory=dict)
+
+    def at(self, x: float, y: float) -> str:
+        """Return the part, moved."""
+        return element("g", "", "".join(self.body), transform=f"translate({number(x)} {number(y)})")
+
+
+def beside(parts: Iterable[Part], gap: float = 28, widest: float = 900) -> Part:
+    """Return parts from left to right, in rows that are at most about `widest` wide, their tops at one height."""
+    rows: list[list[tuple[float, Part]]] = [[]]
+    x = 0.0
+    for part in parts:
+        if rows[-1] and x + part.width > widest:
+            rows.append([])
+            x = 0.0
+        rows[-1].append((x, part))
+        x += part.width + gap
+    return below([_row(row) for row in rows if row])
+
+
+def _row(row: Sequence[tuple[float, Part]]) -> Part:
+    last, part = row[-1]
+    return Part(last + part.width, max(part.height for _, part in row), tuple(part.at(x, 0) for x, part in row))
+
+
+def below(parts: Iterable[Part], gap: float = 22) -> Part:
+    """Return parts from above to below, at the left; those of no height are left out."""
+    y, width, body = -gap, 0.0, []
+    for part in parts:
+        if part.height:
+            body.append(part.at(0, y + gap))
+            width, y = max(width, part.width), y + gap + part.height
+    return Part(width, max(y, 0), tuple(body))
+
+
+def words(sentences: Iterable[str], size: float = 11, fill: str = GREY, letters: int = 92) -> Part:
+    """Return sentences as a part, in lines of at most so many `letters`."""
+    lines = [line for sentence in sentences for line in wrap(sentence, letters)]
+    step = round(size * 1.4)
+    body = tuple(text(0, size + step * i, each, size, "start", fill) for i, each in enumerate(lines))
+    return Part(max((width_of(each, size) for each in lines), default=0), step * len(lines), body)
+
+
+def heading(sentence: str, size: float = 13, letters: int = 92) -> Part:
+    """Return a title as a part, in bold letters."""
+    part = words([sentence], size, INK, letters)
+    return Part(part.width, part.height, (element("g", "", "".join(part.body), font_weight="bold"),))
+
+
+def document(title: str, about: str, part: Part, margin: float = 16) -> str:
+    """Return an SVG document of a part; `title` and `about` are what a reader who doesn't see it is told."""
+    width, height = round(part.width + 2 * margin), round(part.height + 2 * margin)
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        'role="img" font-family="Helvetica, Arial, sans-serif">'
+    )
+    defs = (
+        '<defs><marker id="dj-head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+        f'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0.6L8 4L0 7.4z" fill="{INK}"/></marker>'
+        '<pattern id="dj-hatch" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        f'<path d="M0 0V5" stroke="{INK}" stroke-width="1.5" stroke-opacity=".55"/></pattern></defs>'
+    )
+    lines = [head, element("title", "", escape(title)), element("desc", "", escape(about)), defs]
+    lines += [rect((0, 0, width, height), PAPER, "", rx=6), part.at(margin, margin), "</svg>"]
+    return "\n".join(lines) + "\n"

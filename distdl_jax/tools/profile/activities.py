@@ -1,0 +1,125 @@
+"""What one worker did in its steps: each instruction that ran, with its layer, its pass and its kind."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from distdl_jax import nn
+from distdl_jax.programs.ir import Operation
+from distdl_jax.tools.profile.compiled_text import Instruction, compiled_programs, containers, operation
+from distdl_jax.tools.profile.recording import Event, Recording
+from distdl_jax.tracing.scopes import read_scopes
+
+ARITHMETIC, PACKING, MESSAGE = 0, 1, 2
+FORWARD, BACKWARD = 0, 1
+
+LOSS, UPDATE = "loss", "update, rest"
+"""What is in no layer: differentiated, or not."""
+
+
+class Row(NamedTuple):
+    """What times are added up for: a layer, by its place and name, in one pass."""
+
+    place: str
+    name: str
+    direction: int
+
+
+class Activity(NamedTuple):
+    """One instruction that ran.
+
+    - `row`: the number of its row. `kind`: arithmetic, packing for messages, or a message.
+    - `start`, `end`: in ns. `instruction`: its name.
+    """
+
+    row: int
+    kind: int
+    start: int
+    end: int
+    instruction: str
+
+
+class Message(NamedTuple):
+    """A message or a collective operation whose partners are known, from when to when, in ns."""
+
+    operation: Operation
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Activities:
+    """What a worker did, in the order in which it began, and its steps from when to when.
+
+    - `operations`: of each activity that is a message whose partners are known, else None.
+    """
+
+    rows: tuple[Row, ...]
+    steps: tuple[tuple[int, int], ...]
+    activities: tuple[Activity, ...]
+    operations: tuple[Operation | None, ...]
+
+    @property
+    def messages(self) -> list[Message]:
+        """The messages whose partners are known."""
+        pairs = zip(self.operations, self.activities, strict=True)
+        return [Message(operation, each.start, each.end) for operation, each in pairs if operation is not None]
+
+
+def activities_of(recording: Recording, teams: Mapping[int, tuple[int, ...]], nobody: int) -> Activities:
+    """Join what ran with the scopes of the compiled programs; `teams`, `nobody`: as for `operation`."""
+    rows: dict[Row, int] = {}
+    found = list[tuple[Activity, Operation | None]]()
+    by_program: defaultdict[int, list[Event]] = defaultdict(list)
+    for event in recording.events:
+        by_program[event.number].append(event)
+    for events in by_program.values():
+        instructions = _program(events)
+        others = containers(instructions, {event.instruction for event in events})
+        known = {name: _described(each, teams, nobody) for name, each in instructions.items()}
+        # What ran need not have the name, which another instruction of the place has, or one that was fused.
+        names = {row.place: row.name for row, _, _ in known.values() if row.place and row.name}
+        for event in events:
+            if event.instruction in others:
+                continue
+            row, kind, op = known.get(event.instruction, (Row("", UPDATE, FORWARD), ARITHMETIC, None))
+            row = row._replace(name=names.get(row.place, row.name))
+            place = rows.setdefault(row, len(rows))
+            found.append((Activity(place, kind, event.start, event.end, event.instruction), op))
+    found.sort(key=lambda pair: (pair[0].start, pair[0].end))
+    return Activities(tuple(rows), recording.steps, tuple(a for a, _ in found), tuple(op for _, op in found))
+
+
+def _program(events: list[Event]) -> dict[str, Instruction]:
+    """Return the program that has most of the instructions that ran: names of programs need not be unique."""
+    seen = {event.instruction for event in events}
+    programs = compiled_programs({events[0].program})
+    return max(programs, key=lambda program: len(seen & program.keys()), default={})
+
+
+def _described(
+    instruction: Instruction, teams: Mapping[int, tuple[int, ...]], nobody: int
+) -> tuple[Row, int, Operation | None]:
+    scopes = instruction.scopes.split(";")[0].rpartition("/")[0]  # of several that XLA made one, the first
+    row = row_of(scopes)
+    if instruction.message is not None:
+        return row, MESSAGE, operation(instruction, teams, nobody)
+    return row, PACKING if read_scopes(scopes).movement else ARITHMETIC, None
+
+
+def row_of(scopes: str) -> Row:
+    """Return the row of what has these scopes: its place in a network, or the names of layers and users' scopes.
+
+    >>> row_of("jit(step)/transpose(jvp(.3))/Residual/.body/.0/DistributedConv2d/#7/windows")
+    Row(place='3.body.0', name='DistributedConv2d', direction=1)
+    """
+    found = read_scopes(scopes)
+    direction = BACKWARD if found.backward else FORWARD
+    if found.place:
+        return Row(found.place, next(iter((*found.layers, *found.functions)), found.movement), direction)
+    layer = next((number for number, name in enumerate(found.layers) if hasattr(nn, name)), len(found.layers))
+    name = "/".join(found.layers[: layer + 1]) or found.movement
+    return Row("", name or (LOSS if found.differentiated else UPDATE), direction)

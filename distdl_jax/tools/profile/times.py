@@ -1,0 +1,212 @@
+"""The seconds of layers on all workers, from what each worker recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+
+from distdl_jax.tools.profile.activities import BACKWARD, FORWARD, LOSS, MESSAGE, UPDATE, Activities, Row
+from distdl_jax.tools.profile.waiting import Met, Wait, causes, meet
+
+_TRANSFER, _WAITING = 2, 3
+_KINDS = 4
+
+
+@dataclass
+class PassTimes:
+    """A layer in one pass, forward or backward: arrays of numbers a step, with an entry for each worker.
+
+    - `arithmetic`, `packing`: seconds that the worker computes; that it copies, cuts and joins for messages.
+    - `transfer`: seconds of messages and collective operations once their workers have come, `waiting`: until then;
+      both without those in which the worker computes as well, which are `hidden`.
+    - `messages`, `bytes`: operations, messages and collective ones, and the bytes that the worker hands to them.
+    """
+
+    arithmetic: np.ndarray
+    packing: np.ndarray
+    transfer: np.ndarray
+    waiting: np.ndarray
+    hidden: np.ndarray
+    messages: np.ndarray
+    bytes: np.ndarray
+
+    @classmethod
+    def none(cls, workers: int) -> PassTimes:
+        """Return zeros."""
+        return cls(*(np.zeros(workers) for _ in fields(cls)))
+
+    def __add__(self, other: PassTimes) -> PassTimes:
+        return PassTimes(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+    @property
+    def total(self) -> np.ndarray:
+        """All seconds of the step that it takes."""
+        return self.arithmetic + self.packing + self.transfer + self.waiting
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """What one layer took.
+
+    - `place`, `name`: where it is in the network, "3.body.0", and its class; or the scopes around it.
+    - `forward`, `backward`: its times in each pass.
+    - `waited_for`: a row for each worker, a column for each worker that it waited for there: seconds of a step. Who
+      waits itself is not what the others wait for; the worker that it waits for is.
+    """
+
+    place: str
+    name: str
+    forward: PassTimes
+    backward: PassTimes
+    waited_for: np.ndarray
+
+    @property
+    def title(self) -> str:
+        """Its place and its class: "3.body.0 DistributedConv2d"."""
+        return f"{self.place} {self.name}".strip()
+
+    @property
+    def both(self) -> PassTimes:
+        """Both passes together."""
+        return self.forward + self.backward
+
+
+class Totals(NamedTuple):
+    """Layers, and of each worker the seconds of a step, those in which nothing ran, and whom it waited for.
+
+    - `matched`: whether all messages were matched with their partners.
+    """
+
+    layers: tuple[LayerProfile, ...]
+    seconds: np.ndarray
+    idle: np.ndarray
+    waited_for: np.ndarray
+    matched: bool
+
+
+def add_up(recorded: Mapping[int, Activities], steps: int) -> Totals:
+    """Return the times of all layers, from what all workers recorded on one clock."""
+    workers, met = len(recorded), meet({worker: mine.messages for worker, mine in recorded.items()})
+    waits = {worker: _waits(mine, met, worker) for worker, mine in recorded.items()}
+    layers: dict[tuple[str, str], LayerProfile] = {}
+    seconds, idle, are_known = np.zeros(workers), np.zeros(workers), True
+    middles: dict[tuple[str, str], float] = {}
+    for worker, mine in sorted(recorded.items()):
+        own = [_layer(layers, row, workers) for row in mine.rows]
+        spans, until = list[Span](), iter(met.until[worker].tolist())
+        waited = {wait.start: wait for wait in waits[worker]}
+        for each, operation in zip(mine.activities, mine.operations, strict=True):
+            column = _KINDS * each.row
+            if each.kind != MESSAGE:
+                spans.append(Span(each.start, each.end, column + each.kind, False))
+                continue
+            came = each.start if operation is None else next(until)
+            spans.append(Span(each.start, came, column + _WAITING, True))
+            spans.append(Span(came, each.end, column + _TRANSFER, True))
+            are_known = are_known and operation is not None
+            if any(start <= each.start < end for start, end in mine.steps):
+                layer, times = own[each.row]
+                times.messages[worker] += 1 / steps
+                times.bytes[worker] += 0 if operation is None else operation.bytes_sent / steps
+                if operation is not None and (wait := waited.get(each.start)) is not None:
+                    for other, took in causes(waits, wait).items():
+                        layer.waited_for[worker, other] += took * 1e-9 / steps
+        found = shares(spans, mine.steps, _KINDS * len(mine.rows))
+        by_row, hidden = (each.reshape(-1, _KINDS) / steps for each in (found.seconds, found.hidden))
+        for (_, times), numbers, under in zip(own, by_row, hidden, strict=True):
+            for name, number in zip(("arithmetic", "packing", "transfer", "waiting"), numbers, strict=True):
+                getattr(times, name)[worker] += number
+            times.hidden[worker] += under.sum()
+        seconds[worker] = sum(end - start for start, end in mine.steps) * 1e-9 / steps
+        idle[worker] = found.idle / steps
+        for key, time in _middles(mine).items():
+            middles[key] = min(time, middles.get(key, time))
+    ordered = [layers[key] for key in sorted(layers, key=lambda key: (*_order(*key), middles.get(key, np.inf)))]
+    waited_for = sum((layer.waited_for for layer in ordered), np.zeros((workers, workers)))
+    return Totals(tuple(ordered), seconds, idle, waited_for, met.matched and are_known)
+
+
+def _middles(mine: Activities) -> dict[tuple[str, str], float]:
+    """Return the middle of the time of each layer's forward pass, from the beginning of the first step."""
+    sums: dict[tuple[str, str], np.ndarray] = {}
+    start, end = mine.steps[0]
+    for each in mine.activities:
+        row = mine.rows[each.row]
+        if row.direction == FORWARD and start <= each.start < end:
+            took = each.end - each.start
+            sums.setdefault((row.place, row.name), np.zeros(2))[:] += (took, took * (each.start - start))
+    return {key: float(weighted / took) for key, (took, weighted) in sums.items() if took}
+
+
+def _order(place: str, name: str) -> tuple[object, ...]:
+    """Return what layers are sorted by, before time: places as in the network, what is outside, the loss, the rest."""
+    parts = [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in place.split(".") if part]
+    return not parts, parts, {LOSS: 1, UPDATE: 2}.get(name, 0)
+
+
+def _layer(layers: dict[tuple[str, str], LayerProfile], row: Row, workers: int) -> tuple[LayerProfile, PassTimes]:
+    """Return a row's layer, made where it is new, and its times in the row's pass."""
+    key = (row.place, row.name)
+    if key not in layers:
+        both = PassTimes.none(workers), PassTimes.none(workers)
+        layers[key] = LayerProfile(*key, *both, np.zeros((workers, workers)))
+    return layers[key], layers[key].backward if row.direction == BACKWARD else layers[key].forward
+
+
+def _waits(mine: Activities, met: Met, worker: int) -> list[Wait]:
+    """Return the times in which a worker waited for another one."""
+    pairs = zip(mine.messages, met.until[worker].tolist(), met.waited_for[worker].tolist(), strict=True)
+    return [Wait(each.start, until, other) for each, until, other in pairs if until > each.start]
+
+
+class Span(NamedTuple):
+    """A time in which something ran, in ns: `column` it counts in, and whether it is communication."""
+
+    start: int
+    end: int
+    column: int
+    communicates: bool
+
+
+class Shares(NamedTuple):
+    """The seconds of each column, and in which nothing ran; of communication, those in which arithmetic ran, too."""
+
+    seconds: np.ndarray
+    idle: float
+    hidden: np.ndarray
+
+
+def shares(spans: Sequence[Span], steps: Sequence[tuple[int, int]], columns: int) -> Shares:
+    """Divide the time of all steps.
+
+    A moment belongs to the arithmetic that runs in it, in equal parts where there are several; if there is none, to
+    communication; else to nothing.
+    """
+    seconds, hidden, idle = np.zeros(columns), np.zeros(columns), 0.0
+    changes = sorted(
+        [(start, 1, number) for number, (start, _) in enumerate(steps)]
+        + [(end, -1, number) for number, (_, end) in enumerate(steps)]
+        + [(span.start, 2, number) for number, span in enumerate(spans) if span.end > span.start]
+        + [(span.end, -2, number) for number, span in enumerate(spans) if span.end > span.start]
+    )
+    inside, before = 0, 0
+    computing, communicating = set[int](), set[int]()
+    for time, change, number in changes:
+        took = (time - before) * 1e-9
+        before = time
+        if inside and took:
+            running = computing or communicating
+            for each in running:
+                seconds[spans[each].column] += took / len(running)
+            for each in communicating if computing else ():
+                hidden[spans[each].column] += took
+            idle += 0.0 if running else took
+        if abs(change) == 1:
+            inside += change
+            continue
+        among = communicating if spans[number].communicates else computing
+        (among.add if change > 0 else among.discard)(number)
+    return Shares(seconds, idle, hidden)

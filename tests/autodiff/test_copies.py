@@ -1,0 +1,276 @@
+"""Warnings of losses and parameters of copies: where they are certain, and nowhere else."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import distdl_jax as dj
+from distdl_jax import functional as F
+from distdl_jax import nn
+
+Loss = Callable[[Any], Any]
+WORKERS = 2
+
+
+def warned(program: Callable[[], Any], workers: int = WORKERS) -> list[str]:
+    """The warnings of copies that a simulated program gives."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dj.simulate(workers, program)
+    return [str(each.message) for each in caught if issubclass(each.category, dj.CopiesWarning)]
+
+
+def data() -> tuple[Any, dj.CartesianPartition]:
+    P = dj.Partition().grid([WORKERS, 1])
+    return jnp.arange(48.0).reshape(16, 3) + P.rank, P
+
+
+def total(x: Any, P: dj.Partition) -> Any:
+    return F.all_sum_reduce(x, P, axes_keep=())
+
+
+def mean(x: Any) -> Any:
+    """The mean over the workers."""
+    return x / WORKERS
+
+
+LOSSES: dict[str, tuple[Callable[[Any, dj.CartesianPartition], Loss], bool]] = {
+    # A function of sums alone: it counts twice.
+    "a sum": (lambda x, P: lambda w: total(jnp.sum((x * w) ** 2), P), True),
+    "the library's sum": (lambda x, P: lambda w: F.sum((x * w) ** 2, P).sum(), True),
+    "the library's mean": (lambda x, P: lambda w: F.mean((x * w) ** 2, P).sum(), True),
+    "the mean of means": (lambda x, P: lambda w: jnp.mean(F.mean((x * w) ** 2, P, 0)), True),
+    "a sum of local means": (lambda x, P: lambda w: total(jnp.mean((x * w) ** 2), P), True),
+    "a norm": (lambda x, P: lambda w: jnp.sqrt(total(jnp.sum((x * w) ** 2), P)), True),
+    "by the number of entries": (lambda x, P: lambda w: total(jnp.sum((x * w) ** 2), P) / (WORKERS * x.size), True),
+    "by a sum of weights": (lambda x, P: lambda w: total(jnp.sum((x * w) ** 2), P) / total(jnp.sum(w * w), P), True),
+    "in a jitted function": (lambda x, P: jax.jit(lambda w: total(jnp.sum((x * w) ** 2), P)), True),
+    "in a checkpoint": (lambda x, P: jax.checkpoint(lambda w: total(jnp.sum((x * w) ** 2), P)), True),
+    # Parts, and copies that the program divides, perhaps by their number.
+    "a part": (lambda x, P: lambda w: jnp.sum((x * w) ** 2), False),
+    "a part by a sum": (lambda x, P: lambda w: jnp.sum((x * w) ** 2) / total(jnp.sum(w * w), P), False),
+    "divided": (lambda x, P: lambda w: total(jnp.sum((x * w) ** 2), P) / WORKERS, False),
+    "multiplied": (lambda x, P: lambda w: 0.5 * total(jnp.sum((x * w) ** 2), P), False),
+    "the mean, divided": (lambda x, P: lambda w: F.mean((x * w) ** 2, P).sum() / P.size, False),
+    "by both numbers": (
+        lambda x, P: lambda w: total(jnp.sum((x * w) ** 2), P) / (WORKERS * x.size * WORKERS),
+        False,
+    ),
+    "divided before": (lambda x, P: lambda w: total(jnp.sum((x * w) ** 2) / WORKERS, P), False),
+    "by the workers counted": (
+        lambda x, P: lambda w: total(jnp.sum((x * w) ** 2), P) / total(jnp.ones(()), P),
+        False,
+    ),
+    "divided by an argument": (
+        lambda x, P: lambda w: total(jnp.sum((x * w) ** 2), P) * (w[0] / w[0] / WORKERS),
+        False,
+    ),
+    "the mean of the workers' parts": (
+        lambda x, P: lambda w: dj.all_reduce(jnp.sum(x * w), P, "mean", axes_keep=()),
+        False,
+    ),
+    "the mean of one number each": (lambda x, P: lambda w: F.mean(jnp.sum(x * w).reshape(1, 1), P).sum(), False),
+    "a root by the workers": (lambda x, P: lambda w: total(jnp.sqrt(jnp.sum((x * w) ** 2)), P) / WORKERS, False),
+    "a mean of one's own": (lambda x, P: lambda w: mean(total(jnp.sum((x * w) ** 2), P)), False),
+    "on one worker": (lambda x, P: lambda w: total(jnp.sum((x * w) ** 2), P) * (P.rank == 0), False),
+    "chosen on one worker": (
+        lambda x, P: lambda w: jnp.where(P.rank == 0, total(jnp.sum((x * w) ** 2), P), 0),
+        False,
+    ),
+    "returned on one worker": (
+        lambda x, P: lambda w: (lambda whole: whole if P.rank == 0 else 0.0)(total(jnp.sum((x * w) ** 2), P)),
+        False,
+    ),
+    "with a part": (lambda x, P: lambda w: jnp.sum(w**2) + total(jnp.sum((x * w) ** 2), P), False),
+    "a loss of the library": (lambda x, P: lambda w: nn.DistributedMSELoss(P)(x * w, x), False),
+    "a loss of copies": (
+        lambda x, P: lambda w: nn.DistributedMSELoss(P)(F.mean(x * w, P, 0), jnp.zeros((1, 3))),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses(name: str) -> None:
+    """The warning is there exactly where the value is that of a loss which counts for each worker."""
+    values: dict[int, list[float]] = {}
+    make, is_counted_twice = LOSSES[name]
+
+    def program() -> None:
+        x, P = data()
+        loss = make(x, P)
+        value, _ = dj.jit(dj.value_and_grad(loss))(jnp.ones(3))
+        values[P.rank] = [float(value), float(jax.jit(loss)(jnp.ones(3)))]
+
+    said = warned(program)
+    assert len(said) == is_counted_twice, said
+    for text in said:
+        np.testing.assert_allclose(values[0][0], WORKERS * values[0][1], rtol=1e-6)
+        assert "returns the same loss on 2 workers" in text and "test_copies.py" in text and "dj.CopiesWarning" in text
+
+
+@pytest.mark.parametrize("derivative", [dj.grad, dj.value_and_grad])
+def test_both_derivatives_once_and_ignored(derivative: Any) -> None:
+    """Outside of jit each call traces: said once in a place, by Python's own default; and not at all on request."""
+
+    def program() -> None:
+        x, P = data()
+        for _ in range(3):
+            derivative(lambda w: total(jnp.sum((x * w) ** 2), P))(jnp.ones(3))
+
+    for action, times in (("default", 1), ("ignore", 0)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter(action, dj.CopiesWarning)  # type: ignore[arg-type]
+            dj.simulate(WORKERS, program)
+        assert sum(issubclass(each.category, dj.CopiesWarning) for each in caught) == times
+
+
+def test_a_worker_alone_and_a_part_of_them() -> None:
+    """Of a sum over one worker there is one copy; of a sum over rows as many as there are rows."""
+
+    def program() -> None:
+        P = dj.Partition().grid([dj.Partition().size, 1])
+        dj.value_and_grad(lambda w: total(jnp.sum((w * P.rank) ** 2), P))(jnp.ones(3))
+
+    assert warned(program, 1) == []
+
+    def rows() -> None:
+        P = dj.Partition().grid([2, 2])
+        dj.value_and_grad(lambda w: F.all_sum_reduce(jnp.sum((w * P.rank) ** 2), P, axes_reduce=0))(jnp.ones(3))
+
+    (text,) = warned(rows, 4)
+    assert "on 2 workers" in text
+
+
+# --- parameters -------------------------------------------------------------------------------------------------------
+
+
+def raw(params: Any, x: Any) -> Any:
+    return jnp.sum(jnp.tanh(x @ params["w"]) ** 2) * params["s"]
+
+
+def sgd(loss: Any, sums: bool = False) -> Any:
+    def step(params: Any, x: Any) -> Any:
+        P = dj.Partition()
+        value, gradient = dj.value_and_grad(loss)(params, x)
+        if sums:
+            gradient = jax.tree.map(lambda g: total(g, P), gradient)
+        return value, jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+
+    return step
+
+
+def by(optimiser: Any) -> Any:
+    def step(params: Any, x: Any, state: Any = None) -> Any:
+        value, gradient = dj.value_and_grad(raw)(params, x)
+        updates, state = optimiser.update(gradient, optimiser.init(params) if state is None else state, params)
+        return value, optax.apply_updates(params, updates), state
+
+    return step
+
+
+def in_a_scan(params: Any, x: Any) -> Any:
+    def body(params: Any, x: Any) -> Any:
+        value, gradient = dj.value_and_grad(raw)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), value
+
+    return jax.lax.scan(body, params, jnp.stack([x, 2 * x]))
+
+
+def metrics(params: Any, x: Any) -> Any:
+    """The parameters are replicated, and a sum of this worker's own losses is not."""
+    gradient = dj.grad(lambda p, x: raw(dj.replicated(p, dj.Partition().grid([2])), x))(params, x)
+    norm = sum(jnp.sum(g) for g in jax.tree.leaves(gradient))
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), params["s"] + norm + jnp.sum(x)
+
+
+def drawn(rank: int) -> tuple[Any, Any]:
+    key = jax.random.key(0)
+    return {"w": jax.random.normal(key, (4, 4)), "s": jnp.float32(1)}, jax.random.normal(
+        jax.random.fold_in(key, rank), (8, 4)
+    )
+
+
+STEPS: dict[str, tuple[Any, bool]] = {
+    "sgd": (sgd(raw), True),
+    "adam": (by(optax.adam(1e-2)), True),
+    "adamw": (by(optax.adamw(1e-3)), True),
+    "momentum and clipping": (by(optax.chain(optax.clip(1.0), optax.sgd(0.1, 0.9))), True),
+    "a scan": (in_a_scan, True),
+    "replicated": (sgd(lambda p, x: raw(dj.replicated(p, dj.Partition().grid([2])), x)), False),
+    "summed afterwards": (sgd(raw, sums=True), False),
+    "a metric": (metrics, False),
+}
+
+
+def calls(step: Any, change: Callable[[Any, Any, int], Any] = lambda params, x, rank: (params, x)) -> Any:
+    def program() -> None:
+        rank = dj.Partition().rank
+        args, jitted = change(*drawn(rank), rank), dj.jit(step)
+        for _ in range(2):
+            jitted(*args)
+
+    return program
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_parameters_that_drift(name: str) -> None:
+    step, drifts = STEPS[name]
+    said = warned(calls(step))
+    assert len(said) == drifts, said
+    for text in said:
+        assert "updates `params['s']`, of which 2 workers hold the same copy" in text and "its own `x`" in text
+
+
+def test_what_is_no_copy_or_does_not_drift() -> None:
+    """Blocks of different numbers; stages, each with a gate of its own; zeros; the same data on all workers."""
+
+    def weight_only(params: Any, x: Any) -> Any:
+        return jnp.sum((x @ params["w"]) ** 2)
+
+    def blocks(params: Any, x: Any, rank: int) -> Any:
+        return {"w": params["w"] + rank, "s": params["s"] + rank}, x
+
+    def stages(params: Any, x: Any, rank: int) -> Any:
+        return {"w": params["w"] + rank, "s": params["s"]}, x
+
+    def zeros(params: Any, x: Any, rank: int) -> Any:
+        return {"w": 0 * params["w"]}, x
+
+    def same(params: Any, x: Any, rank: int) -> Any:
+        return params, jnp.ones((8, 4))
+
+    assert warned(calls(sgd(raw), blocks)) == warned(calls(sgd(weight_only), zeros)) == []
+    assert warned(calls(sgd(raw), same)) == warned(calls(sgd(raw), stages)) == []
+
+
+def test_networks_say_nothing() -> None:
+    """Weights that are broadcast, cut and replicated, and a layer of one's own."""
+
+    def program() -> None:
+        P_world = dj.Partition()
+        P = P_world.grid([2, 1])
+        network = nn.Sequential(
+            nn.DistributedLinear(P, in_features=4, out_features=6),
+            nn.DistributedLayerNorm(P, 6),
+            jax.nn.relu,
+            nn.DistributedLinear(P, in_features=6, out_features=3),
+        )
+        x, loss = jax.random.normal(jax.random.key(P.rank), (5, 4)), nn.DistributedMSELoss(P)
+
+        @dj.jit
+        def step(params: Any, x: Any) -> Any:
+            value, gradient = dj.value_and_grad(lambda params: loss(network(params, x), x[:, :3]))(params)
+            return value, jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+
+        step(network.init(jax.random.key(0)), x)
+
+    assert warned(program) == []
