@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,32 @@ def bytes_text(count: int) -> str:
         if count >= size:
             return f"{count / size:.{0 if count >= 10 * size else 1}f} {unit}"
     return f"{count} B"
+
+
+def number(value: float) -> str:
+    """Return a number to three digits, without an exponent; a whole one as it is.
+
+    >>> number(3), number(0.12345), number(12.345), number(1234.5)
+    ('3', '0.123', '12.35', '1234')
+    """
+    if value == int(value):
+        return str(int(value))
+    if value < 0.0005:
+        return "0.000"
+    return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows of a table as lines, the first column to the left and the others to the right.
+
+    >>> aligned([["layer", "MB"], ["conv", "1.25"]])
+    ['layer    MB', 'conv   1.25']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) if not place else cell.rjust(width) for place, (cell, width) in enumerate(pairs))
+        for pairs in ([*zip(row, widths, strict=True)] for row in rows)
+    ]
 
 
 @dataclass(frozen=True)

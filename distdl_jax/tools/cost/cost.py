@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from distdl_jax.drawing.drawing import Drawing
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.layer.layer import Layer
 from distdl_jax.nn.network import Network
@@ -24,11 +23,12 @@ from distdl_jax.plans.worker_ranks import worker_ranks
 from distdl_jax.primitives.plan import Plan, ShapeDtypes
 from distdl_jax.spec_trees import is_spec
 from distdl_jax.tensors import TensorSpec, check_spec
+from distdl_jax.text import Drawing
 from distdl_jax.tools.cost.amounts import Amounts, alike, groups
 from distdl_jax.tools.cost.compiled import CompiledMemory, compile_step
 from distdl_jax.tools.cost.machine import Machine, given_machine
 from distdl_jax.tools.cost.memory import WorkerMemory, worker_memory
-from distdl_jax.tools.cost.show import picture, table, to_json
+from distdl_jax.tools.cost.show import LayerCost, in_columns, picture, table, to_json
 from distdl_jax.tools.cost.traced import completed
 from distdl_jax.validation import checked_boolean
 
@@ -62,26 +62,6 @@ def placed_layers(layer: Callable[..., Any], place: str = "") -> Iterator[Placed
             yield from placed_layers(part, f"{place}.{name}" if place else str(name))
     if layer._computes:
         yield PlacedLayer(place, None, layer._computes)
-
-
-@dataclass(frozen=True)
-class LayerCost:
-    """What one layer costs.
-
-    - `place`, `name`: where it is in the network, "3.body.0", and its class.
-    - `amounts`: what each worker stores, computes and sends for it.
-    - `seconds`: of each worker, an estimate; None without a machine.
-    """
-
-    place: str
-    name: str
-    amounts: Amounts
-    seconds: np.ndarray | None = None
-
-    @property
-    def title(self) -> str:
-        """Its place and its class: "3.body.0 DistributedConv2d"."""
-        return f"{self.place} {self.name}".strip()
 
 
 @dataclass(frozen=True)
@@ -186,15 +166,15 @@ class Cost:
 
     def table(self) -> str:
         """Return a table as text: a row for each layer; bytes and counts of the worker that has most."""
-        return table(self)
+        return table(self.layers, self.activations, in_columns(self.workers, self._most_live.max()), self.seconds)
 
     def to_json(self) -> str:
         """Return all numbers as JSON, in the form that docs/cost.md describes."""
-        return to_json(self)
+        return to_json(self.layers, self.activations, self.workers, self.seconds)
 
     def draw(self) -> Drawing:
         """Return a picture: for each layer a bar of what it computes, sends and stores; the table is its text."""
-        return Drawing(picture(self), self.table())
+        return picture(self.layers, self.activations, self.table())
 
 
 def cost(

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from distdl_jax.text import aligned, number
 from distdl_jax.tools.cost.cost import Cost
-from distdl_jax.tools.cost.show import aligned, number
 from distdl_jax.tools.profile.activities import UPDATE
 from distdl_jax.tools.profile.times import LayerProfile, PassTimes
 
