@@ -1,4 +1,4 @@
-"""What people are shown: amounts in words, and pictures as values."""
+"""What people are shown: amounts in words, tables, and pictures as values."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ def number(value: float) -> str:
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows of a table as lines, the first column to the left and the others to the right.
 
-    >>> aligned([["layer", "MB"], ["conv", "1.25"]])
-    ['layer    MB', 'conv   1.25']
+    >>> aligned([("layer", "bytes"), ("conv", "16")])
+    ['layer  bytes', 'conv      16']
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) if not place else cell.rjust(width) for place, (cell, width) in enumerate(pairs))
-        for pairs in ([*zip(row, widths, strict=True)] for row in rows)
-    ]
+    lines = []
+    for first, *others in rows:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]))
+    return lines
 
 
 @dataclass(frozen=True)

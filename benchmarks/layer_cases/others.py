@@ -94,6 +94,8 @@ def cases(n: int) -> Iterator[Case]:
     yield Case("Remat, of two convolutions, rows split", [x], lambda: nn.Remat(chain()), jax.checkpoint(two))
     yield Case("Residual, of two convolutions, rows split", [x], lambda: nn.Residual(chain()),
                lambda p, x: x + two(p["body"], x))  # fmt: skip
+    yield Case("Skip, of two convolutions, rows split", [x], lambda: nn.Skip(chain()),
+               lambda p, x: jnp.concatenate([x, two(p["body"], x)], 1))  # fmt: skip
 
     def columns() -> Any:
         return nn.DistributedLinear(on(1, n), on(1, 1), on(1, n), 1024, 1024)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distdl_jax.text import Drawing
+from distdl_jax.text import Drawing, aligned
 from distdl_jax.tools.draw import svg
 from distdl_jax.tools.draw.svg import Part
 
@@ -60,8 +60,10 @@ def bars(
             x += pixels
     table = Part(sum(widths) + LONGEST, ROW * len(cells), tuple(body))
     picture = svg.below([svg.heading(title), _legend(parts), table, svg.words(notes)], 10)
+    signs = ["", *(_signs(lengths, longest) for _, lengths in rows)]
+    lines = [f"{line}  {bar}".rstrip() for line, bar in zip(aligned(cells), signs, strict=True)]
     about = "; ".join(", ".join(texts) for texts, _ in rows)
-    return Drawing(svg.document(title, about, picture), "\n".join([title, *_lines(cells, rows, longest), *notes]))
+    return Drawing(svg.document(title, about, picture), "\n".join([title, *lines, *notes]))
 
 
 def _legend(parts: Sequence[str]) -> Part:
@@ -72,20 +74,7 @@ def _legend(parts: Sequence[str]) -> Part:
     return Part(x, 16 * bool(parts), tuple(body))
 
 
-def _lines(
-    cells: Sequence[Sequence[str]], rows: Sequence[tuple[Sequence[str], Sequence[float]]], longest: float
-) -> list[str]:
-    """Return the table as lines of text."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    signs = ["", *("".join(_signs(lengths, longest)) for _, lengths in rows)]
-    lines = []
-    for row, bar in zip(cells, signs, strict=True):
-        texts = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        lines.append("  ".join([*texts, bar]).rstrip())
-    return lines
-
-
-def _signs(lengths: Sequence[float], longest: float) -> list[str]:
-    """Return the signs of each part; the ends of parts are rounded, so that they add up."""
+def _signs(lengths: Sequence[float], longest: float) -> str:
+    """Return a bar in characters, a sign for each part; the ends of parts are rounded, so that they add up."""
     ends = [round(LETTERS * sum(lengths[:i]) / longest) for i in range(len(lengths) + 1)]
-    return [sign * (stop - start) for sign, start, stop in zip("#=+-*.", ends, ends[1:], strict=False)]
+    return "".join(sign * (stop - start) for sign, start, stop in zip("#=+-*.", ends, ends[1:], strict=False))

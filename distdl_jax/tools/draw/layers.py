@@ -22,7 +22,7 @@ from distdl_jax.primitives.halo_exchange import HaloExchangePlan, RangesPlan
 from distdl_jax.primitives.plan import PARAMS, Action, CustomDerivative, MovementPlan, Moves, Plan, Traced
 from distdl_jax.primitives.repartition import RepartitionPlan
 from distdl_jax.programs.ir import Operation
-from distdl_jax.programs.playback import play_back
+from distdl_jax.programs.report import play_back
 from distdl_jax.tensors import TensorSpec, check_spec
 from distdl_jax.text import Drawing
 from distdl_jax.tools.draw.grids import MOST, Blocks, spec_as_blocks

@@ -107,9 +107,8 @@ class Step:
         if len(ends) == 2 and is_single and not self.calls:
             return _between(self, *ends)
         workers = sorted({worker for event in self.events for worker in event.team})
-        return svg.below(
-            [svg.beside(map(titled, ends)), message_lines(self.events, workers, {}), svg.words(self._shapes())]
-        )
+        parts = [svg.beside(map(titled, ends)), message_lines(self.events, workers, {}), svg.words(self._shapes())]
+        return svg.below(parts)
 
     def _shapes(self) -> list[str]:
         """Return the shapes of blocks before and after, workers with the same ones together."""
@@ -227,7 +226,7 @@ def _between(step: Step, before: Blocks, after: Blocks) -> Part:
     here = {worker: face.middle for worker, face in first.face_of.items()}
     there = {worker: (x + across, y) for worker, face in second.face_of.items() for x, y in [face.middle]}
     if not step.pieces:
-        arrows = [arrow for message in step.messages for arrow in _arrow(message, here, there)]
+        arrows = [_arrow(message, here, there) for message in step.messages]
     # Numbers on top of the arrows that go over them.
     arrows += [_badge(at, worker) for places in (here, there) for worker, at in places.items()]
     left, right = titled(before, first.draw(sent)), titled(after, second.draw(arrived))
@@ -235,7 +234,7 @@ def _between(step: Step, before: Blocks, after: Blocks) -> Part:
     return Part(across + right.width, max(left.height, right.height), (left.at(0, 0), right.at(across, 0), on_top))
 
 
-def _arrow(message: Event, here: Mapping[int, Point], there: Mapping[int, Point]) -> list[str]:
+def _arrow(message: Event, here: Mapping[int, Point], there: Mapping[int, Point]) -> str:
     """Return an arrow from a block before to a block after.
 
     A worker that passes on what it has got begins at its block after; one that adds to a sum for another ends before.
@@ -243,20 +242,19 @@ def _arrow(message: Event, here: Mapping[int, Point], there: Mapping[int, Point]
     source, dest = message.team
     start, stop = here.get(source, there.get(source)), there.get(dest, here.get(dest))
     if start is None or stop is None:
-        return []
+        return ""
     length = max(math.dist(start, stop), 1)
     x, y = 12 * (stop[0] - start[0]) / length, 12 * (stop[1] - start[1]) / length
     is_aside = (source in here) != (dest in there)
     bend = (34 if (stop[1] > start[1]) == (source in here) else -34) * is_aside
-    return [svg.arrow((start[0] + x, start[1] + y), (stop[0] - x, stop[1] - y), message.about, bend)]
+    return svg.arrow((start[0] + x, start[1] + y), (stop[0] - x, stop[1] - y), message.about, bend)
 
 
 def _badge(at: Point, worker: int) -> str:
     """Return a number on a disc of paper, in the middle of a block that other marks are on."""
-    width = max(19.0, 9 + svg.width_of(str(worker), 12))
-    return svg.rect((at[0] - width / 2, at[1] - 9.5, width, 19), svg.PAPER, rx=9.5) + svg.text(
-        at[0], at[1] + 4.2, worker, 12
-    )
+    (x, y), width = at, max(19.0, 9 + svg.width_of(str(worker), 12))
+    disc = svg.rect((x - width / 2, y - 9.5, width, 19), svg.PAPER, rx=9.5)
+    return disc + svg.text(x, y + 4.2, worker, 12)
 
 
 def draw_steps(title: str, tensors: Sequence[Blocks], steps: Sequence[Step], notes: Sequence[str] = ()) -> Drawing:

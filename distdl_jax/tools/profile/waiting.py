@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from distdl_jax.plans.worker_ranks import Workers
-from distdl_jax.programs.ir import Operation
 from distdl_jax.tools.profile.activities import Message
 
 Place = tuple[int, int]
@@ -56,8 +55,9 @@ def meet(timed: Mapping[int, Sequence[Message]]) -> Met:
         if until[worker][number] < came < timed[worker][number].end:
             until[worker][number], waited_for[worker][number] = came, other[0]
 
-    arrows, teams = _messages(timed), _collectives(timed)
-    if arrows is None or teams is None:
+    try:
+        arrows, teams = _meetings(timed)
+    except LookupError:
         return Met(until, waited_for, (), matched=False)
     for sender, sent, receiver, received in arrows:
         wait((sender, sent), (receiver, received))
@@ -69,36 +69,29 @@ def meet(timed: Mapping[int, Sequence[Message]]) -> Met:
     return Met(until, waited_for, tuple(arrows))
 
 
-def _messages(timed: Mapping[int, Sequence[Message]]) -> list[Arrow] | None:
-    """Return all messages, those between two workers in order; None where one has no partner."""
+def _meetings(timed: Mapping[int, Sequence[Message]]) -> tuple[list[Arrow], list[list[Place]]]:
+    """Return all messages, those between two workers in order, and the operations of teams, the n-th ones of a team.
+
+    Raises `LookupError` where partners aren't there.
+    """
     sent: defaultdict[tuple[int, int], deque[int]] = defaultdict(deque)
-    for worker, number, operation in _operations(timed):
-        if operation.is_message and operation.dest is not None:
-            sent[worker, operation.dest].append(number)
-    arrows = []
-    for worker, number, operation in _operations(timed):
-        if operation.is_message and operation.source is not None:
-            if not (waiting := sent[operation.source, worker]):
-                return None
-            arrows.append(Arrow(operation.source, waiting.popleft(), worker, number))
-    return None if any(sent.values()) else arrows
-
-
-def _collectives(timed: Mapping[int, Sequence[Message]]) -> list[list[Place]] | None:
-    """Return the operations that meet: the n-th ones of a team; None where they aren't all there."""
-    count: Counter[tuple[int, Workers]] = Counter()
-    met: defaultdict[tuple[Workers, int], list[Place]] = defaultdict(list)
-    for worker, number, operation in _operations(timed):
-        if not operation.is_message:
-            met[operation.team, count[worker, operation.team]].append((worker, number))
-            count[worker, operation.team] += 1
-    return [*met.values()] if all(len(team) == len(present) for (team, _), present in met.items()) else None
-
-
-def _operations(timed: Mapping[int, Sequence[Message]]) -> Iterator[tuple[int, int, Operation]]:
+    received: list[tuple[int, int, int]] = []
+    teams: defaultdict[tuple[Workers, int], list[Place]] = defaultdict(list)
     for worker, several in timed.items():
-        for number, each in enumerate(several):
-            yield worker, number, each.operation
+        count: Counter[Workers] = Counter()
+        for number, operation in enumerate(each.operation for each in several):
+            if not operation.is_message:
+                teams[operation.team, count[operation.team]].append((worker, number))
+                count[operation.team] += 1
+                continue
+            if operation.dest is not None:
+                sent[worker, operation.dest].append(number)
+            if operation.source is not None:
+                received.append((operation.source, worker, number))
+    arrows = [Arrow(sender, sent[sender, worker].popleft(), worker, number) for sender, worker, number in received]
+    if any(sent.values()) or any(len(team) != len(present) for (team, _), present in teams.items()):
+        raise LookupError
+    return arrows, [*teams.values()]
 
 
 class Wait(NamedTuple):
