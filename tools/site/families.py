@@ -171,7 +171,7 @@ FAMILIES = (
         "cost",
         "Cost, advice, machines and profiles",
         "Times and memory of a step before it runs, partitions that are fast, and where a step's time went. Guides: "
-        "[cost](../cost.md), [advise](../advise.md), [machines](../machines.md), [profile](../profile.md).",
+        "[cost](../cost.md), [advise](../advise.md), [profile](../profile.md).",
         "cost advise Machine machine.* profile",
     ),
     Family(
