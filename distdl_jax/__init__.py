@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from distdl_jax.replica_check import check_replicated
     from distdl_jax.tensors import TensorSpec, zero_volume_tensor
     from distdl_jax.tools.advise.advise import advise
+    from distdl_jax.tools.cost import machine
     from distdl_jax.tools.cost.cost import cost
     from distdl_jax.tools.cost.machine import Machine
     from distdl_jax.tools.profile.profile import profile

@@ -5,12 +5,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs import ROOT
 
 pytest.importorskip("mkdocs", reason="`make docs` installs it")
 griffe = pytest.importorskip("griffe")
+mkdocs_config = pytest.importorskip("mkdocs.config")
+File = importlib.import_module("mkdocs.structure.files").File
+Page = importlib.import_module("mkdocs.structure.pages").Page
 sys.path.insert(0, str(ROOT / "tools" / "site"))
 hooks = importlib.import_module("hooks")
 
@@ -34,7 +38,8 @@ def test_mistakes_of_a_page_end_a_strict_build(tmp_path: Path) -> None:
         "site_dir": "out",
         "nav": ["index.md", "api/*.md"],
     }
-    settings |= {"hooks": [str(ROOT / "tools" / "site" / "hooks.py")], "plugins": {}, "extra_css": [], "watch": []}
+    settings |= {"hooks": [str(ROOT / "tools" / "site" / "hooks.py")], "plugins": {}, "watch": []}
+    settings |= {"extra_css": [], "extra_javascript": []}
     (tmp_path / "mkdocs.yml").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
@@ -95,3 +100,26 @@ def test_a_notebook_is_a_page_with_its_outputs() -> None:
     assert page.startswith("# Title\nText.\n\nThis page is [a notebook](https://example.org/a.ipynb)")
     assert "```python\nprint(1)\n```\n\n```text\n1\n```\n\n" in page
     assert 'src="data:image/png;base64,AAAA" alt="' in page and "Figure" not in page
+
+
+def page_of_the_site() -> tuple[Any, Any]:
+    config = mkdocs_config.load_config(str(ROOT / "mkdocs.yml"), hooks=[], plugins=[])
+    return Page(None, File("unet.md", str(ROOT / "docs"), "site", False), config), config
+
+
+def test_a_page_is_found_by_its_synonyms() -> None:
+    page, config = page_of_the_site()
+    hooks.on_page_markdown("# Split a U-Net\n\n<!-- search: unet, 3D segmentation -->\n", page=page, config=config)
+    assert page.meta["tags"] == ["unet", "3d segmentation"]
+
+
+def test_shapes_in_tables_stay_in_one_line() -> None:
+    page, _ = page_of_the_site()
+    html = hooks.on_page_content("<p>4 x 1</p><td>(4 x 1 x 2)</td>", page=page)
+    assert html == "<p>4 x 1</p><td>(4\xa0x\xa01\xa0x\xa02)</td>"
+
+
+def test_a_summary_ends_with_the_sentence() -> None:
+    source = 'def f(): "Move from P (p_0 x ... x p_n) to Q. More."'
+    with griffe.temporary_visited_package("package", {"__init__.py": source}) as package:
+        assert hooks.summary(package["f"]) == "Move from P (p_0 x ... x p_n) to Q"

@@ -52,11 +52,11 @@ class Row(NamedTuple):
 def rows() -> Iterator[Row]:
     for line in PAGE.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 6 and cells[5].startswith("`nn."):
-            given = dict(zip(("P_x", "P_y", "P_W"), cells[1:4], strict=True))
+        if len(cells) == 6 and cells[1].startswith("`nn."):
+            given = dict(zip(("P_x", "P_y", "P_W"), cells[2:5], strict=True))
             shapes = {name: tuple(map(int, re.findall(r"\d+", cell))) or None for name, cell in given.items()}
             derived = {name for name, cell in given.items() if cell.startswith("(")}
-            yield Row(cells[0], shapes, derived, int(cells[4]), cells[5].strip("`"))
+            yield Row(cells[0], shapes, derived, int(cells[5]), cells[1].strip("`"))
 
 
 ROWS = list(rows())

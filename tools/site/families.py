@@ -24,7 +24,7 @@ FAMILIES = (
         "Teams of workers on grids, and tensors in blocks over them. Guides: [partitions](../partitions.md), "
         "[primitives](../primitives.md#partitions), [the contract](../contract.md).",
         "Partition CartesianPartition TensorSpec ShapeDtype zero_volume_tensor planning_world gather scatter init "
-        "init_block specs_like map_blocks Drawing random.*",
+        "init_block specs_like training_specs map_blocks Drawing random.*",
     ),
     Family(
         "programs",
@@ -134,7 +134,7 @@ FAMILIES = (
         "The contract of a layer, and layers that are made of layers. "
         "Guides: [around layers](../layers/around.md), [pipelines](../layers/pipelines.md), "
         "[layers of your own](../own-layers.md).",
-        "nn.Layer nn.Sequential nn.Input nn.Local nn.Residual nn.Pipeline nn.Remat nn.Precision",
+        "nn.Layer nn.Sequential nn.Input nn.Local nn.Residual nn.Skip nn.Pipeline nn.Remat nn.Precision",
     ),
     Family(
         "descriptions",
@@ -178,6 +178,6 @@ FAMILIES = (
         "errors",
         "Errors",
         "All errors of the library derive from `DistDLError`. Guide: [faults](../faults.md).",
-        "DistDLError *Error",
+        "DistDLError *Error *Warning",
     ),
 )

@@ -32,6 +32,9 @@ from notebooks import as_markdown
 ROOT = Path(__file__).parents[2]
 log = get_plugin_logger("distdl_jax")
 
+SYNONYMS = re.compile(r"^<!-- search: (.*?) -->$", re.MULTILINE)
+SHAPE = re.compile(r"(?<=\d) x (?=\d)")
+
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Let code spans that are public names link to the reference, and pages to where they are edited."""
@@ -57,7 +60,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **kwargs: Any) -> str:
-    """Lead links to files outside docs/ to the repository, and leave code blocks no more than their language."""
+    """Take a page's synonyms, lead links to the repository, and leave code blocks no more than their language."""
+    for words in SYNONYMS.findall(markdown):
+        page.meta.setdefault("tags", []).extend(word.strip() for word in words.lower().split(","))
     folder = posixpath.dirname(page.file.src_uri)
 
     def replaced(link: re.Match[str]) -> str:
@@ -78,9 +83,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **kwargs: 
     return re.sub(r"^```.*?^```|`[^`\n]+`|\]\((?!\w+:)(?P<target>[^)\s]+)\)", replaced, markdown, flags=re.M | re.S)
 
 
-def on_page_content(html: str, page: Page, **kwargs: Any) -> None:
-    """Refuse images without alternative text."""
+def on_page_content(html: str, page: Page, **kwargs: Any) -> str:
+    """Refuse images without alternative text, and keep shapes such as 4 x 1 x 1 in one line."""
     Images(page).feed(html)
+    return re.sub(r"<t[dh].*?</t[dh]>", lambda cell: SHAPE.sub("\N{NO-BREAK SPACE}x\N{NO-BREAK SPACE}", cell[0]), html)
 
 
 class Images(HTMLParser):
@@ -180,7 +186,7 @@ def overview(found: dict[Family, list[str]], package: griffe.Module) -> str:
 def summary(value: griffe.Object) -> str:
     """Return the first sentence of a docstring."""
     text = value.docstring.value if value.docstring else ""
-    return re.split(r"[.:](?:\s|$)", text.split("\n\n")[0].replace("\n", " "))[0]
+    return re.split(r"(?<!\.)[.:](?:\s|$)", text.split("\n\n")[0].replace("\n", " "))[0]
 
 
 def api_page(family: Family, names: list[str], package: griffe.Module) -> str:
