@@ -10,9 +10,9 @@ import distdl_jax as dj
 import jax
 import jax.numpy as jnp
 from distdl_jax.functional import all_sum_reduce
-from distdl_jax.programs.ir import operations
-from distdl_jax.programs.matching import find_mismatch
 from distdl_jax.tracing.program_reader import read_program
+from distdl_jax.watchdog.programs.ir import operations
+from distdl_jax.watchdog.programs.matching import find_mismatch
 
 from harness import Table, Way
 

@@ -25,16 +25,16 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 from distdl_jax.functional import all_sum_reduce  # noqa: E402
 from distdl_jax.plans.trees import gathered  # noqa: E402
-from distdl_jax.programs.ir import Operation  # noqa: E402
-from distdl_jax.programs.matching import find_mismatch  # noqa: E402
 from distdl_jax.settings import TimeLimits  # noqa: E402
 from distdl_jax.transports.mpi.control import ControlChannel, Envelope  # noqa: E402
 from distdl_jax.transports.mpi.launch_checks import check_workers_agree  # noqa: E402
-from distdl_jax.watchdog.call_log import CallLog  # noqa: E402
-from distdl_jax.watchdog.core import Core, Facts  # noqa: E402
-from distdl_jax.watchdog.dependencies import takes_all  # noqa: E402
-from distdl_jax.watchdog.messages import Detail, Message, Say  # noqa: E402
-from distdl_jax.watchdog.thread import watchdog_thread  # noqa: E402
+from distdl_jax.watchdog.programs.ir import Operation  # noqa: E402
+from distdl_jax.watchdog.programs.matching import find_mismatch  # noqa: E402
+from distdl_jax.watchdog.watch.call_log import CallLog  # noqa: E402
+from distdl_jax.watchdog.watch.core import Core, Facts  # noqa: E402
+from distdl_jax.watchdog.watch.dependencies import takes_all  # noqa: E402
+from distdl_jax.watchdog.watch.messages import Detail, Message, Say  # noqa: E402
+from distdl_jax.watchdog.watch.thread import watchdog_thread  # noqa: E402
 
 TURN = 0.05
 """Seconds between two turns of a watch."""

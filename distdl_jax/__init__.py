@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from distdl_jax import checkpoint, data, functional, graphs, nn, optim, random, solvers
-    from distdl_jax.autodiff.forward_mode import hvp, jvp, linear_transpose, linearize
-    from distdl_jax.autodiff.gradients import grad, value_and_grad
-    from distdl_jax.block_functions import map_blocks
-    from distdl_jax.checked_jit import check, jit
     from distdl_jax.errors import (
         CheckpointError,
         CopiesWarning,
@@ -26,36 +22,40 @@ if TYPE_CHECKING:
         PlanError,
         SetupError,
     )
-    from distdl_jax.gathering import gather, scatter
-    from distdl_jax.initialization import init, init_block
-    from distdl_jax.optimizer_specs import specs_like, training_specs
-    from distdl_jax.partition import CartesianPartition, Partition
-    from distdl_jax.planning import planning_world
+    from distdl_jax.functional.all_reduce import all_reduce
+    from distdl_jax.functional.gathering import gather, scatter
+    from distdl_jax.functional.replicated import replicated
+    from distdl_jax.nn.from_torch import from_torch
+    from distdl_jax.partitions.initialization import init, init_block
+    from distdl_jax.partitions.optimizer_specs import specs_like, training_specs
+    from distdl_jax.partitions.partition import CartesianPartition, Partition
+    from distdl_jax.partitions.planning import planning_world
+    from distdl_jax.partitions.tensors import TensorSpec, zero_volume_tensor
     from distdl_jax.plans.shape_dtype import ShapeDtype
-    from distdl_jax.primitives.all_reduce import all_reduce
-    from distdl_jax.primitives.replicated import replicated
-    from distdl_jax.progress_line import progress
-    from distdl_jax.replica_check import check_replicated
-    from distdl_jax.tensors import TensorSpec, zero_volume_tensor
     from distdl_jax.tools.advise.advise import advise
     from distdl_jax.tools.cost import machine
     from distdl_jax.tools.cost.cost import cost
     from distdl_jax.tools.cost.machine import Machine
     from distdl_jax.tools.profile.profile import profile
-    from distdl_jax.torch_weights import from_torch
+    from distdl_jax.transforms.block_functions import map_blocks
+    from distdl_jax.transforms.checked_jit import check, jit
+    from distdl_jax.transforms.forward_mode import hvp, jvp, linear_transpose, linearize
+    from distdl_jax.transforms.gradients import grad, value_and_grad
+    from distdl_jax.transforms.replica_check import check_replicated
     from distdl_jax.transports.open_world import close
+    from distdl_jax.transports.progress import progress
     from distdl_jax.transports.threads.simulate import simulate
 
 # The module of each public name. It is imported when the name is first asked for: the supervisors of
 # `python -m distdl_jax` need none of it, nor JAX.
 _MODULES = {
     "": ("checkpoint", "data", "functional", "graphs", "nn", "optim", "random", "solvers"),
-    "autodiff.forward_mode": ("hvp", "jvp", "linear_transpose", "linearize"),
-    "autodiff.gradients": ("grad", "value_and_grad"),
+    "transforms.forward_mode": ("hvp", "jvp", "linear_transpose", "linearize"),
+    "transforms.gradients": ("grad", "value_and_grad"),
     "transports.threads.simulate": ("simulate",),
     "transports.open_world": ("close",),
-    "block_functions": ("map_blocks",),
-    "checked_jit": ("check", "jit"),
+    "transforms.block_functions": ("map_blocks",),
+    "transforms.checked_jit": ("check", "jit"),
     "errors": (
         "CheckpointError",
         "CopiesWarning",
@@ -65,23 +65,23 @@ _MODULES = {
         "PlanError",
         "SetupError",
     ),
-    "gathering": ("gather", "scatter"),
-    "initialization": ("init", "init_block"),
-    "optimizer_specs": ("specs_like", "training_specs"),
-    "partition": ("CartesianPartition", "Partition"),
-    "planning": ("planning_world",),
+    "functional.gathering": ("gather", "scatter"),
+    "partitions.initialization": ("init", "init_block"),
+    "partitions.optimizer_specs": ("specs_like", "training_specs"),
+    "partitions.partition": ("CartesianPartition", "Partition"),
+    "partitions.planning": ("planning_world",),
     "plans.shape_dtype": ("ShapeDtype",),
-    "primitives.all_reduce": ("all_reduce",),
-    "primitives.replicated": ("replicated",),
+    "functional.all_reduce": ("all_reduce",),
+    "functional.replicated": ("replicated",),
     "tools.profile.profile": ("profile",),
-    "progress_line": ("progress",),
-    "replica_check": ("check_replicated",),
+    "transports.progress": ("progress",),
+    "transforms.replica_check": ("check_replicated",),
     "tools.advise.advise": ("advise",),
     "tools.cost": ("machine",),
     "tools.cost.cost": ("cost",),
     "tools.cost.machine": ("Machine",),
-    "tensors": ("TensorSpec", "zero_volume_tensor"),
-    "torch_weights": ("from_torch",),
+    "partitions.tensors": ("TensorSpec", "zero_volume_tensor"),
+    "nn.from_torch": ("from_torch",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -23,9 +23,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from distdl_jax.launch.supervisor import supervise, worker_command
+from distdl_jax.watchdog.launch.supervisor import supervise, worker_command
 
-COMMANDS = {"machine": ("tools.cost", None), "doctor": ("doctor", 60.0)}
+COMMANDS = {"machine": ("tools.cost", None), "doctor": ("tools.doctor", 60.0)}
 """Words in place of a program, for the modules of the library that they run; and within how many seconds MPI must have
 started: None for DISTDL_JAX_TIMEOUT."""
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 
         return advise_on_file(arguments[1:])
     if arguments[:1] == ["doctor"] and any(word.startswith("--simulate") for word in arguments):
-        from distdl_jax.doctor.__main__ import main as look  # as simulated programs run: without a supervisor
+        from distdl_jax.tools.doctor.__main__ import main as look  # as simulated programs run: without a supervisor
 
         return look(arguments[1:])
     if arguments and arguments[0] in COMMANDS:

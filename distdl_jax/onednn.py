@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from distdl_jax.errors import SetupError
-from distdl_jax.kernels.cpu import plain
-from distdl_jax.kernels.cpu.onednn import convolution
-from distdl_jax.kernels.cpu.onednn.build import build
-from distdl_jax.kernels.cpu.onednn.convolution import can_compute
-from distdl_jax.kernels.cpu.onednn.shared_library import version
-from distdl_jax.kernels.geometry import Placement
-from distdl_jax.kernels.problem import DIRECTIONS, Problem
+from distdl_jax.nn.kernels.cpu import plain
+from distdl_jax.nn.kernels.cpu.onednn import convolution
+from distdl_jax.nn.kernels.cpu.onednn.build import build
+from distdl_jax.nn.kernels.cpu.onednn.convolution import can_compute
+from distdl_jax.nn.kernels.geometry import Placement
+from distdl_jax.nn.kernels.problem import DIRECTIONS, Problem
+from distdl_jax.watchdog.launch.onednn_library import version
 
 
 def main() -> int:

@@ -22,8 +22,8 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.initialization import init_block
-from distdl_jax.tensors import TensorSpec, check_spec, zero_volume_tensor
+from distdl_jax.partitions.initialization import init_block
+from distdl_jax.partitions.tensors import TensorSpec, check_spec, zero_volume_tensor
 from distdl_jax.validation import check_key, checked_dtype
 
 __all__ = ["bernoulli", "normal", "uniform"]

@@ -29,7 +29,7 @@ from jax import lax
 import distdl_jax as dj
 from distdl_jax import functional as F
 from distdl_jax import nn
-from distdl_jax.spec_trees import is_spec
+from distdl_jax.partitions.spec_trees import is_spec
 
 Run = Callable[[Any, Any], Any]
 """From parameters and x to y."""

@@ -15,7 +15,7 @@ from typing import Any
 from launcher import forkserver, mpiexec
 from launcher.settings import long_run
 
-from distdl_jax.launch.gpus import XLA_FLAG
+from distdl_jax.watchdog.launch.gpus import XLA_FLAG
 
 ROOT = Path(__file__).parents[1]
 

@@ -13,12 +13,12 @@ import numpy as np
 from simulator import simulate
 
 import distdl_jax as dj
+from distdl_jax.functional.all_sum_reduce import AllSum
+from distdl_jax.functional.box_exchange import BoxMovement
+from distdl_jax.functional.broadcast import Replication
+from distdl_jax.functional.movement import Movement
+from distdl_jax.functional.plan import MovementPlan, Plan
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.all_sum_reduce import AllSum
-from distdl_jax.primitives.box_exchange import BoxMovement
-from distdl_jax.primitives.broadcast import Replication
-from distdl_jax.primitives.movement import Movement
-from distdl_jax.primitives.plan import MovementPlan, Plan
 
 Blocks = dict[int, np.ndarray]
 

@@ -14,9 +14,9 @@ from convolution import direct
 from playing import Blocks, play, play_adjoint, shape_dtypes
 
 import distdl_jax as dj
-from distdl_jax.layer.matmul_plan import ProductPlan
-from distdl_jax.layer.parameters import BroadcastParameterPlan, GatheredParameterPlan, ParameterPlan
-from distdl_jax.layer.sliding_windows import WindowsPlan
+from distdl_jax.nn.base.matmul_plan import ProductPlan
+from distdl_jax.nn.base.parameters import BroadcastParameterPlan, GatheredParameterPlan, ParameterPlan
+from distdl_jax.nn.base.sliding_windows import WindowsPlan
 
 NOTHING = np.zeros(0)
 

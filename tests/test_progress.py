@@ -12,12 +12,13 @@ import pytest
 from jobs import ROOT
 
 import distdl_jax as dj
-from distdl_jax import progress_line
-from distdl_jax.progress_line import Progress
+from distdl_jax.transports import progress as progress_line
+from distdl_jax.transports.progress import Progress
 
 BAR = """
 import time
-from distdl_jax import progress, progress_line
+from distdl_jax import progress
+from distdl_jax.transports import progress as progress_line
 progress_line.BAR_AFTER = 0.0
 for item in progress(range(4), label="training", unit="batch"):
     time.sleep(0.12)

@@ -9,11 +9,11 @@ import pytest
 from jobs import ROOT
 
 import distdl_jax as dj
-from distdl_jax.kernels import problem as problems
-from distdl_jax.kernels.convolution import convolution
-from distdl_jax.kernels.cpu import rule
-from distdl_jax.kernels.geometry import Placement
-from distdl_jax.kernels.problem import Problem
+from distdl_jax.nn.kernels import problem as problems
+from distdl_jax.nn.kernels.convolution import convolution
+from distdl_jax.nn.kernels.cpu import rule
+from distdl_jax.nn.kernels.geometry import Placement
+from distdl_jax.nn.kernels.problem import Problem
 from distdl_jax.settings import SETTINGS, Settings, check_settings, read_settings, settings_table, warning_of_unknown
 
 FAST = "DISTDL_JAX_FAST_CONVOLUTIONS"
@@ -112,11 +112,11 @@ def test_no_other_file_reads_the_environment():
         if re.search(r"\benviron\b", line) and path.name != "settings.py"
     }
     assert {path for path, _ in found if "DISTDL" in _} == set()
-    readers = ("launch/launcher.py", "launch/supervised.py", "launch/supervisor.py", "compat.py")
+    readers = ("watchdog/launch/launcher.py", "watchdog/launch/supervised.py", "watchdog/launch/supervisor.py")
+    readers += ("jax_compat.py",)
     readers += ("transports/threads/workers.py", "transports/mpi/launch_checks.py")
-    readers += ("doctor/job.py", "doctor/worker.py")
-    readers += ("machine/measurement.py", "machine/places.py")
-    readers += ("kernels/cpu/onednn/shared_library.py", "kernels/cpu/onednn/build.py")
+    readers += ("tools/doctor/worker.py", "tools/doctor/job.py")
+    readers += ("watchdog/launch/onednn_library.py", "nn/kernels/cpu/onednn/build.py")
     assert {path for path, _ in found} <= {f"distdl_jax/{reader}" for reader in readers}
 
 

@@ -15,9 +15,9 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from distdl_jax.errors import CheckpointError, DistDLError, InvalidArgumentError, InvalidTypeError, PlanError
-from distdl_jax.formats.hyperslabs import Pause
+from distdl_jax.partitions.formats.hyperslabs import Pause
 from distdl_jax.settings import current_settings
-from distdl_jax.world import World
+from distdl_jax.tracing.world import World
 
 LONGEST = 45.0
 """Seconds between two meetings, at most: fewer than after which a line says that a worker waits."""

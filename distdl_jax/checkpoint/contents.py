@@ -18,12 +18,12 @@ from jax import Array
 from distdl_jax.checkpoint.agreement import check_same, together
 from distdl_jax.checkpoint.manifest import Form, volume
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, InvalidTypeError, PlanError
-from distdl_jax.formats.safetensors import dtype_named, is_storable
+from distdl_jax.partitions.formats.safetensors import dtype_named, is_storable
+from distdl_jax.partitions.spec_trees import check_alike, check_shape, described, leaves_with_specs
+from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import Box
-from distdl_jax.spec_trees import check_alike, check_shape, described, leaves_with_specs
-from distdl_jax.tensors import TensorSpec
+from distdl_jax.tracing.world import World
 from distdl_jax.validation import is_traced
-from distdl_jax.world import World
 
 _ALIGNED = 64
 """JAX takes an array on a CPU without a copy where its address is a multiple of so many bytes."""

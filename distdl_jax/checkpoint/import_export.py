@@ -17,14 +17,14 @@ from distdl_jax.checkpoint.disk import Disk, disk, naming, write_all, written_in
 from distdl_jax.checkpoint.manifest import Form
 from distdl_jax.checkpoint.writing import UnfinishedFile, world_of_specs
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.formats.arrays import ArrayInFile, arrays_in
-from distdl_jax.formats.hyperslabs import Pause, runs
-from distdl_jax.formats.plain_files import some
-from distdl_jax.formats.safetensors import METADATA, Tensor, bytes_of, is_storable, laid_out
+from distdl_jax.partitions.formats.arrays import ArrayInFile, arrays_in
+from distdl_jax.partitions.formats.hyperslabs import Pause, runs
+from distdl_jax.partitions.formats.plain_files import some
+from distdl_jax.partitions.formats.safetensors import METADATA, Tensor, bytes_of, is_storable, laid_out
+from distdl_jax.partitions.spec_trees import like_specs, specs_by_path
+from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import box_shape
-from distdl_jax.progress_line import bytes_shown, progress
-from distdl_jax.spec_trees import like_specs, specs_by_path
-from distdl_jax.tensors import TensorSpec
+from distdl_jax.transports.progress import bytes_shown, progress
 
 
 def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:

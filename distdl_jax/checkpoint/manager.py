@@ -14,11 +14,11 @@ from distdl_jax.checkpoint.disk import Disk, folders_in, remove_folder
 from distdl_jax.checkpoint.reading import restore_with_step, steps
 from distdl_jax.checkpoint.writing import Run, Writing, begin, not_saved, world_of_specs
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.formats.hyperslabs import Pause
+from distdl_jax.partitions.formats.hyperslabs import Pause
+from distdl_jax.tracing.world import World
 from distdl_jax.transports.threads.current_world import simulated_world
 from distdl_jax.validation import checked_integer
-from distdl_jax.watchdog.abort import end_the_job, is_forked
-from distdl_jax.world import World
+from distdl_jax.watchdog.watch.abort import end_the_job, is_forked
 
 LOOKS_EVERY = 0.25
 """Seconds between two looks at the progress of the thread."""

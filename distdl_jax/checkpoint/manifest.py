@@ -17,9 +17,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 from distdl_jax.errors import CheckpointError
-from distdl_jax.formats.hyperslabs import ROW
-from distdl_jax.formats.safetensors import dtype_named, is_storable
-from distdl_jax.formats.strict_json import fields, integer, integers, parsed, typed
+from distdl_jax.partitions.formats.hyperslabs import ROW
+from distdl_jax.partitions.formats.safetensors import dtype_named, is_storable
+from distdl_jax.partitions.formats.strict_json import fields, integer, integers, parsed, typed
 from distdl_jax.plans.decomposition import Box, box_shape
 
 try:

@@ -18,16 +18,16 @@ from distdl_jax.checkpoint.disk import Folder, folders_in
 from distdl_jax.checkpoint.manifest import MANIFEST, Block, Form, Leaf, Manifest, checksums, chunks, crc32, volume
 from distdl_jax.checkpoint.writing import world_of_specs
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
-from distdl_jax.formats.hyperslabs import Pause, fill
-from distdl_jax.formats.plain_files import PlainFile, read_exactly
-from distdl_jax.formats.safetensors import dtype_named
+from distdl_jax.partitions.formats.hyperslabs import Pause, fill
+from distdl_jax.partitions.formats.plain_files import PlainFile, read_exactly
+from distdl_jax.partitions.formats.safetensors import dtype_named
+from distdl_jax.partitions.spec_trees import like_specs, match, specs_by_path
+from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import Box, box_shape, intersect
-from distdl_jax.progress_line import Progress, bytes_shown
-from distdl_jax.spec_trees import like_specs, match, specs_by_path
-from distdl_jax.tensors import TensorSpec
+from distdl_jax.tracing.world import World
 from distdl_jax.transports.open_world import world_of
+from distdl_jax.transports.progress import Progress, bytes_shown
 from distdl_jax.validation import checked_integer
-from distdl_jax.world import World
 
 _OPEN_FILES = 32
 

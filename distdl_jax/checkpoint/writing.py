@@ -46,15 +46,15 @@ from distdl_jax.checkpoint.manifest import (
     worker_note,
 )
 from distdl_jax.errors import CheckpointError, DistDLError, InvalidArgumentError
-from distdl_jax.formats.hyperslabs import Pause
-from distdl_jax.formats.plain_files import LARGEST_TEXT
-from distdl_jax.formats.safetensors import bytes_of, laid_out
-from distdl_jax.partition import check_partitions
+from distdl_jax.partitions.formats.hyperslabs import Pause
+from distdl_jax.partitions.formats.plain_files import LARGEST_TEXT
+from distdl_jax.partitions.formats.safetensors import bytes_of, laid_out
+from distdl_jax.partitions.partition import check_partitions
+from distdl_jax.partitions.spec_trees import specs_by_path
 from distdl_jax.plans.decomposition import box_shape
-from distdl_jax.progress_line import Progress, bytes_shown
-from distdl_jax.spec_trees import specs_by_path
+from distdl_jax.tracing.world import World
+from distdl_jax.transports.progress import Progress, bytes_shown
 from distdl_jax.validation import checked_integer
-from distdl_jax.world import World
 
 PIECE = 2**23
 """Bytes that are written in one go at most."""

@@ -1,6 +1,6 @@
 """Data read in parts: every worker reads its own box of every sample, and all read the samples in one order."""
 
 from distdl_jax.data.batches import Batches, batches
-from distdl_jax.formats.arrays import open_array, read
+from distdl_jax.partitions.formats.arrays import open_array, read
 
 __all__ = ["Batches", "batches", "open_array", "read"]

@@ -14,9 +14,9 @@ import numpy as np
 
 from distdl_jax.data.reading import ArrayReader, BatchReader, Order, Place, RowReader, SampleReader
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
-from distdl_jax.partition import Partition
-from distdl_jax.spec_trees import specs_by_path
-from distdl_jax.tensors import TensorSpec
+from distdl_jax.partitions.partition import Partition
+from distdl_jax.partitions.spec_trees import specs_by_path
+from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.validation import check_key, checked_boolean, checked_integer
 
 _Read = Generator[tuple[Any, Place]]

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.formats.arrays import check_array, open_array, read, with_halo
+from distdl_jax.partitions.formats.arrays import check_array, open_array, read, with_halo
+from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import Box, box_shape
-from distdl_jax.tensors import TensorSpec
 from distdl_jax.validation import is_numeric
 
 

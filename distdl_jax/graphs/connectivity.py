@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.primitives.rows import distinct
+from distdl_jax.functional.rows import distinct
 
 
 def edges_of_cells(cells: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

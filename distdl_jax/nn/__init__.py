@@ -1,10 +1,49 @@
 """Layers: the primitives as objects, and distributed layers as pure functions of their parameters."""
 
-from distdl_jax.experts.mixture import DistributedMixtureOfExperts
-from distdl_jax.layer.layer import Layer
-from distdl_jax.losses.classes import DistributedAccuracy, DistributedCrossEntropyLoss
-from distdl_jax.losses.dice import DistributedDiceLoss
-from distdl_jax.losses.elementwise import (
+from distdl_jax.nn.attention.attention import DistributedMultiHeadAttention
+from distdl_jax.nn.attention.embedding import DistributedEmbedding
+from distdl_jax.nn.base.layer import Layer
+from distdl_jax.nn.conv.channel_conv import (
+    DistributedChannelConv1d,
+    DistributedChannelConv2d,
+    DistributedChannelConv3d,
+    DistributedChannelConv4d,
+)
+from distdl_jax.nn.conv.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d, DistributedConv4d
+from distdl_jax.nn.conv.conv_lstm import (
+    DistributedConvLSTMCell1d,
+    DistributedConvLSTMCell2d,
+    DistributedConvLSTMCell3d,
+)
+from distdl_jax.nn.conv.conv_transpose import (
+    DistributedConvTranspose1d,
+    DistributedConvTranspose2d,
+    DistributedConvTranspose3d,
+    DistributedConvTranspose4d,
+)
+from distdl_jax.nn.conv.feature_conv import (
+    DistributedFeatureConv1d,
+    DistributedFeatureConv2d,
+    DistributedFeatureConv3d,
+    DistributedFeatureConv4d,
+)
+from distdl_jax.nn.conv.general_conv import (
+    DistributedGeneralConv1d,
+    DistributedGeneralConv2d,
+    DistributedGeneralConv3d,
+    DistributedGeneralConv4d,
+)
+from distdl_jax.nn.dense.dropout import Dropout
+from distdl_jax.nn.dense.linear import DistributedLinear
+from distdl_jax.nn.dense.pointwise import DistributedPointwise
+from distdl_jax.nn.dense.prelu import DistributedPReLU
+from distdl_jax.nn.dense.squeeze_excitation import DistributedSqueezeExcitation
+from distdl_jax.nn.experts.mixture import DistributedMixtureOfExperts
+from distdl_jax.nn.graph.graph_conv import DistributedGraphConv
+from distdl_jax.nn.graph.graph_net import DistributedGraphNetBlock
+from distdl_jax.nn.losses.classes import DistributedAccuracy, DistributedCrossEntropyLoss
+from distdl_jax.nn.losses.dice import DistributedDiceLoss
+from distdl_jax.nn.losses.elementwise import (
     DistributedBCELoss,
     DistributedBCEWithLogitsLoss,
     DistributedHuberLoss,
@@ -14,42 +53,8 @@ from distdl_jax.losses.elementwise import (
     DistributedMSELoss,
     DistributedPoissonNLLLoss,
 )
-from distdl_jax.losses.focal import DistributedFocalLoss
-from distdl_jax.nn.channel_conv import (
-    DistributedChannelConv1d,
-    DistributedChannelConv2d,
-    DistributedChannelConv3d,
-    DistributedChannelConv4d,
-)
-from distdl_jax.nn.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d, DistributedConv4d
-from distdl_jax.nn.conv_lstm import (
-    DistributedConvLSTMCell1d,
-    DistributedConvLSTMCell2d,
-    DistributedConvLSTMCell3d,
-)
-from distdl_jax.nn.conv_transpose import (
-    DistributedConvTranspose1d,
-    DistributedConvTranspose2d,
-    DistributedConvTranspose3d,
-    DistributedConvTranspose4d,
-)
-from distdl_jax.nn.data_movement import (
-    AllGather,
-    AllReduce,
-    AllSumReduce,
-    AllToAll,
-    Broadcast,
-    DistributedTranspose,
-    HaloExchange,
-    ReduceScatter,
-    Repartition,
-    Roll,
-    SegmentSum,
-    SumReduce,
-    Take,
-    Transpose,
-)
-from distdl_jax.nn.descriptions import (
+from distdl_jax.nn.losses.focal import DistributedFocalLoss
+from distdl_jax.nn.networks.descriptions import (
     avg_pool1d,
     avg_pool2d,
     avg_pool3d,
@@ -71,34 +76,20 @@ from distdl_jax.nn.descriptions import (
     max_pool3d,
     skip,
 )
-from distdl_jax.nn.dropout import Dropout
-from distdl_jax.nn.feature_conv import (
-    DistributedFeatureConv1d,
-    DistributedFeatureConv2d,
-    DistributedFeatureConv3d,
-    DistributedFeatureConv4d,
-)
-from distdl_jax.nn.fno import DistributedFNOBlock
-from distdl_jax.nn.general_conv import (
-    DistributedGeneralConv1d,
-    DistributedGeneralConv2d,
-    DistributedGeneralConv3d,
-    DistributedGeneralConv4d,
-)
-from distdl_jax.nn.graph_conv import DistributedGraphConv
-from distdl_jax.nn.graph_net import DistributedGraphNetBlock
-from distdl_jax.nn.input import Input
-from distdl_jax.nn.linear import DistributedLinear
-from distdl_jax.nn.norms.batch import DistributedBatchNorm
-from distdl_jax.nn.norms.per_sample import (
+from distdl_jax.nn.networks.pipeline import Pipeline
+from distdl_jax.nn.networks.remat_precision import Precision, Remat
+from distdl_jax.nn.networks.residual import Residual, Skip
+from distdl_jax.nn.networks.sequential import Sequential
+from distdl_jax.nn.norm.batch import DistributedBatchNorm
+from distdl_jax.nn.norm.per_sample import (
     DistributedGroupNorm,
     DistributedInstanceNorm,
     DistributedLayerNorm,
     DistributedRMSNorm,
 )
-from distdl_jax.nn.pipeline import Pipeline
-from distdl_jax.nn.pointwise import DistributedPointwise
-from distdl_jax.nn.pooling import (
+from distdl_jax.nn.norm.spectral_norm import SpectralNorm
+from distdl_jax.nn.norm.weight_norm import WeightNorm
+from distdl_jax.nn.pool.pooling import (
     DistributedAvgPool1d,
     DistributedAvgPool2d,
     DistributedAvgPool3d,
@@ -108,33 +99,42 @@ from distdl_jax.nn.pooling import (
     DistributedMaxPool3d,
     DistributedMaxPool4d,
 )
-from distdl_jax.nn.prelu import DistributedPReLU
-from distdl_jax.nn.remat_precision import Precision, Remat
-from distdl_jax.nn.residual import Residual, Skip
-from distdl_jax.nn.sequential import Sequential
-from distdl_jax.nn.shaping.concatenate import Concatenate
-from distdl_jax.nn.shaping.flatten import Flatten, Reshape, Unflatten
-from distdl_jax.nn.shaping.global_pool import DistributedGlobalAvgPool, DistributedGlobalMaxPool
-from distdl_jax.nn.shaping.resample import (
+from distdl_jax.nn.recurrent.cells import DistributedGRUCell, DistributedLSTMCell
+from distdl_jax.nn.recurrent.over_time import DistributedGRU, DistributedLSTM
+from distdl_jax.nn.shape.concatenate import Concatenate
+from distdl_jax.nn.shape.data_movement import (
+    AllGather,
+    AllReduce,
+    AllSumReduce,
+    AllToAll,
+    Broadcast,
+    DistributedTranspose,
+    HaloExchange,
+    ReduceScatter,
+    Repartition,
+    Roll,
+    SegmentSum,
+    SumReduce,
+    Take,
+    Transpose,
+)
+from distdl_jax.nn.shape.flatten import Flatten, Reshape, Unflatten
+from distdl_jax.nn.shape.global_pool import DistributedGlobalAvgPool, DistributedGlobalMaxPool
+from distdl_jax.nn.shape.input import Input
+from distdl_jax.nn.shape.resample import (
     DistributedAdaptiveAvgPool,
     DistributedCrop,
     DistributedPad,
     DistributedUpsample,
 )
-from distdl_jax.nn.spectral_norm import SpectralNorm
-from distdl_jax.nn.squeeze_excitation import DistributedSqueezeExcitation
-from distdl_jax.nn.weight_norm import WeightNorm
-from distdl_jax.plain_functions import Local
-from distdl_jax.recurrent.cells import DistributedGRUCell, DistributedLSTMCell
-from distdl_jax.recurrent.over_time import DistributedGRU, DistributedLSTM
-from distdl_jax.sequence.attention import DistributedMultiHeadAttention
-from distdl_jax.sequence.embedding import DistributedEmbedding
-from distdl_jax.spectral.layers import (
+from distdl_jax.nn.spectral.fno import DistributedFNOBlock
+from distdl_jax.nn.spectral.layers import (
     DistributedSpectralConv1d,
     DistributedSpectralConv2d,
     DistributedSpectralConv3d,
     DistributedSpectralConv4d,
 )
+from distdl_jax.transforms.plain_functions import Local
 
 __all__ = [
     "AllGather",

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.optim.line_search import check_search, line_search
 from distdl_jax.optim.norms import Whole, check_params, optax_for
-from distdl_jax.partition import Partition
+from distdl_jax.partitions.partition import Partition
 from distdl_jax.validation import check_number, checked_boolean, checked_integer, is_traced
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import jaxpr_as_fun
 
-from distdl_jax.autodiff.gradients import summed, value_and_grad
-from distdl_jax.compat import bound_again
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.functional import all_sum_reduce
+from distdl_jax.jax_compat import bound_again
 from distdl_jax.optim.norms import Whole, check_params, optax_for
-from distdl_jax.partition import Partition
-from distdl_jax.primitives import all_sum_reduce
+from distdl_jax.partitions.partition import Partition
 from distdl_jax.tracing.jaxprs import Call, While, evaluate, structure
+from distdl_jax.transforms.gradients import summed, value_and_grad
 
 if TYPE_CHECKING:
     import optax

@@ -14,13 +14,19 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from distdl_jax.agreement.agree import agree
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError, SetupError
-from distdl_jax.partition import Partition, check_workers
-from distdl_jax.primitives import all_sum_reduce
-from distdl_jax.primitives.collectives import accumulation_dtype
-from distdl_jax.spec_trees import check_shape, different_masks, leaves_with_specs, masked_places, specs_by_path
-from distdl_jax.tensors import TensorSpec
+from distdl_jax.functional import all_sum_reduce
+from distdl_jax.functional.collectives import accumulation_dtype
+from distdl_jax.partitions.partition import Partition, check_workers
+from distdl_jax.partitions.spec_trees import (
+    check_shape,
+    different_masks,
+    leaves_with_specs,
+    masked_places,
+    specs_by_path,
+)
+from distdl_jax.partitions.tensors import TensorSpec
+from distdl_jax.transports.agreement.agree import agree
 from distdl_jax.validation import check_not_negative, checked_integers
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.partition import Partition, check_workers
-from distdl_jax.primitives.all_reduce import all_reduce
-from distdl_jax.primitives.collectives import accumulation_dtype
-from distdl_jax.static import Static
+from distdl_jax.functional.all_reduce import all_reduce
+from distdl_jax.functional.collectives import accumulation_dtype
+from distdl_jax.partitions.partition import Partition, check_workers
+from distdl_jax.plans.static import Static
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import check_function, check_number, checked_integer, is_real
 

@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from distdl_jax.agreement.agree import agree
-from distdl_jax.agreement.shapes import shape_dtype_of
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.partition import Partition, check_partitions
+from distdl_jax.functional.block_checks import outside
+from distdl_jax.functional.collectives import accumulation_dtype
+from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.block_checks import outside
-from distdl_jax.primitives.collectives import accumulation_dtype
 from distdl_jax.solvers.equations import FixedPointEquation, Info, Limits, LinearEquation, as_program, solved
+from distdl_jax.transports.agreement.agree import agree
+from distdl_jax.transports.agreement.shapes import shape_dtype_of
 from distdl_jax.validation import check_function, checked_integer, is_real
 
 __all__ = ["Info", "cg", "fixed_point"]

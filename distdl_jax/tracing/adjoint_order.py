@@ -25,12 +25,12 @@ from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, get_opaque_trace_state, jaxpr_as_fun
 
-from distdl_jax.compat import at_line_of, bound_again
+from distdl_jax.jax_compat import at_line_of, bound_again
 from distdl_jax.tracing.context import Anchors, trace_context
 from distdl_jax.tracing.jaxprs import Branches, Call, Scan, equations, evaluate, is_opaque_call, structure
 from distdl_jax.tracing.scopes import body_scope
 from distdl_jax.tracing.tie import tie
-from distdl_jax.world import Transport
+from distdl_jax.tracing.world import Transport
 
 NO_LINK = jax.ShapeDtypeStruct((0,), jnp.float32)
 """The chain in a body's arguments and results: an array without elements."""

@@ -13,7 +13,7 @@ from distdl_jax.errors import CONSTANTS
 from distdl_jax.tracing.adjoint_order import anchor_of
 from distdl_jax.tracing.jaxprs import DataFlow, Scan, structure
 from distdl_jax.tracing.program_reader import line_of_equation
-from distdl_jax.world import Workers, World
+from distdl_jax.tracing.world import Workers, World
 
 MOST = 3
 """So many are named."""

@@ -13,8 +13,8 @@ from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from distdl_jax.compat import linearize_at_once
 from distdl_jax.errors import InvalidTypeError
+from distdl_jax.jax_compat import linearize_at_once
 from distdl_jax.plans.worker_ranks import Workers
 
 

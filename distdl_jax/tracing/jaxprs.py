@@ -12,9 +12,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
 
-from distdl_jax.compat import scan_counts
 from distdl_jax.errors import InvalidTypeError
-from distdl_jax.source_lines import is_library
+from distdl_jax.jax_compat import scan_counts
+from distdl_jax.watchdog.source_lines import is_library
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from distdl_jax.compat import is_transformed
+from distdl_jax.jax_compat import is_transformed
 
 T = TypeVar("T")
 

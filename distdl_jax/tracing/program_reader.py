@@ -9,14 +9,25 @@ from functools import lru_cache, reduce
 from operator import or_
 from typing import Any
 
-from distdl_jax.compat import source_frames
-from distdl_jax.programs.ir import Cond, Flow, LayerCall, Loop, Operation, Origin, PartOf, Place, Program, Result
-from distdl_jax.source_lines import is_library
+from distdl_jax.jax_compat import source_frames
 from distdl_jax.tracing.forward_mode_error import is_start_of_movement
 from distdl_jax.tracing.jaxprs import Branches, DataFlow, Scan, While, is_opaque_call, structure
 from distdl_jax.tracing.layer_call import layer_called
 from distdl_jax.tracing.scopes import movement_numbers, read_scopes
-from distdl_jax.world import Transport
+from distdl_jax.tracing.world import Transport
+from distdl_jax.watchdog.programs.ir import (
+    Cond,
+    Flow,
+    LayerCall,
+    Loop,
+    Operation,
+    Origin,
+    PartOf,
+    Place,
+    Program,
+    Result,
+)
+from distdl_jax.watchdog.source_lines import is_library
 
 # What a primitive is made of. What these hold was traced once, for the first caller; the call has its own line.
 _WRAPPERS = ("custom_vjp_call", "custom_vmap_call")

@@ -19,7 +19,7 @@ from jax.extend.core import Primitive
 from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import ad, batching, mlir
 
-from distdl_jax.compat import linearize_at_once
+from distdl_jax.jax_compat import linearize_at_once
 
 
 def tie(x: Array, *others: Array) -> Array:

@@ -16,14 +16,14 @@ from weakref import WeakKeyDictionary
 import jax
 from jax import Array
 
-from distdl_jax.compat import mapped_sizes
 from distdl_jax.errors import MAPPED_OVER, PlanError
-from distdl_jax.programs.ir import operations
-from distdl_jax.source_lines import user_line
+from distdl_jax.jax_compat import mapped_sizes
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.program_reader import read_program
-from distdl_jax.watchdog.status import worker_status
-from distdl_jax.world import Workers, World
+from distdl_jax.tracing.world import Workers, World
+from distdl_jax.watchdog.programs.ir import operations
+from distdl_jax.watchdog.source_lines import user_line
+from distdl_jax.watchdog.watch.status import worker_status
 
 
 class Runs(Protocol):

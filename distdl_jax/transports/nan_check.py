@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distdl_jax.compat import found_not_finite
+from distdl_jax.jax_compat import found_not_finite
 
 
 def refuse_to_run_again(worker: int) -> None:

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from distdl_jax.compat import install_jax_patches, remove_jax_patches
 from distdl_jax.errors import InvalidArgumentError, SetupError
-from distdl_jax.launch import supervised
+from distdl_jax.jax_compat import install_jax_patches, remove_jax_patches
 from distdl_jax.tracing.loop_rules import install_loop_rules, remove_loop_rules
+from distdl_jax.tracing.world import World
 from distdl_jax.transports.threads.current_world import simulated_world, simulations_run
 from distdl_jax.transports.threads.world import ThreadWorld
-from distdl_jax.watchdog.status import worker_status
-from distdl_jax.world import World
+from distdl_jax.watchdog.launch import supervised
+from distdl_jax.watchdog.watch.status import worker_status
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -13,10 +13,10 @@ from sequential import Beside, check_beside, cut
 
 import distdl_jax as dj
 from distdl_jax import functional as F
-from distdl_jax.arrays.pixel_shuffle import KINDS, plan_pixels
-from distdl_jax.arrays.window_partition import plan_window_partition
+from distdl_jax.functional.arrays.pixel_shuffle import KINDS, plan_pixels
+from distdl_jax.functional.arrays.window_partition import plan_window_partition
+from distdl_jax.functional.circular_shift import plan_roll
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.circular_shift import plan_roll
 
 
 def roll(sizes: Any, P_x: On, shift: Any, axis: Any) -> Beside:

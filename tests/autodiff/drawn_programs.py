@@ -16,7 +16,7 @@ from jax import lax
 
 import distdl_jax as dj
 from distdl_jax.plans.decomposition import balanced_ranges
-from distdl_jax.programs.ir import Cond, Loop, Operation, Program
+from distdl_jax.watchdog.programs.ir import Cond, Loop, Operation, Program
 
 Step = tuple[Any, ...]
 Blocks = list[Any]

@@ -15,7 +15,7 @@ from launcher.examples import examples
 
 import distdl_jax as dj
 from distdl_jax.plans.decomposition import balanced_ranges
-from distdl_jax.programs.ir import Operation
+from distdl_jax.watchdog.programs.ir import Operation
 
 
 def loss_of(steps: list[Step]) -> Callable[[Any], Any]:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import distdl_jax as dj
-from distdl_jax import checked_jit, nn
+from distdl_jax import nn
 from distdl_jax.functional import all_sum_reduce, broadcast
+from distdl_jax.transforms import checked_jit
 
 pytestmark = pytest.mark.world(4)
 

@@ -18,8 +18,8 @@ from private_parts import MOST_LOOKS
 import distdl_jax as dj
 from distdl_jax.functional import all_sum_reduce, broadcast
 from distdl_jax.transports.open_world import open_world
-from distdl_jax.watchdog.status import worker_status
-from distdl_jax.watchdog.thread_sampler import Sampler, main_stack, runs_own_program
+from distdl_jax.watchdog.watch.status import worker_status
+from distdl_jax.watchdog.watch.thread_sampler import Sampler, main_stack, runs_own_program
 
 pytestmark = pytest.mark.world(2)
 

@@ -24,7 +24,7 @@ import pytest
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
-from distdl_jax.formats.arrays import arrays_in
+from distdl_jax.partitions.formats.arrays import arrays_in
 
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 3, 7, 2**31, 2**63, 2**64, -(2**63), 10**400, 0.5, 1e308, float("nan")),

@@ -19,7 +19,7 @@ from checkpoint.trees import Keys, blocks, cut, refused, specs, wholes
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
 from distdl_jax.checkpoint.disk import Disk, disk
-from distdl_jax.formats.arrays import arrays_in
+from distdl_jax.partitions.formats.arrays import arrays_in
 
 PLAIN = """
 import sys

@@ -22,7 +22,7 @@ from launcher.settings import long_run
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint, nn
-from distdl_jax.formats.arrays import arrays_in
+from distdl_jax.partitions.formats.arrays import arrays_in
 
 # A run whose state after step n is known: only saving and restoring can go wrong.
 COUNTS = """

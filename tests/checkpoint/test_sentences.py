@@ -16,8 +16,8 @@ from checkpoint.recorded_disk import FailingDisk, disk_used
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
 from distdl_jax.checkpoint.disk import Disk, remove_folder
-from distdl_jax.formats import plain_files
-from distdl_jax.formats.plain_files import open_to_read
+from distdl_jax.partitions.formats import plain_files
+from distdl_jax.partitions.formats.plain_files import open_to_read
 
 
 def spec() -> TensorSpec:

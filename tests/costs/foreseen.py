@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import distdl_jax as dj
-from distdl_jax.primitives.mark import Mark
-from distdl_jax.programs.ir import Operation, operations
-from distdl_jax.spec_trees import is_spec
+from distdl_jax.functional.mark import Mark
+from distdl_jax.partitions.spec_trees import is_spec
 from distdl_jax.tools.cost.layers import Chain, CountedLayer, Counter, nodes_in
 from distdl_jax.tools.cost.traces import Communication
+from distdl_jax.watchdog.programs.ir import Operation, operations
 
 FLOAT32 = np.dtype("float32")
 Network = tuple[Any, dj.TensorSpec]

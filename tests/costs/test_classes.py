@@ -14,11 +14,11 @@ from foreseen import communicated, step_operations
 
 import distdl_jax as dj
 from distdl_jax import nn
+from distdl_jax.functional.plan import MovementPlan
 from distdl_jax.plans import alike
 from distdl_jax.plans.decomposition import ProductGrid, ranges_of_sizes
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.halos import Halos
-from distdl_jax.primitives.plan import MovementPlan
 from distdl_jax.tools.cost.cost import placed_layers
 from distdl_jax.tools.cost.layers import Counter, Joined, nodes_in
 from distdl_jax.tools.cost.traces import _Tracer

@@ -15,11 +15,11 @@ from layers.test_output_specs import LAYERS
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.primitives.plan import Plan
-from distdl_jax.programs.ir import operations
+from distdl_jax.functional.plan import Plan
 from distdl_jax.tools.cost.layers import Counter
 from distdl_jax.tools.cost.traced import traced_by_all
 from distdl_jax.tools.cost.traces import traced_classes
+from distdl_jax.watchdog.programs.ir import operations
 
 Build = Callable[[dj.Partition], tuple[Any, tuple[int, ...]]]
 WORKERS = 4

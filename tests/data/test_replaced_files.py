@@ -20,7 +20,7 @@ import pytest
 import distdl_jax as dj
 from distdl_jax import TensorSpec
 from distdl_jax.data import batches, open_array, read
-from distdl_jax.formats.arrays import arrays_in
+from distdl_jax.partitions.formats.arrays import arrays_in
 
 OLD = np.arange(64 * 1024, dtype=np.float64).reshape(64, 1024)
 NEW = {"values": -OLD, "dtype": OLD.astype(np.float32), "shape": -OLD[:, :512], "longer": -np.repeat(OLD, 2, 0)}

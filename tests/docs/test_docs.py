@@ -117,7 +117,7 @@ def test_public_methods_are_documented(name: str) -> None:
 def test_every_layer_has_a_row_in_the_benchmark_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """But the movements, which have no counterpart on one worker, and what computes nothing."""
     from distdl_jax import nn
-    from distdl_jax.nn import data_movement
+    from distdl_jax.nn.shape import data_movement
 
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     titles = [case.title for case in importlib.import_module("layer_cases.everything").all_cases(2)]

@@ -12,7 +12,7 @@ import pytest
 from jobs import ROOT, patience, run
 from launcher import mpiexec
 
-from distdl_jax.kernels.cpu.onednn import shared_library
+from distdl_jax.watchdog.launch import onednn_library as shared_library
 
 pytestmark = pytest.mark.limit(600)
 
@@ -219,7 +219,7 @@ def test_an_mpi_that_one_worker_can_not_load():
 # Waits for another worker, but not for long.
 IMPATIENT = """
 import sys
-from distdl_jax.doctor import __main__ as doctor
+from distdl_jax.tools.doctor import __main__ as doctor
 doctor.LONGEST = 3
 sys.exit(doctor.main(["--json"]))
 """

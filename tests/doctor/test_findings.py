@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from distdl_jax.doctor import __main__ as doctor
-from distdl_jax.doctor import job, worker
-from distdl_jax.doctor.findings import Finding, as_json, as_text, merged
-from distdl_jax.launch.gpus import WorkerGpu
 from distdl_jax.settings import read_settings
+from distdl_jax.tools.doctor import __main__ as doctor
+from distdl_jax.tools.doctor import job, worker
+from distdl_jax.tools.doctor.findings import Finding, as_json, as_text, merged
 from distdl_jax.transports.mpi.launch_checks import Installation
+from distdl_jax.watchdog.launch.gpus import WorkerGpu
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 GIB = 2**30

@@ -9,9 +9,9 @@ from drawing.reading import of_class, parsed
 
 import distdl_jax as dj
 from distdl_jax import functional as F
-from distdl_jax.programs.ir import Cond, Loop, Operation, Program
-from distdl_jax.programs.report import Report, play_back
 from distdl_jax.tools.draw.messages import MOST_EVENTS, Event, draw_messages
+from distdl_jax.watchdog.programs.ir import Cond, Loop, Operation, Program
+from distdl_jax.watchdog.programs.report import Report, play_back
 
 
 @pytest.mark.simulated(4)

@@ -16,11 +16,11 @@ from playing import planned
 import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.errors import PlanError
-from distdl_jax.primitives.mark import Mark
-from distdl_jax.primitives.plan import Plan
-from distdl_jax.programs.ir import Operation
+from distdl_jax.functional.mark import Mark
+from distdl_jax.functional.plan import Plan
 from distdl_jax.tools.cost.layers import CountedLayer, Counter, nodes_in
 from distdl_jax.tools.draw.layers import draw_plan, plan_movements
+from distdl_jax.watchdog.programs.ir import Operation
 
 SINGLE = np.dtype(np.float32)
 

@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 
 import distdl_jax as dj
-from distdl_jax.formats.plain_files import PlainFile
-from distdl_jax.formats.safetensors import CODES, COMPLEX, bytes_of, dtype_named, is_storable, laid_out, read_header
+from distdl_jax.partitions.formats.plain_files import PlainFile
+from distdl_jax.partitions.formats.safetensors import (
+    CODES,
+    COMPLEX,
+    bytes_of,
+    dtype_named,
+    is_storable,
+    laid_out,
+    read_header,
+)
 
 safetensors = pytest.importorskip("safetensors")
 

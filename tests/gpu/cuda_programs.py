@@ -40,10 +40,10 @@ from matrix.cases import of_world, shape_dtypes
 from training import Data, loss
 
 import distdl_jax as dj
-from distdl_jax.launch import gpus
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.transports.mpi import launch_checks
 from distdl_jax.transports.mpi.compat import import_mpi4jax
+from distdl_jax.watchdog.launch import gpus
 
 H100 = """
 gpu_device_info {
@@ -203,7 +203,7 @@ def main() -> None:
             if dj.Partition().rank == 0:
                 print(f"{title}: {memory.temp_size_in_bytes} bytes of temporaries", flush=True)
         titles.append(title)
-    for_cpus = [name for name in sys.modules if name.startswith("distdl_jax.kernels.cpu")]
+    for_cpus = [name for name in sys.modules if name.startswith("distdl_jax.nn.kernels.cpu")]
     print(json.dumps({"programs": titles, "calls": sorted(calls), "for_cpus": for_cpus}), flush=True)
 
 

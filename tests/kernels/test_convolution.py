@@ -19,14 +19,14 @@ from jax.extend.core import jaxprs_in_params
 from launcher.examples import LONG
 
 import distdl_jax as dj
-from distdl_jax.kernels import problem as problems
-from distdl_jax.kernels.convolution import convolution
-from distdl_jax.kernels.cpu import products, rule
-from distdl_jax.kernels.cpu.onednn.convolution import can_compute
-from distdl_jax.kernels.cpu.onednn.shared_library import version
-from distdl_jax.kernels.geometry import Placement
-from distdl_jax.kernels.problem import DIRECTIONS, Problem
+from distdl_jax.nn.kernels import problem as problems
+from distdl_jax.nn.kernels.convolution import convolution
+from distdl_jax.nn.kernels.cpu import products, rule
+from distdl_jax.nn.kernels.cpu.onednn.convolution import can_compute
+from distdl_jax.nn.kernels.geometry import Placement
+from distdl_jax.nn.kernels.problem import DIRECTIONS, Problem
 from distdl_jax.settings import Settings
+from distdl_jax.watchdog.launch.onednn_library import version
 
 # features, channels in and out, kernel, stride, padding, dilation, groups
 CASES = {
@@ -308,7 +308,7 @@ def program():
     jax.make_jaxpr(jax.grad(lambda x: jnp.sum(dj.nn.DistributedMaxPool1d(P, 2)(x))))(x)
 
 def imported():
-    return [name for name in sys.modules if name.startswith("distdl_jax.kernels.cpu")]
+    return [name for name in sys.modules if name.startswith("distdl_jax.nn.kernels.cpu")]
 
 backend, jax.default_backend = jax.default_backend, lambda: "gpu"
 dj.simulate(2, program)
@@ -326,10 +326,11 @@ def test_elsewhere_than_on_a_cpu_nothing_of_it_is_imported():
 
 
 def test_kernels_import_nothing_of_the_library_but_what_is_at_the_bottom():
-    allowed = ("distdl_jax.kernels", "distdl_jax.errors", "distdl_jax.settings")
+    allowed = ("distdl_jax.nn.kernels", "distdl_jax.errors", "distdl_jax.settings", "distdl_jax.functional.collectives")
+    allowed += ("distdl_jax.watchdog.launch.onednn_library",)
     lines = {
         line.split()[1]
-        for path in (Path(dj.__file__).parent / "kernels").rglob("*.py")
+        for path in (Path(dj.__file__).parent / "nn" / "kernels").rglob("*.py")
         for line in path.read_text().splitlines()
         if re.match(r"\s*(from|import) distdl_jax", line)
     }

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 from distdl_jax import onednn as command
-from distdl_jax.kernels.cpu.onednn import build, convolution, shared_library
-from distdl_jax.kernels.geometry import Placement
-from distdl_jax.kernels.problem import Problem
+from distdl_jax.nn.kernels.cpu.onednn import build, convolution
+from distdl_jax.nn.kernels.geometry import Placement
+from distdl_jax.nn.kernels.problem import Problem
+from distdl_jax.watchdog.launch import onednn_library as shared_library
 
 WINDOW = Placement((1, 1), ((0, 0), (0, 0)), (1, 1))
 needs_it = pytest.mark.skipif(shared_library.version() == "none", reason="oneDNN's convolutions are not compiled here")

@@ -10,7 +10,7 @@ import pytest
 
 from distdl_jax import onednn as command
 from distdl_jax.errors import SetupError
-from distdl_jax.kernels.cpu.onednn import build
+from distdl_jax.nn.kernels.cpu.onednn import build
 
 needs_a_compiler = pytest.mark.skipif(
     not (os.environ.get("CXX") or shutil.which("c++")), reason="there is no C++ compiler"

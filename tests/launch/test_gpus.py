@@ -3,9 +3,9 @@
 import pytest
 
 import distdl_jax as dj
-from distdl_jax.launch.gpus import XLA_FLAG, WorkerGpu, choose_gpu, gpu_messages, gpu_problem, visible_gpus
-from distdl_jax.launch.launcher import local_rank
 from distdl_jax.transports.mpi import launch_checks
+from distdl_jax.watchdog.launch.gpus import XLA_FLAG, WorkerGpu, choose_gpu, gpu_messages, gpu_problem, visible_gpus
+from distdl_jax.watchdog.launch.launcher import local_rank
 
 FOUR = ("0", "1", "2", "3")
 
@@ -66,9 +66,9 @@ def test_visible_gpus():
 @pytest.mark.parametrize("name", ["MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"])
 def test_the_number_on_a_host_is_the_launchers(name, monkeypatch):
     monkeypatch.setenv(name, "3")
-    monkeypatch.setattr("distdl_jax.launch.launcher.job_size", lambda: 4)
+    monkeypatch.setattr("distdl_jax.watchdog.launch.launcher.job_size", lambda: 4)
     assert local_rank() == 3
-    monkeypatch.setattr("distdl_jax.launch.launcher.job_size", lambda: 1)
+    monkeypatch.setattr("distdl_jax.watchdog.launch.launcher.job_size", lambda: 1)
     assert local_rank() == 0  # a shell of a batch job has such variables, too
 
 

@@ -12,7 +12,7 @@ from jobs import run
 from launcher import mpiexec
 
 import distdl_jax as dj
-from distdl_jax.watchdog import abort
+from distdl_jax.watchdog.watch import abort
 
 # All of a process that a library could change and another one rely on.
 LOOKS = """

@@ -12,7 +12,7 @@ import pytest
 from jobs import patience, run
 from launcher import mpiexec
 
-from distdl_jax.launch.supervisor import HUGE_PAGES, worker_environment
+from distdl_jax.watchdog.launch.supervisor import HUGE_PAGES, worker_environment
 
 SUPERVISED = [sys.executable, "-m", "distdl_jax"]
 # becomes the command that follows, with its standard input as the terminal that Ctrl-C comes from

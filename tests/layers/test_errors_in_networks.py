@@ -124,7 +124,7 @@ def test_a_traceback_shows_the_users_frames_unless_asked_for_all(tmp_path: Path,
     status, output = run_alone(program)
     assert status == 1 and "In layer 1.body.1, DistributedLinear, built at wrong.py:" in output
     frames = re.findall(r'File "(.*?)"', output)
-    assert frames[-1] == str(program) if not filtering else any("distdl_jax/layer/" in frame for frame in frames)
+    assert frames[-1] == str(program) if not filtering else any("distdl_jax/nn/base/" in frame for frame in frames)
     assert filtering or not any("distdl_jax/" in frame for frame in frames), output
 
 

@@ -15,7 +15,7 @@ from launcher.examples import LONG
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.initialization import UniformFanIn, _row_major_numbers, initialize_block
+from distdl_jax.partitions.initialization import UniformFanIn, _row_major_numbers, initialize_block
 from distdl_jax.plans.decomposition import balanced_ranges
 
 as_users_compile = pytest.mark.world(1)

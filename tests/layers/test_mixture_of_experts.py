@@ -16,7 +16,7 @@ from sequential import Beside, check_beside, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.experts.routing import capacity_of
+from distdl_jax.nn.experts.routing import capacity_of
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from jax.nn import initializers
 from matrix.partitions import On, on
 
 import distdl_jax as dj
-from distdl_jax.initialization import initialize_block
+from distdl_jax.partitions.initialization import initialize_block
 
 KEY = jax.random.key(5)
 SPECS: tuple[tuple[tuple[int, ...], On, Any], ...] = (

@@ -18,7 +18,7 @@ from sequential import Beside, check_beside, close, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.nn.shaping.sampling import Taps
+from distdl_jax.nn.shape.sampling import Taps
 
 
 def transposed(

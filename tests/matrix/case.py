@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 import distdl_jax as dj
-from distdl_jax.primitives.plan import Plan
+from distdl_jax.functional.plan import Plan
 
 Operator = Callable[[Any], Any]
 

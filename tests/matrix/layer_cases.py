@@ -10,9 +10,9 @@ import numpy as np
 from blocks import block_of
 
 import distdl_jax as dj
+from distdl_jax.functional.fourier.fourier import plan_fourier
+from distdl_jax.functional.plan import Plan
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.plan import Plan
-from distdl_jax.spectral.fourier import plan_fourier
 from matrix import reference
 from matrix.case import Case, Operator
 from matrix.painting import painted

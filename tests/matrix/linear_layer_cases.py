@@ -10,8 +10,8 @@ from convolution import direct
 
 import distdl_jax as dj
 from distdl_jax import nn
+from distdl_jax.functional.plan import Plan
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.plan import Plan
 from matrix import reference
 from matrix.case import Case, Operator
 from matrix.movement_cases import listed

@@ -11,8 +11,9 @@ import pytest
 from all_workers import on_all, refusal
 
 import distdl_jax as dj
-from distdl_jax import TensorSpec, replica_check
+from distdl_jax import TensorSpec
 from distdl_jax.settings import Settings
+from distdl_jax.transforms import replica_check
 
 
 def specs(P: dj.Partition) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from all_workers import refusal
 
 import distdl_jax as dj
 from distdl_jax import InvalidArgumentError, InvalidTypeError, SetupError
-from distdl_jax.partition import CartesianPartition, Partition
+from distdl_jax.partitions.partition import CartesianPartition, Partition
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from all_workers import on_all
 
 import distdl_jax as dj
-from distdl_jax.partition import CartesianPartition, Partition
+from distdl_jax.partitions.partition import CartesianPartition, Partition
 
 
 def seen(P):

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 import distdl_jax as dj
-from distdl_jax import replica_check
 from distdl_jax.settings import Settings
+from distdl_jax.transforms import replica_check
 
 DTYPES = ["bool", "int8", "float16", "bfloat16", "float32", "complex64", "float64"]
 

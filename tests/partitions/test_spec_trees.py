@@ -11,8 +11,9 @@ import optax
 import pytest
 
 import distdl_jax as dj
-from distdl_jax import TensorSpec, checkpoint, replica_check
+from distdl_jax import TensorSpec, checkpoint
 from distdl_jax.settings import Settings
+from distdl_jax.transforms import replica_check
 
 
 def save(tree: Any, specs: Any, path: Path) -> None:

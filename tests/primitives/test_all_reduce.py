@@ -12,8 +12,8 @@ import pytest
 from all_workers import refusal
 
 import distdl_jax as dj
+from distdl_jax.functional.all_reduce import plan_all_reduce
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.all_reduce import plan_all_reduce
 
 pytestmark = [pytest.mark.primitives]
 

@@ -14,7 +14,7 @@ from matrix.partitions import on
 import distdl_jax as dj
 from distdl_jax import functional as F
 from distdl_jax import nn
-from distdl_jax.autodiff.linearity import depends_on_first
+from distdl_jax.transforms.linearity import depends_on_first
 
 X = np.arange(1.0, 4.0)
 

@@ -16,8 +16,8 @@ from matrix.ties import empty_pieces, there_and_back, untied
 
 import distdl_jax as dj
 from distdl_jax.functional import repartition
+from distdl_jax.functional.box_exchange import BoxMovement
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.box_exchange import BoxMovement
 from distdl_jax.tracing.program_reader import read_program
 
 

@@ -19,11 +19,11 @@ from matrix.transformations import TRANSFORMATIONS
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.primitives import collectives
-from distdl_jax.programs.ir import operations
+from distdl_jax.functional import collectives
 from distdl_jax.tracing.program_reader import read_program
 from distdl_jax.transports.mpi import transport
 from distdl_jax.transports.mpi.order_after_send import sent_first
+from distdl_jax.watchdog.programs.ir import operations
 
 
 def movements(extra: int) -> list[Case]:

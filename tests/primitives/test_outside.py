@@ -17,7 +17,7 @@ from matrix.cases import PRIMITIVES
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.layer.layer import draws_numbers
+from distdl_jax.nn.base.layer import draws_numbers
 
 OWNERS_OF_NOTHING = {"broadcast 1x2@2,0 -> 2x2@3,1,0,2 preserve_batch=False": (0,)}
 PLACEHOLDERS = [(0,), (3, 0), (0, 2), (2, 0, 3)]

@@ -21,13 +21,13 @@ from playing import Blocks, planned, play, play_adjoint
 
 import distdl_jax as dj
 from distdl_jax import PlanError, nn
+from distdl_jax.functional.halo_exchange import HaloExchangePlan, plan_ranges
+from distdl_jax.functional.plan import MovementPlan, Plan
+from distdl_jax.functional.repartition import RepartitionPlan
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.halo_exchange import HaloExchangePlan, plan_ranges
-from distdl_jax.primitives.plan import MovementPlan, Plan
-from distdl_jax.primitives.repartition import RepartitionPlan
 
 
 @pytest.mark.parametrize("case", PRIMITIVES, ids=str)

@@ -6,8 +6,8 @@ from playing import play, play_adjoint
 
 import distdl_jax as dj
 from distdl_jax import nn
+from distdl_jax.functional.all_gather import plan_all_gather
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.all_gather import plan_all_gather
 
 
 @pytest.mark.parametrize("p", [9, 12, 16, 17, 33])

@@ -11,8 +11,8 @@ from all_workers import refusal
 
 import distdl_jax as dj
 from distdl_jax import nn
+from distdl_jax.functional.replicated import plan_replicated
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.replicated import plan_replicated
 
 pytestmark = [pytest.mark.primitives]
 

@@ -9,13 +9,13 @@ import pytest
 from jobs import FAST_TO_COMPILE, run
 
 import distdl_jax as dj
-from distdl_jax.programs.ir import Operation
 from distdl_jax.tools.profile.activities import BACKWARD, FORWARD, MESSAGE, Activities, Activity, Message, Row, row_of
 from distdl_jax.tools.profile.compiled_text import Instruction, containers, operation, read_instructions
 from distdl_jax.tools.profile.recording import offset_by
 from distdl_jax.tools.profile.table import table
 from distdl_jax.tools.profile.times import Span, add_up, shares
 from distdl_jax.tools.profile.waiting import Wait, causes, meet
+from distdl_jax.watchdog.programs.ir import Operation
 
 TEXT = """\
 HloModule jit_step, entry_computation_layout={(f32[8,3]{1,0})->f32[]}

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from speed import python_slowdown
 
-from distdl_jax.programs.ir import Cond, Loop, Operation, Place, operations, simplified
-from distdl_jax.programs.matching import find_mismatch, find_stops
+from distdl_jax.watchdog.programs.ir import Cond, Loop, Operation, Place, operations, simplified
+from distdl_jax.watchdog.programs.matching import find_mismatch, find_stops
 
 
 def send(dest, count=4, tag=0):
@@ -113,7 +113,7 @@ def test_long_loops_are_decided_at_once(programs, expected):
 
 
 def test_a_play_without_end_is_given_up(monkeypatch):
-    monkeypatch.setattr("distdl_jax.programs.matching.MOST_PLAYED", 1000)
+    monkeypatch.setattr("distdl_jax.watchdog.programs.matching.MOST_PLAYED", 1000)
     nested = {w: (Loop(10**6, (Loop(10**6 - w, (both(1 - w, 1 - w),)),)),) for w in range(2)}
     assert reason(nested)[0] == "undecided"
 

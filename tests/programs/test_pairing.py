@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import distdl_jax as dj
-from distdl_jax.programs.origins import Pairing
+from distdl_jax.watchdog.programs.origins import Pairing
 
 LONG = os.environ.get("DISTDL_JAX_TEST_LONG") == "1"
 WORKERS = 3

@@ -15,8 +15,8 @@ from matrix.partitions import on
 from sequential import close
 
 import distdl_jax as dj
+from distdl_jax.nn.attention.ring_schedule import turns_of
 from distdl_jax.plans.decomposition import balanced_ranges
-from distdl_jax.sequence.ring_schedule import turns_of
 
 CAUSAL: dict[str, Any] = {"causal": True}
 TWO = Drawn(on(1, 2, 1), (2, 5), 8, 4, padded=True, options={**CAUSAL, "num_key_heads": 2, "rotary": 50.0}, seed=1)

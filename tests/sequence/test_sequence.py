@@ -17,7 +17,7 @@ from sequential import Beside, check_beside, close, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.sequence.online_softmax import PIECE, Keys, added, finished, gradients, start
+from distdl_jax.nn.attention.online_softmax import PIECE, Keys, added, finished, gradients, start
 
 
 def embedding(sizes: tuple[int, ...], P_x: On, P_y: On, P_W: On, rows: int, features: int, **options: Any) -> Beside:

@@ -13,9 +13,9 @@ from sequential import Beside, check_beside, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
+from distdl_jax.functional.fourier.fourier import plan_fourier
 from distdl_jax.plans.pencils import pencils
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.spectral.fourier import plan_fourier
 
 TOLERANCE = 1e-12
 

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from distdl_jax.compat import bound_again
+from distdl_jax.jax_compat import bound_again
 from distdl_jax.tracing.jaxprs import Branches, Call, DataFlow, Scan, While, equations, evaluate, structure
 
 X, FACTOR = np.arange(1.0, 4.0), np.array([2.0, 3.0, 5.0])

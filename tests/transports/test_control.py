@@ -8,8 +8,8 @@ import pytest
 
 from distdl_jax.plans.trees import BRANCHES, gathered
 from distdl_jax.transports.mpi.control import ControlChannel
-from distdl_jax.watchdog.call_log import CallLog
-from distdl_jax.watchdog.status import WorkerStatus, acting_as, worker_status
+from distdl_jax.watchdog.watch.call_log import CallLog
+from distdl_jax.watchdog.watch.status import WorkerStatus, acting_as, worker_status
 
 
 class Letters:

@@ -13,8 +13,7 @@ import pytest
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.functional import all_sum_reduce, broadcast, halo_exchange, repartition, sum_reduce
-from distdl_jax.primitives import collectives
+from distdl_jax.functional import all_sum_reduce, broadcast, collectives, halo_exchange, repartition, sum_reduce
 
 pytestmark = pytest.mark.limit(600)
 

@@ -1,9 +1,9 @@
 """A coordinator that is played: messages and times go in, messages come out."""
 
-from distdl_jax.programs.ir import Loop, Operation
 from distdl_jax.settings import TimeLimits
-from distdl_jax.watchdog.coordinator import Coordinator
-from distdl_jax.watchdog.messages import Answer, Detail, Question, Say, Wait
+from distdl_jax.watchdog.programs.ir import Loop, Operation
+from distdl_jax.watchdog.watch.coordinator import Coordinator
+from distdl_jax.watchdog.watch.messages import Answer, Detail, Question, Say, Wait
 
 LIMITS = TimeLimits(100.0, 1000.0)
 

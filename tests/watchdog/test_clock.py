@@ -2,7 +2,7 @@
 
 import pytest
 
-from distdl_jax.watchdog.clock import LONGEST_TURN, AwakeClock
+from distdl_jax.watchdog.watch.clock import LONGEST_TURN, AwakeClock
 
 
 @pytest.mark.parametrize("turns", [[0.05] * 100, [0.05, 3600.0, 0.05], [0.05, 1e6]])

@@ -6,8 +6,8 @@ import pytest
 from played_coordinator import Played, all_reduce, ask, clock, to_all
 from test_deadlock import AGREEING, IN_CALL, LEFT, RUNNING, calls
 
-from distdl_jax.watchdog.coordinator import PAUSES
-from distdl_jax.watchdog.messages import CannotAgree, Detail, EndJob, Fail, Wait
+from distdl_jax.watchdog.watch.coordinator import PAUSES
+from distdl_jax.watchdog.watch.messages import CannotAgree, Detail, EndJob, Fail, Wait
 
 
 def test_those_concerned_are_asked_again_before_all_fail():

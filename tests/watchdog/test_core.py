@@ -3,15 +3,15 @@
 import pytest
 
 from distdl_jax.settings import Settings, TimeLimits
-from distdl_jax.watchdog import agent as agent_module
-from distdl_jax.watchdog.abort import say_elsewhere
-from distdl_jax.watchdog.agent import Agent
-from distdl_jax.watchdog.core import Facts, Reporter
-from distdl_jax.watchdog.deadlock import State
-from distdl_jax.watchdog.messages import Answer, Detail, EndJob, Question, Say, Wait
-from distdl_jax.watchdog.status import WorkerStatus, acting_as, worker_status
-from distdl_jax.watchdog.thread import WatchdogThread
-from distdl_jax.watchdog.thread_sampler import Sample
+from distdl_jax.watchdog.watch import agent as agent_module
+from distdl_jax.watchdog.watch.abort import say_elsewhere
+from distdl_jax.watchdog.watch.agent import Agent
+from distdl_jax.watchdog.watch.core import Facts, Reporter
+from distdl_jax.watchdog.watch.deadlock import State
+from distdl_jax.watchdog.watch.messages import Answer, Detail, EndJob, Question, Say, Wait
+from distdl_jax.watchdog.watch.status import WorkerStatus, acting_as, worker_status
+from distdl_jax.watchdog.watch.thread import WatchdogThread
+from distdl_jax.watchdog.watch.thread_sampler import Sample
 
 LIMIT = 16.0
 

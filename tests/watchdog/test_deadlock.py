@@ -5,9 +5,9 @@ from zlib import crc32
 
 import pytest
 
-from distdl_jax.watchdog.call_log import REMEMBERED, CallLog, Calls, Earlier
-from distdl_jax.watchdog.deadlock import State, View, different_earlier_calls, find_deadlock, workers_text
-from distdl_jax.watchdog.dependencies import Dependencies
+from distdl_jax.watchdog.watch.call_log import REMEMBERED, CallLog, Calls, Earlier
+from distdl_jax.watchdog.watch.deadlock import State, View, different_earlier_calls, find_deadlock, workers_text
+from distdl_jax.watchdog.watch.dependencies import Dependencies
 
 
 def calls(names, inside=False, tracing=False, passed=None):

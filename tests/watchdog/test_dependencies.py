@@ -3,10 +3,10 @@
 import pytest
 from played_coordinator import LIMITS
 
-from distdl_jax.programs.ir import Loop, Operation
-from distdl_jax.programs.matching import find_mismatch
-from distdl_jax.watchdog import dependencies
-from distdl_jax.watchdog.coordinator import Coordinator
+from distdl_jax.watchdog.programs.ir import Loop, Operation
+from distdl_jax.watchdog.programs.matching import find_mismatch
+from distdl_jax.watchdog.watch import dependencies
+from distdl_jax.watchdog.watch.coordinator import Coordinator
 
 
 def test_equal_programs_cost_what_one_costs(monkeypatch):

@@ -8,9 +8,9 @@ from contextlib import suppress
 
 from jobs import ROOT
 
-from distdl_jax.watchdog.call_log import CallLog
-from distdl_jax.watchdog.log import log
-from distdl_jax.watchdog.status import WorkerStatus, acting_as, worker_status
+from distdl_jax.watchdog.watch.call_log import CallLog
+from distdl_jax.watchdog.watch.log import log
+from distdl_jax.watchdog.watch.status import WorkerStatus, acting_as, worker_status
 
 
 def test_all_threads_of_a_process_are_one_worker():
@@ -116,8 +116,8 @@ def test_the_room_needs_no_mpi():
 import sys
 sys.modules["mpi4py"] = sys.modules["mpi4py.MPI"] = sys.modules["mpi4jax"] = None
 import distdl_jax
-from distdl_jax.watchdog import thread
-from distdl_jax.watchdog.status import worker_status
+from distdl_jax.watchdog.watch import thread
+from distdl_jax.watchdog.watch.status import worker_status
 print(worker_status().rank, worker_status().size)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, cwd=ROOT)

@@ -5,8 +5,8 @@ from dataclasses import replace
 from played_coordinator import Played, all_reduce
 from test_deadlock import AGREEING, LEFT, RUNNING
 
-from distdl_jax.watchdog.coordinator import EVENTS
-from distdl_jax.watchdog.messages import Answer, Wait
+from distdl_jax.watchdog.watch.coordinator import EVENTS
+from distdl_jax.watchdog.watch.messages import Answer, Wait
 
 
 def test_the_story_of_a_worker_and_of_all():

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from distdl_jax.watchdog.status import ThreadRecord, WorkerStatus, is_pending
-from distdl_jax.watchdog.thread import WatchdogThread
-from distdl_jax.watchdog.thread_sampler import Sampler
+from distdl_jax.watchdog.watch.status import ThreadRecord, WorkerStatus, is_pending
+from distdl_jax.watchdog.watch.thread import WatchdogThread
+from distdl_jax.watchdog.watch.thread_sampler import Sampler
 
 
 @contextmanager

@@ -6,12 +6,12 @@ import pytest
 from played_coordinator import LIMITS, Played, all_reduce, clock, to_all
 from test_deadlock import AGREEING, IN_CALL, LEFT, RUNNING, TRACING, calls
 
-from distdl_jax.programs.ir import Loop, Operation
 from distdl_jax.settings import TimeLimits
-from distdl_jax.watchdog.coordinator import Coordinator
-from distdl_jax.watchdog.dependencies import Dependencies
-from distdl_jax.watchdog.messages import Answer, Detail, EndJob, Fail, Question, Say, Wait
-from distdl_jax.watchdog.timeout import blockers
+from distdl_jax.watchdog.programs.ir import Loop, Operation
+from distdl_jax.watchdog.watch.coordinator import Coordinator
+from distdl_jax.watchdog.watch.dependencies import Dependencies
+from distdl_jax.watchdog.watch.messages import Answer, Detail, EndJob, Fail, Question, Say, Wait
+from distdl_jax.watchdog.watch.timeout import blockers
 
 
 @pytest.mark.parametrize(

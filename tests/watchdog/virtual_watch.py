@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from distdl_jax.watchdog.call_log import CallLog, Calls
-from distdl_jax.watchdog.coordinator import COORDINATOR
-from distdl_jax.watchdog.core import Core, Facts
-from distdl_jax.watchdog.deadlock import State, different_earlier_calls
-from distdl_jax.watchdog.dependencies import takes_all
-from distdl_jax.watchdog.messages import Detail, EndJob, Fail, Say
+from distdl_jax.watchdog.watch.call_log import CallLog, Calls
+from distdl_jax.watchdog.watch.coordinator import COORDINATOR
+from distdl_jax.watchdog.watch.core import Core, Facts
+from distdl_jax.watchdog.watch.deadlock import State, different_earlier_calls
+from distdl_jax.watchdog.watch.dependencies import takes_all
+from distdl_jax.watchdog.watch.messages import Detail, EndJob, Fail, Say
 
 if TYPE_CHECKING:
     from virtual_job import Job

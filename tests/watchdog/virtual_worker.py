@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from virtual_watch import FOREVER, TURN, Watch, World
 
 from distdl_jax.plans.trees import gathered
-from distdl_jax.programs.ir import Loop, Operation, Program
-from distdl_jax.watchdog.call_log import CallLog, Calls
-from distdl_jax.watchdog.clock import LONGEST_TURN
-from distdl_jax.watchdog.coordinator import COORDINATOR
-from distdl_jax.watchdog.deadlock import State
-from distdl_jax.watchdog.messages import CannotAgree
+from distdl_jax.watchdog.programs.ir import Loop, Operation, Program
+from distdl_jax.watchdog.watch.call_log import CallLog, Calls
+from distdl_jax.watchdog.watch.clock import LONGEST_TURN
+from distdl_jax.watchdog.watch.coordinator import COORDINATOR
+from distdl_jax.watchdog.watch.deadlock import State
+from distdl_jax.watchdog.watch.messages import CannotAgree
 
 if TYPE_CHECKING:
     from virtual_job import Job

@@ -16,12 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from distdl_jax.agreement.agree import agree
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.nn.sequential import Sequential
-from distdl_jax.partition import Partition
-from distdl_jax.planning import planning_world
-from distdl_jax.tensors import TensorSpec
+from distdl_jax.nn.networks.sequential import Sequential
+from distdl_jax.partitions.partition import Partition
+from distdl_jax.partitions.planning import planning_world
+from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.tools.advise.halving import Difference, fastest, ties, typical
 from distdl_jax.tools.advise.measure import Plans, Trial, measured_plans
 from distdl_jax.tools.advise.network import DescribedNetwork, Grids, Shape
@@ -31,6 +30,7 @@ from distdl_jax.tools.advise.search import Search
 from distdl_jax.tools.advise.table import advice_table
 from distdl_jax.tools.cost.cost import OPTIMISERS, Cost
 from distdl_jax.tools.cost.machine import Machine, given_machine
+from distdl_jax.transports.agreement.agree import agree
 from distdl_jax.validation import MOST_WORKERS, checked_dtype, checked_integer, checked_integers
 
 USUAL = Machine(latency=5e-6, bandwidth=5e9, flops=2e10, memory_bandwidth=1e10, memory=16e9, source="a usual core")

@@ -18,17 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.agreement.agree import agree
-from distdl_jax.autodiff.gradients import value_and_grad
-from distdl_jax.checked_jit import jit
-from distdl_jax.layer.layer import Layer, apply_layer, keeps_state
-from distdl_jax.nn.sequential import Sequential
-from distdl_jax.partition import Partition
-from distdl_jax.progress_line import progress
-from distdl_jax.tensors import TensorSpec
+from distdl_jax.nn.base.layer import Layer, apply_layer, keeps_state
+from distdl_jax.nn.networks.sequential import Sequential
+from distdl_jax.partitions.partition import Partition
+from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.tools.advise.halving import CHECKS, is_decided, staying
 from distdl_jax.tools.advise.network import Grids
-from distdl_jax.world import World
+from distdl_jax.tracing.world import World
+from distdl_jax.transforms.checked_jit import jit
+from distdl_jax.transforms.gradients import value_and_grad
+from distdl_jax.transports.agreement.agree import agree
+from distdl_jax.transports.progress import progress
 
 RATE = 1e-6
 """Of the update: so small that the numbers stay as they are at the beginning of a training."""

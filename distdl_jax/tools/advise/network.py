@@ -11,15 +11,15 @@ import jax
 import numpy as np
 
 from distdl_jax.errors import DistDLError, InvalidTypeError, PlanError
-from distdl_jax.layer.layer import Layer
-from distdl_jax.nn.data_movement import Repartition
-from distdl_jax.nn.descriptions import LayerDescription, Skip
-from distdl_jax.nn.residual import Residual
-from distdl_jax.nn.sequential import Sequential
-from distdl_jax.partition import Partition
-from distdl_jax.planning import planning_world
+from distdl_jax.nn.base.layer import Layer
+from distdl_jax.nn.networks.descriptions import LayerDescription, Skip
+from distdl_jax.nn.networks.residual import Residual
+from distdl_jax.nn.networks.sequential import Sequential
+from distdl_jax.nn.shape.data_movement import Repartition
+from distdl_jax.partitions.partition import Partition
+from distdl_jax.partitions.planning import planning_world
+from distdl_jax.partitions.spec_trees import is_spec
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.spec_trees import is_spec
 
 Shape = tuple[int, ...]
 Grids = tuple[Shape, ...]

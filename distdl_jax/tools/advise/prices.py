@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
-from distdl_jax.nn.prelu import DistributedPReLU
-from distdl_jax.nn.sequential import Sequential
-from distdl_jax.partition import Partition
-from distdl_jax.planning import planning_world
+from distdl_jax.nn.dense.prelu import DistributedPReLU
+from distdl_jax.nn.networks.sequential import Sequential
+from distdl_jax.partitions.partition import Partition
+from distdl_jax.partitions.planning import planning_world
+from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import balanced_ranges
-from distdl_jax.tensors import TensorSpec
 from distdl_jax.tools.advise.network import DescribedNetwork, Node, Shape
 from distdl_jax.tools.cost.machine import Machine
 

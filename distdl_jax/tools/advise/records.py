@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from distdl_jax.agreement.agree import agree
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.launch.packages import installed_version
-from distdl_jax.nn.descriptions import LayerDescription, Skip
+from distdl_jax.nn.networks.descriptions import LayerDescription, Skip
 from distdl_jax.tools.advise.measure import Measured, Plans
-from distdl_jax.world import World
+from distdl_jax.tracing.world import World
+from distdl_jax.transports.agreement.agree import agree
+from distdl_jax.watchdog.launch.packages import installed_version
 
 VERSION = 1
 """Of the file's format."""

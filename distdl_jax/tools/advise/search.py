@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from distdl_jax.errors import PlanError
-from distdl_jax.progress_line import progress
-from distdl_jax.tensors import TensorSpec
+from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.tools.advise.network import DescribedNetwork, Grids, Shape
 from distdl_jax.tools.advise.prices import Price, Prices
 from distdl_jax.tools.cost.cost import Cost, cost
+from distdl_jax.transports.progress import progress
 
 FEWEST, MOST = 4, 8
 """How many plans are measured."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from distdl_jax.errors import DistDLError
-from distdl_jax.partition import Partition
+from distdl_jax.partitions.partition import Partition
 from distdl_jax.tools.cost.machine import measure
 
 

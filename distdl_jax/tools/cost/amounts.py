@@ -8,14 +8,14 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from distdl_jax.primitives.halo_exchange import RangesPlan
-from distdl_jax.primitives.mark import Mark
-from distdl_jax.primitives.repartition import RepartitionPlan
-from distdl_jax.programs.ir import Operation
+from distdl_jax.functional.halo_exchange import RangesPlan
+from distdl_jax.functional.mark import Mark
+from distdl_jax.functional.repartition import RepartitionPlan
 from distdl_jax.tools.cost.classes import Index, groups, same
 from distdl_jax.tools.cost.layers import CountedLayer, Joined
 from distdl_jax.tools.cost.traces import Communication
 from distdl_jax.tools.cost.traffic import as_index, traffic
+from distdl_jax.watchdog.programs.ir import Operation
 
 
 @dataclass

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.autodiff.gradients import value_and_grad
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.layer.layer import Layer, apply_layer
-from distdl_jax.partition import Partition
-from distdl_jax.primitives.plan import ShapeDtypes
+from distdl_jax.functional.plan import ShapeDtypes
+from distdl_jax.nn.base.layer import Layer, apply_layer
+from distdl_jax.partitions.partition import Partition
 from distdl_jax.tools.cost.traced import MOST_WORKERS
+from distdl_jax.tracing.world import World
+from distdl_jax.transforms.gradients import value_and_grad
 from distdl_jax.transports.threads.stand_ins import on_stand_ins
-from distdl_jax.world import World
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,15 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.layer.layer import Layer
-from distdl_jax.nn.network import Network
-from distdl_jax.nn.pipeline import Pipeline
+from distdl_jax.functional.plan import ShapeDtypes
+from distdl_jax.nn.base.layer import Layer
+from distdl_jax.nn.networks.network import Network
+from distdl_jax.nn.networks.pipeline import Pipeline
+from distdl_jax.partitions.spec_trees import is_spec
+from distdl_jax.partitions.tensors import TensorSpec, check_spec
 from distdl_jax.plans.alike import ByClass, derived, on_grids
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import worker_ranks
-from distdl_jax.primitives.plan import ShapeDtypes
-from distdl_jax.spec_trees import is_spec
-from distdl_jax.tensors import TensorSpec, check_spec
 from distdl_jax.text import Drawing
 from distdl_jax.tools.cost.amounts import Amounts, alike
 from distdl_jax.tools.cost.classes import groups

@@ -12,17 +12,17 @@ import jax
 import numpy as np
 
 from distdl_jax.errors import SetupError
-from distdl_jax.layer.layer import Layer
-from distdl_jax.nn.residual import WAYS, Residual, ResidualPlan
-from distdl_jax.nn.sequential import Sequential, SequentialPlan
-from distdl_jax.nn.squeeze_excitation import DistributedSqueezeExcitation, ScalingPlan
-from distdl_jax.primitives.mark import Mark
-from distdl_jax.primitives.plan import MovementPlan, Plan, ShapeDtypes
-from distdl_jax.programs.ir import Operation
-from distdl_jax.spec_trees import is_spec
+from distdl_jax.functional.mark import Mark
+from distdl_jax.functional.plan import MovementPlan, Plan, ShapeDtypes
+from distdl_jax.nn.base.layer import Layer
+from distdl_jax.nn.dense.squeeze_excitation import DistributedSqueezeExcitation, ScalingPlan
+from distdl_jax.nn.networks.residual import WAYS, Residual, ResidualPlan
+from distdl_jax.nn.networks.sequential import Sequential, SequentialPlan
+from distdl_jax.partitions.spec_trees import is_spec
 from distdl_jax.tools.cost.traced import traced_by_all
 from distdl_jax.tools.cost.traces import NotRecorded, Trace, TracedClass, traced_classes
-from distdl_jax.world import World
+from distdl_jax.tracing.world import World
+from distdl_jax.watchdog.programs.ir import Operation
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array, lax
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.partition import Partition
+from distdl_jax.partitions.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 
 __all__ = ["Machine", "load", "measure", "names"]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from distdl_jax.primitives.mark import Mark
+from distdl_jax.functional.mark import Mark
 from distdl_jax.tools.cost.layers import Chain, CountedLayer
 from distdl_jax.tools.cost.traces import Communication, Trace
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.extend.core import Literal
 
-from distdl_jax.primitives.mark import Mark, mark_of
+from distdl_jax.functional.mark import Mark, mark_of
 from distdl_jax.tools.cost.flops import flops_of
 from distdl_jax.tracing.jaxprs import Branches, Call, Scan, While, structure
 

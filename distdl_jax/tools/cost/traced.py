@@ -15,18 +15,18 @@ import numpy as np
 from jax import Array
 from jax.extend.core import Literal
 
-from distdl_jax.autodiff.gradients import grad
 from distdl_jax.errors import PlanError
-from distdl_jax.kernels.convolution import as_operations
-from distdl_jax.layer.layer import apply_layer
-from distdl_jax.partition import Partition
-from distdl_jax.primitives.plan import ShapeDtypes
-from distdl_jax.programs.ir import Operation, operations
+from distdl_jax.functional.plan import ShapeDtypes
+from distdl_jax.nn.base.layer import apply_layer
+from distdl_jax.nn.kernels.convolution import as_operations
+from distdl_jax.partitions.partition import Partition
 from distdl_jax.tools.cost.flops import flops_of
 from distdl_jax.tools.cost.traces import Stored, Trace, TracedClass
 from distdl_jax.tracing.program_reader import read_program
+from distdl_jax.tracing.world import World
+from distdl_jax.transforms.gradients import grad
 from distdl_jax.transports.threads.stand_ins import on_stand_ins
-from distdl_jax.world import World
+from distdl_jax.watchdog.programs.ir import Operation, operations
 
 MOST_WORKERS = 256
 """On how many workers layers are traced. Each takes a thread, and some milliseconds a layer."""

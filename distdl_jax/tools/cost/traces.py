@@ -17,23 +17,23 @@ import numpy as np
 from jax import Array
 from jax.extend.core import Primitive
 
-from distdl_jax.block_functions import BlockFunction
-from distdl_jax.kernels.convolution import as_operations
-from distdl_jax.layer.layer import Layer, ParameterFreeLayer, PartitionedLayer, apply_layer, describe
-from distdl_jax.nn.data_movement import _Primitive
-from distdl_jax.nn.fno import DistributedFNOBlock, FNOBlockPlan
-from distdl_jax.nn.remat_precision import Wrapper
-from distdl_jax.planning import RecordingWorld
+from distdl_jax.functional.mark import Mark
+from distdl_jax.functional.plan import MovementPlan, Plan, ShapeDtypes
+from distdl_jax.nn.base.layer import Layer, ParameterFreeLayer, PartitionedLayer, apply_layer, describe
+from distdl_jax.nn.kernels.convolution import as_operations
+from distdl_jax.nn.networks.remat_precision import Wrapper
+from distdl_jax.nn.shape.data_movement import _Primitive
+from distdl_jax.nn.spectral.fno import DistributedFNOBlock, FNOBlockPlan
+from distdl_jax.partitions.planning import RecordingWorld
+from distdl_jax.partitions.spec_trees import is_spec
 from distdl_jax.plans.alike import ByClass, OnGrids, parts_of
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.mark import Mark
-from distdl_jax.primitives.plan import MovementPlan, Plan, ShapeDtypes
-from distdl_jax.programs.ir import Operation
-from distdl_jax.spec_trees import is_spec
 from distdl_jax.tools.cost.classes import codes, same
 from distdl_jax.tools.cost.program import Program, Step, Value, marks_in
+from distdl_jax.tracing.world import World
+from distdl_jax.transforms.block_functions import BlockFunction
 from distdl_jax.transports.threads.current_world import original_world, simulated_world
-from distdl_jax.world import World
+from distdl_jax.watchdog.programs.ir import Operation
 
 Communication = tuple[Mark | Operation, ...]
 """Movements of all workers, or, of a worker that was traced with all others, its own operations."""

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from distdl_jax.functional.collectives import accumulation_dtype
+from distdl_jax.functional.halo_exchange import RangesPlan
+from distdl_jax.functional.repartition import RepartitionPlan
 from distdl_jax.plans.decomposition import ProductGrid, Range
 from distdl_jax.plans.exchange import Exchange, Overlap
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.worker_ranks import ConsecutiveRanks, Workers
-from distdl_jax.primitives.collectives import accumulation_dtype
-from distdl_jax.primitives.halo_exchange import RangesPlan
-from distdl_jax.primitives.repartition import RepartitionPlan
 
 
 class Traffic(NamedTuple):

@@ -13,10 +13,10 @@ from itertools import accumulate, groupby, pairwise, product
 from math import prod
 from typing import NamedTuple
 
-from distdl_jax.partition import Partition
+from distdl_jax.partitions.partition import Partition
+from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import Box, Range, rank_of
 from distdl_jax.plans.shape_dtype import shape_text
-from distdl_jax.tensors import TensorSpec
 from distdl_jax.text import Drawing
 from distdl_jax.tools.draw import svg
 from distdl_jax.tools.draw.svg import Area, Part, Point

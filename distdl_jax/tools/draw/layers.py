@@ -14,22 +14,22 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from distdl_jax.errors import PlanError
-from distdl_jax.layer.output_specs import spec_of_blocks
+from distdl_jax.functional.all_gather import GatherPlan
+from distdl_jax.functional.broadcast import ReplicationPlan
+from distdl_jax.functional.halo_exchange import HaloExchangePlan, RangesPlan
+from distdl_jax.functional.plan import MovementPlan, Plan
+from distdl_jax.functional.repartition import RepartitionPlan
+from distdl_jax.nn.base.output_specs import spec_of_blocks
+from distdl_jax.partitions.tensors import TensorSpec, check_spec
 from distdl_jax.plans.decomposition import intersect
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.primitives.all_gather import GatherPlan
-from distdl_jax.primitives.broadcast import ReplicationPlan
-from distdl_jax.primitives.halo_exchange import HaloExchangePlan, RangesPlan
-from distdl_jax.primitives.plan import MovementPlan, Plan
-from distdl_jax.primitives.repartition import RepartitionPlan
-from distdl_jax.programs.ir import Operation
-from distdl_jax.programs.report import play_back
-from distdl_jax.tensors import TensorSpec, check_spec
 from distdl_jax.text import Drawing
 from distdl_jax.tools.cost.layers import Counter, LayerMovement, forward_movements
 from distdl_jax.tools.draw.grids import MOST, Blocks, spec_as_blocks
 from distdl_jax.tools.draw.messages import Event
 from distdl_jax.tools.draw.movements import Step, draw_steps
+from distdl_jax.watchdog.programs.ir import Operation
+from distdl_jax.watchdog.programs.report import play_back
 
 MOST_PARAMETERS = 4
 """Of how many parameters the blocks are drawn."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from distdl_jax import nn
-from distdl_jax.programs.ir import Operation
 from distdl_jax.tools.profile.compiled_text import Instruction, compiled_programs, containers, operation
 from distdl_jax.tools.profile.recording import Event, Recording
 from distdl_jax.tracing.scopes import read_scopes
+from distdl_jax.watchdog.programs.ir import Operation
 
 ARITHMETIC, PACKING, MESSAGE = 0, 1, 2
 FORWARD, BACKWARD = 0, 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import jax
 
-from distdl_jax.programs.ir import Operation
+from distdl_jax.watchdog.programs.ir import Operation
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*)$")

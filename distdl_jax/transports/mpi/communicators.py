@@ -12,10 +12,10 @@ from functools import cache
 from mpi4py import MPI
 
 from distdl_jax.errors import SetupError
-from distdl_jax.watchdog.abort import end_the_job
-from distdl_jax.watchdog.log import log
-from distdl_jax.watchdog.thread_sampler import main_line
-from distdl_jax.world import Workers
+from distdl_jax.tracing.world import Workers
+from distdl_jax.watchdog.watch.abort import end_the_job
+from distdl_jax.watchdog.watch.log import log
+from distdl_jax.watchdog.watch.thread_sampler import main_line
 
 BEFORE_ABORT = 2.0
 """Seconds that the watchdog is given when MPI fails: it compares what was called, and may find out more."""

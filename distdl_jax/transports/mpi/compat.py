@@ -1,7 +1,7 @@
 """Every private part of mpi4jax that the library uses: nothing else imports `mpi4jax._src`.
 
-As in `distdl_jax/compat.py`, each function says what for, and what would replace it; mpi4jax is imported where one is
-called.
+As in `distdl_jax/jax_compat.py`, each function says what for, and what would replace it; mpi4jax is imported where one
+is called.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.extend.core import Primitive
 
-from distdl_jax.launch.packages import FIRST_JAX_NOT_TRIED
+from distdl_jax.watchdog.launch.packages import FIRST_JAX_NOT_TRIED
 
 WARNING_OF_A_NEW_JAX = r"\s*The latest supported JAX version with this release of mpi4jax"
 """How mpi4jax begins to warn of a jax that it does not know."""

@@ -17,12 +17,12 @@ import jax
 from mpi4py import MPI
 
 from distdl_jax.errors import SetupError
-from distdl_jax.launch.gpus import WorkerGpu, computes_on_gpu, gpu_in_use, gpu_messages, gpu_problem
-from distdl_jax.launch.launcher import MPI_SIZES, job_size
-from distdl_jax.launch.packages import FIRST_JAX_NOT_TRIED, PACKAGES, installed_version
 from distdl_jax.settings import Reading, check_settings, difference, own_reading, warning_of_unknown
 from distdl_jax.transports.mpi.compat import import_mpi4jax
-from distdl_jax.watchdog.log import log
+from distdl_jax.watchdog.launch.gpus import WorkerGpu, computes_on_gpu, gpu_in_use, gpu_messages, gpu_problem
+from distdl_jax.watchdog.launch.launcher import MPI_SIZES, job_size
+from distdl_jax.watchdog.launch.packages import FIRST_JAX_NOT_TRIED, PACKAGES, installed_version
+from distdl_jax.watchdog.watch.log import log
 
 
 def check_launch() -> None:
@@ -125,7 +125,7 @@ def cuda_aware(libraries: tuple[str, ...]) -> bool | None:
 
 
 def _onednn_version() -> str:
-    from distdl_jax.kernels.cpu.onednn.shared_library import version  # not on GPUs
+    from distdl_jax.watchdog.launch.onednn_library import version  # not on GPUs
 
     return version()
 

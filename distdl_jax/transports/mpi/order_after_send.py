@@ -12,7 +12,7 @@ from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-from distdl_jax.compat import add_dependency
+from distdl_jax.jax_compat import add_dependency
 from distdl_jax.transports.mpi.compat import mpi_effect
 
 

@@ -23,7 +23,7 @@ from jax import Array, lax
 from mpi4py import MPI
 
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.programs.ir import Operation
+from distdl_jax.tracing.world import OutsideWorldError, Reduction, Workers
 from distdl_jax.transports.mpi.communicators import Communicators
 from distdl_jax.transports.mpi.compat import (
     as_parameter,
@@ -34,8 +34,8 @@ from distdl_jax.transports.mpi.compat import (
     mpi_reduce,
 )
 from distdl_jax.transports.mpi.order_after_send import sent_first
-from distdl_jax.watchdog.flight_recorder import recorded
-from distdl_jax.world import OutsideWorldError, Reduction, Workers
+from distdl_jax.watchdog.programs.ir import Operation
+from distdl_jax.watchdog.watch.flight_recorder import recorded
 
 mpi4jax = import_mpi4jax()
 

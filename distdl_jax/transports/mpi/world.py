@@ -13,21 +13,21 @@ from typing import Any
 from mpi4py import MPI
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
-from distdl_jax.programs.ir import Program
 from distdl_jax.settings import current_settings
-from distdl_jax.source_lines import user_line
+from distdl_jax.tracing.world import Workers
 from distdl_jax.transports.mpi.communicators import Communicators
 from distdl_jax.transports.mpi.compat import comm_handle
 from distdl_jax.transports.mpi.control import ControlChannel, Mailbox
 from distdl_jax.transports.mpi.launch_checks import check_devices, check_launch, check_workers_agree
 from distdl_jax.transports.mpi.transport import MPITransport
 from distdl_jax.transports.nan_check import refuse_to_run_again
-from distdl_jax.watchdog.agent import Agent
-from distdl_jax.watchdog.call_log import CallLog
-from distdl_jax.watchdog.log import log
-from distdl_jax.watchdog.status import worker_status
-from distdl_jax.watchdog.thread import watchdog_thread
-from distdl_jax.world import Workers
+from distdl_jax.watchdog.programs.ir import Program
+from distdl_jax.watchdog.source_lines import user_line
+from distdl_jax.watchdog.watch.agent import Agent
+from distdl_jax.watchdog.watch.call_log import CallLog
+from distdl_jax.watchdog.watch.log import log
+from distdl_jax.watchdog.watch.status import worker_status
+from distdl_jax.watchdog.watch.thread import watchdog_thread
 
 
 class MPIWorld:

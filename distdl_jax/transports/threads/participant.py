@@ -6,9 +6,9 @@ import threading
 from time import monotonic
 from typing import Any
 
-from distdl_jax.programs.ir import Operation
-from distdl_jax.watchdog.status import WorkerStatus
-from distdl_jax.world import Workers
+from distdl_jax.tracing.world import Workers
+from distdl_jax.watchdog.programs.ir import Operation
+from distdl_jax.watchdog.watch.status import WorkerStatus
 
 AGREEMENT = "agreement"
 """The kind of the operation by which workers agree on something while they trace; its `op` is the label."""

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from distdl_jax.errors import PlanError, SetupError
-from distdl_jax.programs.ir import Operation
-from distdl_jax.programs.matching import collective, expected, fit, sent
+from distdl_jax.tracing.world import Workers
 from distdl_jax.transports.threads.deadlock_text import amounts_text, deadlock_text, place_of, wait_text
 from distdl_jax.transports.threads.participant import AGREEMENT, Participant
-from distdl_jax.watchdog.clock import LINES, last_line
-from distdl_jax.world import Workers
+from distdl_jax.watchdog.programs.ir import Operation
+from distdl_jax.watchdog.programs.matching import collective, expected, fit, sent
+from distdl_jax.watchdog.watch.clock import LINES, last_line
 
 
 class WorkerStopped(BaseException):

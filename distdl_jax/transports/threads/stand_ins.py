@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from distdl_jax.tracing.world import World
 from distdl_jax.transports.threads.current_world import simulated_world
 from distdl_jax.transports.threads.workers import Workers
-from distdl_jax.world import World
 
 
 def on_stand_ins(world: World, program: Callable[[int], Any]) -> list[Any]:

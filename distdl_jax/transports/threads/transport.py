@@ -12,12 +12,12 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from distdl_jax.compat import ordered_effect
+from distdl_jax.jax_compat import ordered_effect
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.programs.ir import Operation
 from distdl_jax.tracing.program_reader import place_of
+from distdl_jax.tracing.world import Reduction, Workers
 from distdl_jax.transports.threads.rendezvous import Rendezvous
-from distdl_jax.world import Reduction, Workers
+from distdl_jax.watchdog.programs.ir import Operation
 
 
 class ThreadTransport:

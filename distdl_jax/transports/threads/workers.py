@@ -15,12 +15,12 @@ from typing import Any
 
 import jax
 
+from distdl_jax.tracing.world import World
 from distdl_jax.transports.threads.current_world import one_more_runs, simulated_world
 from distdl_jax.transports.threads.rendezvous import Rendezvous, WorkerStopped
 from distdl_jax.transports.threads.world import ThreadWorld
-from distdl_jax.watchdog.abort import say
-from distdl_jax.watchdog.status import acting_as
-from distdl_jax.world import World
+from distdl_jax.watchdog.watch.abort import say
+from distdl_jax.watchdog.watch.status import acting_as
 
 TURN = 0.2
 """Seconds between two looks for an interrupt."""

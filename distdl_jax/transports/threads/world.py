@@ -6,16 +6,16 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from distdl_jax.compat import wait_for_program
 from distdl_jax.errors import SetupError
-from distdl_jax.programs.ir import Operation, Place, Program
-from distdl_jax.source_lines import user_line
+from distdl_jax.jax_compat import wait_for_program
+from distdl_jax.tracing.world import Workers, World
 from distdl_jax.transports.nan_check import refuse_to_run_again
 from distdl_jax.transports.threads.current_world import simulated_world
 from distdl_jax.transports.threads.participant import AGREEMENT
 from distdl_jax.transports.threads.rendezvous import Rendezvous
 from distdl_jax.transports.threads.transport import ThreadTransport
-from distdl_jax.world import Workers, World
+from distdl_jax.watchdog.programs.ir import Operation, Place, Program
+from distdl_jax.watchdog.source_lines import user_line
 
 
 class ThreadWorld:

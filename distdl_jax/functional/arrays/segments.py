@@ -1,0 +1,290 @@
+"""Means, extrema and softmax over the entries of a split tensor that have the same number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.functional.block_checks import common_dtype, owned_grid
+from distdl_jax.functional.collectives import accumulation_dtype
+from distdl_jax.functional.plan import Plan, ShapeDtypes, plan_and_run, taking_part
+from distdl_jax.functional.rows import Rows
+from distdl_jax.functional.take import TakePlan, checked_segments, segment_sum, summed_partition, taken_rows
+from distdl_jax.partitions.partition import Partition, check_partitions
+from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_range, balanced_ranges, index_of
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.tracing.materialize import materialize
+from distdl_jax.tracing.tie import tie
+from distdl_jax.tracing.world import Workers, World
+from distdl_jax.transports.agreement.arguments import compared
+from distdl_jax.validation import checked_axis
+
+
+@dataclass(frozen=True)
+class GroupedPlan(Plan):
+    """Entries that go to the owners of their segments, sorted, and something that is computed there.
+
+    - `operation`: "max" or "min", one number for each segment; or "softmax", one for each entry, which goes back.
+    - `gather`: the movement to the owners.
+    - `segment_ids`: the numbers of all segments, in the order of the sorted entries.
+    - `segments`: by index along the dimension of the entries, the segments that it owns.
+    """
+
+    operation: str
+    gather: TakePlan
+    segment_ids: Rows
+    segments: tuple[Range, ...]
+
+    @cached_property
+    def workers(self) -> Workers:
+        return self.gather.workers
+
+    @cached_property
+    def back(self) -> TakePlan:
+        """The movement of each entry back to where it was."""
+        outputs = self.gather.outputs
+        return TakePlan("segment_softmax", outputs, self.gather.dtype, self.gather.exchange, takes=False)
+
+    def output(self, worker: int) -> ShapeDtype:
+        if self.operation == "softmax":
+            return self.back.output(worker)
+        block = self.gather.output(worker)
+        if (own := self._own(worker)) is None:
+            return block
+        axis = self.gather.exchange.axis
+        return ShapeDtype((*block.shape[:axis], own[1], *block.shape[axis + 1 :]), block.dtype)
+
+    def _own(self, worker: int) -> tuple[np.ndarray, int] | None:
+        """Return the numbers, among a worker's segments, of the entries that it gets, and how many segments it has."""
+        grid, axis = self.gather.exchange.entries, self.gather.exchange.axis
+        if (cell := grid.cell_of.get(worker)) is None:
+            return None
+        (first, last), (start, stop) = grid.box(cell)[axis], self.segments[grid.index(cell)[axis]]
+        return self.segment_ids.array[first:last] - start, stop - start
+
+    def run(self, world: World, x: Array) -> Array:
+        """Return this worker's block of the result."""
+        if world.rank not in self.workers:
+            return x
+        x = self.gather.run(world, x)
+        if (own := self._own(world.rank)) is not None:
+            x = tie(self._computed(x, *own), x)
+        return self.back.run(world, x) if self.operation == "softmax" else x
+
+    def _computed(self, x: Array, ids: np.ndarray, n: int) -> Array:
+        axis = self.gather.exchange.axis
+        rows, known = jnp.moveaxis(x, axis, 0), {"num_segments": n, "indices_are_sorted": True}
+        if self.operation == "softmax":
+            rows = _softmax(rows.astype(accumulation_dtype(x.dtype)), ids, known).astype(x.dtype)
+        else:
+            extremum: Any = jax.ops.segment_max if self.operation == "max" else jax.ops.segment_min
+            # The derivative compares the entries with their extremum. XLA might compute them again, an ulp apart.
+            rows = extremum(materialize(rows), ids, **known)
+        return jnp.moveaxis(rows, 0, axis)
+
+
+def _softmax(rows: Array, ids: np.ndarray, known: dict[str, Any]) -> Array:
+    largest = lax.stop_gradient(jax.ops.segment_max(rows, ids, **known))
+    powers = jnp.exp(rows - largest[ids])
+    return powers / jax.ops.segment_sum(powers, ids, **known)[ids]
+
+
+def plan_grouped(
+    shape_dtypes: ShapeDtypes,
+    P_x: Partition,
+    segment_ids: Any,
+    num_segments: int,
+    axis: int = 0,
+    P_y: Partition | None = None,
+    operation: str = "max",
+) -> GroupedPlan:
+    """Plan one of these functions from the shapes and dtypes on the workers of both partitions, and perhaps of more."""
+    axis, (ids, n) = checked_axis("axis", axis, P_x.shape), _checked_line(segment_ids, num_segments)
+    P_y = summed_partition(P_x, ids, axis, P_y)
+    inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)
+    owned, dtype = owned_grid("x", P_x, inputs), common_dtype("x", inputs, P_x.ranks)
+    if jnp.issubdtype(dtype, jnp.complexfloating) or (
+        operation == "softmax" and not jnp.issubdtype(dtype, jnp.floating)
+    ):
+        raise PlanError(f"`x` must hold {'real' if operation != 'softmax' else 'floating'} numbers, but is {dtype}.")
+    if owned.extent[axis] != len(ids.array):
+        raise PlanError(
+            f"`segment_ids` (of length {len(ids.array)}) must have a number for each entry of `x`, of shape "
+            f"{shape_text(owned.extent)}, along dimension {axis}."
+        )
+    order = np.argsort(ids.array, kind="stable")
+    segments = balanced_ranges(n, P_y.shape[axis])
+    ends = np.searchsorted(ids.array[order], np.array(segments)).tolist()
+    others = ProductGrid.balanced(owned.extent, P_y.shape, P_y.ranks).ranges
+    entries = ProductGrid(P_y.ranks, (*others[:axis], tuple(map(tuple, ends)), *others[axis + 1 :]))
+    gather = TakePlan(f"segment_{operation}", inputs, dtype, taken_rows(owned, entries, axis, Rows(order)), takes=True)
+    return GroupedPlan(operation, gather, Rows(ids.array[order]), segments)
+
+
+def _checked_line(segment_ids: Any, num_segments: int) -> tuple[Rows, int]:
+    ids, n = checked_segments(segment_ids, num_segments)
+    if len(ids.shape) != 1:
+        raise InvalidArgumentError(f"`segment_ids` (of shape {shape_text(ids.shape)}) must have one dimension.")
+    return ids, n
+
+
+@compared
+def segment_max(
+    x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
+) -> Array:
+    """Return the largest of the entries of a split tensor with the same number: `jax.ops.segment_max` of the whole.
+
+    y[a.., i, b..] = the largest x[a.., e, b..] with segment_ids[e] = i, and where there is none the least number of the
+    dtype, minus infinity of floating ones. An entry goes to the worker that owns its segment, where it is not there
+    already; sorted by segment, few have to. Entries that are equal, and the largest, share the gradient equally.
+
+    **Arguments:**
+
+    - `x`: this worker's block where it is in P_x, unbalanced or empty, of real numbers. Elsewhere a zero-volume array.
+    - `P_x`: the partition of x.
+    - `segment_ids`: the numbers of all entries of the whole along `axis`, 0 to `num_segments` - 1, the same on every
+      worker: integers in numpy, of one dimension.
+    - `num_segments`: how many segments there are.
+    - `axis`: the dimension of x that they number; a negative one counts from the end.
+    - `P_y`: the partition of y, of as many dimensions as x. Default: P_x, whose workers cut the segments.
+
+    **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array; in neither, `x`.
+
+    **Raises:** as `segment_sum`.
+
+    >>> import jax, distdl_jax as dj
+    >>> segment_max(jax.numpy.array([1.0, 2.0, 3.0]), dj.Partition().grid([1]), [1, 0, 1], 2).tolist()
+    [2.0, 3.0]
+
+    Source: `jax.ops.segment_max`; the aggregation of PointNet and EdgeConv.
+    """
+    return _grouped(x, P_x, segment_ids, num_segments, axis, P_y, "max")
+
+
+@compared
+def segment_min(
+    x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
+) -> Array:
+    """Return the smallest of the entries of a split tensor with the same number: `jax.ops.segment_min` of the whole.
+
+    As `segment_max`, of which it is the opposite; where no entry has the number, the largest number of the dtype.
+
+    **Arguments:**
+
+    - `x`: this worker's block where it is in P_x, unbalanced or empty, of real numbers. Elsewhere a zero-volume array.
+    - `P_x`: the partition of x.
+    - `segment_ids`: the numbers of all entries of the whole along `axis`, 0 to `num_segments` - 1, the same on every
+      worker: integers in numpy, of one dimension.
+    - `num_segments`: how many segments there are.
+    - `axis`: the dimension of x that they number; a negative one counts from the end.
+    - `P_y`: the partition of y, of as many dimensions as x. Default: P_x, whose workers cut the segments.
+
+    **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array; in neither, `x`.
+
+    **Raises:** as `segment_sum`.
+
+    >>> import jax, distdl_jax as dj
+    >>> segment_min(jax.numpy.array([1.0, 2.0, 3.0]), dj.Partition().grid([1]), [1, 0, 1], 2).tolist()
+    [2.0, 1.0]
+
+    Source: `jax.ops.segment_min`.
+    """
+    return _grouped(x, P_x, segment_ids, num_segments, axis, P_y, "min")
+
+
+@compared
+def segment_softmax(x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0) -> Array:
+    """Apply the softmax to the entries of a split tensor with the same number: the attention of graph networks.
+
+    y[a.., e, b..] = exp(x[a.., e, b..]) / the sum of the same over all entries with the number of e. An entry goes to
+    the worker that owns its segment and back, where it is not there already; sorted by segment, few have to.
+
+    **Arguments:**
+
+    - `x`: this worker's block where it is in P_x, unbalanced or empty, of floating numbers; half precisions are
+      computed in float32. Elsewhere a zero-volume array.
+    - `P_x`: the partition of x.
+    - `segment_ids`: the numbers of all entries of the whole along `axis`, 0 to `num_segments` - 1, the same on every
+      worker: integers in numpy, of one dimension.
+    - `num_segments`: how many segments there are.
+    - `axis`: the dimension of x that they number; a negative one counts from the end.
+
+    **Returns:** this worker's block, cut as x; outside P_x, `x`.
+
+    **Raises:** as `segment_sum`.
+
+    >>> import jax, distdl_jax as dj
+    >>> segment_softmax(jax.numpy.array([1.0, 5.0, 1.0]), dj.Partition().grid([1]), [1, 0, 1], 2).tolist()
+    [0.5, 1.0, 0.5]
+
+    Source: Veličković et al. (2018), arXiv:1710.10903; jraph's function of the same name.
+    """
+    return _grouped(x, P_x, segment_ids, num_segments, axis, None, "softmax")
+
+
+@compared
+def segment_mean(
+    x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
+) -> Array:
+    """Return the mean of the entries of a split tensor with the same number: `segment_sum` divided by their number.
+
+    Where no entry has the number the mean is 0, as jraph's.
+
+    **Arguments:**
+
+    - `x`: this worker's block where it is in P_x, unbalanced or empty, of any numbers; means of integers are floating.
+      Elsewhere a zero-volume array.
+    - `P_x`: the partition of x.
+    - `segment_ids`: the numbers of all entries of the whole along `axis`, 0 to `num_segments` - 1, the same on every
+      worker: integers in numpy, of one dimension or more.
+    - `num_segments`: how many segments there are.
+    - `axis`: the dimension of x that they number; a negative one counts from the end.
+    - `P_y`: the partition of y, as in `segment_sum`. Default: P_x.
+
+    **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array; in neither, `x`.
+
+    **Raises:** as `segment_sum`; `InvalidTypeError` for booleans.
+
+    >>> import jax, distdl_jax as dj
+    >>> segment_mean(jax.numpy.array([1.0, 2.0, 3.0]), dj.Partition().grid([1]), [1, 0, 1], 3).tolist()
+    [2.0, 2.0, 0.0]
+
+    Source: jraph's function of the same name; GraphSAGE's mean, Hamilton et al. (2017), arXiv:1706.02216.
+    """
+    check_partitions(P_x=P_x)
+    axis, (ids, n) = checked_axis("axis", axis, P_x.shape), checked_segments(segment_ids, num_segments)
+    P_y = summed_partition(P_x, ids, axis, P_y)
+    if x.dtype == jnp.bool_:
+        raise InvalidTypeError(f"`x` (of dtype {x.dtype}) must hold numbers.")
+    y = segment_sum(x, P_x, ids, n, axis, P_y)
+    if P_y.rank is None:
+        return y
+    start, stop = balanced_range(n, P_y.shape[axis], index_of(P_y.rank, P_y.shape)[axis])
+    counts = np.maximum(np.bincount(ids.array.ravel(), minlength=n)[start:stop], 1)
+    mean = y.astype(accumulation_dtype(y.dtype)) / counts.reshape(-1, *(1,) * (y.ndim - axis - 1)).astype(
+        "float32" if y.dtype.itemsize < 8 else "float64"
+    )
+    return mean.astype(y.dtype) if jnp.issubdtype(y.dtype, jnp.inexact) else mean
+
+
+def _grouped(
+    x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int, P_y: Partition | None, operation: str
+) -> Array:
+    check_partitions(P_x=P_x)
+    axis, (ids, n) = checked_axis("axis", axis, P_x.shape), _checked_line(segment_ids, num_segments)
+    P_y = summed_partition(P_x, ids, axis, P_y)
+    name = f"segment_{operation}"
+    label = f"{name} of {ids!r} to {n} along {axis} from {P_x.describe()} to {P_y.describe()}"
+    plan: Callable[[ShapeDtypes], GroupedPlan] = partial(
+        plan_grouped, P_x=P_x, segment_ids=ids, num_segments=n, axis=axis, P_y=P_y, operation=operation
+    )
+    with jax.named_scope(name):
+        return plan_and_run(P_x.world, tuple(sorted({*P_x.ranks, *P_y.ranks})), label, plan, x)

@@ -1,0 +1,1 @@
+"""Fourier transforms of tensors whose transformed dimensions may be split."""

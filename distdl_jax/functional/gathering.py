@@ -1,0 +1,283 @@
+"""Gather and scatter of whole pytrees: all blocks to one worker, and back."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.functional.broadcast import plan_broadcast
+from distdl_jax.functional.plan import MovementPlan, Plan, ShapeDtypes, taking_part
+from distdl_jax.functional.repartition import plan_repartition
+from distdl_jax.partitions.partition import CartesianPartition, Partition, check_partitions
+from distdl_jax.partitions.spec_trees import Leaf, check_alike, check_shape, described, leaves_with_specs, specs_by_path
+from distdl_jax.partitions.tensors import TensorSpec, device_array
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.tracing.one_program import one_program
+from distdl_jax.tracing.tie import nothing, tie
+from distdl_jax.tracing.world import Workers, World
+from distdl_jax.transports.agreement.agree import agree
+from distdl_jax.transports.agreement.shapes import sendable_dtype
+from distdl_jax.validation import checked_integer
+
+
+def gather(tree: Any, specs: Any, root: int = 0) -> Any:
+    """Gather the blocks of every leaf on one worker.
+
+    **Arguments:**
+
+    - `tree`: this worker's pytree of blocks: parameters, gradients, an optimiser's state, a module of equinox. A leaf
+      outside of its spec's partition is not looked at: an optimiser may hold something in the place of a placeholder.
+    - `specs`: a pytree of the same structure with a `TensorSpec` for each leaf (`layer.param_specs()`, `specs_like`).
+      A spec in place of a whole subtree counts for all its leaves; None leaves a subtree, not all, as it is.
+    - `root`: the rank in the world of the worker that gets the whole tensors.
+
+    **Returns:** a pytree of the same structure: the global tensors on the root, zero-volume arrays elsewhere. Of
+    copies the first is taken. Collective over the workers of all partitions in `specs` and the root. Differentiable;
+    works inside jit.
+
+    **Raises,** on every worker that takes part and before anything moves: `PlanError` where a leaf does not have the
+    shape that its spec says, or the trees of two workers differ; `InvalidArgumentError` where a leaf has no spec, or a
+    spec no leaf: None and empty containers in `tree` are none.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([2])
+    ...     spec = dj.TensorSpec((3,), P)
+    ...     x = spec.block(jnp.arange(3))
+    ...     return dj.gather(x, spec).tolist()
+    >>> dj.simulate(2, program)
+    [[0, 1, 2], []]
+    """
+    return _move("gather", plan_gather, tree, specs, root)
+
+
+def scatter(tree: Any, specs: Any, root: int = 0) -> Any:
+    """Scatter the global tensors of one worker to all workers, block by block.
+
+    It is the inverse of `gather`.
+
+    **Arguments:**
+
+    - `tree`: a pytree of global tensors on the root; elsewhere one of the same structure, whose leaves are zero-volume
+      arrays of the same kinds. Other leaves there are not looked at.
+    - `specs`: a pytree of the same structure with a `TensorSpec` for each leaf, as for `gather`.
+    - `root`: the rank in the world of the worker that has the whole tensors.
+
+    **Returns:** this worker's pytree of blocks, zero-volume where it holds none. All copies of a block are the same.
+
+    **Raises,** on every worker that takes part and before anything moves: `PlanError` where a leaf on the root does not
+    have the shape that its spec says, or the trees of two workers differ; `InvalidArgumentError` as `gather`.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([2])
+    ...     spec = dj.TensorSpec((3,), P)
+    ...     whole = jnp.arange(3) if P.rank == 0 else dj.zero_volume_tensor(dtype=int)
+    ...     return dj.scatter(whole, spec).tolist()
+    >>> dj.simulate(2, program)
+    [[0, 1], [2]]
+    """
+    return _move("scatter", plan_scatter, tree, specs, root)
+
+
+@dataclass(frozen=True)
+class _LeafPlan(Plan):
+    """The shared part of `gather` and `scatter`: the plan of one leaf.
+
+    - `tensor`: the words of `spec` that are the same on all workers.
+    - `inputs`: the shapes and dtypes of the leaf on all workers that take part.
+    """
+
+    tensor: tuple[Any, ...]
+    root: int
+    inputs: ShapeDtypes = field(hash=False)
+    spec: TensorSpec = field(compare=False)
+
+    @cached_property
+    def workers(self) -> Workers:
+        return tuple(sorted({*self.spec.partition.ranks, self.root}))
+
+    @property
+    @abstractmethod
+    def sources(self) -> Workers:
+        """The workers whose blocks are moved; the others' count as placeholders."""
+
+    @property
+    @abstractmethod
+    def movements(self) -> tuple[MovementPlan, ...]:
+        """The movements, one after the other. In them scalars are tensors of one element."""
+
+    @property
+    @abstractmethod
+    def out_shapes(self) -> Mapping[int, tuple[int, ...]]:
+        """The shapes of the blocks afterwards, by world rank; all other workers have placeholders."""
+
+    @cached_property
+    def _blocks(self) -> dict[int, ShapeDtype]:
+        return {
+            worker: ShapeDtype((block.shape or (1,)) if worker in self.sources else (0,), block.dtype)
+            for worker, block in self.inputs.items()
+        }
+
+    def output(self, worker: int) -> ShapeDtype:
+        return ShapeDtype(self.out_shapes.get(worker, (0,)), self.inputs[self.sources[0]].dtype)
+
+    def run(self, world: World, x: Array) -> Array:
+        """Return this worker's block afterwards, given its block `x`."""
+        if world.rank not in self.workers:
+            return x if x.size == 0 else tie(nothing(x.dtype), x)
+        x = x.reshape(self._blocks[world.rank].shape) if world.rank in self.sources else tie(nothing(x.dtype), x)
+        for movement in self.movements:
+            x = movement.run(world, x)
+        return x.reshape(self.out_shapes[world.rank]) if world.rank in self.out_shapes else x
+
+
+@dataclass(frozen=True)
+class GatherPlan(_LeafPlan):
+    """The plan that moves the blocks of one tensor to the root."""
+
+    @property
+    def sources(self) -> Workers:
+        return self.spec.first_copies.ranks
+
+    @property
+    def out_shapes(self) -> Mapping[int, tuple[int, ...]]:
+        return {self.root: self.spec.global_shape}
+
+    @cached_property
+    def movements(self) -> tuple[MovementPlan, ...]:
+        blocks = _with_dimensions(self.spec.first_copies)
+        return (plan_repartition(self._blocks, blocks, _on_root(self.spec, self.root), preserve_batch=False),)
+
+
+@dataclass(frozen=True)
+class ScatterPlan(_LeafPlan):
+    """The plan that moves one tensor from the root to the workers that hold its blocks."""
+
+    @property
+    def sources(self) -> Workers:
+        return (self.root,)
+
+    @property
+    def out_shapes(self) -> Mapping[int, tuple[int, ...]]:
+        return self.spec.block_shapes
+
+    @cached_property
+    def movements(self) -> tuple[MovementPlan, ...]:
+        P, first = self.spec.partition, self.spec.first_copies
+        cut = plan_repartition(
+            self._blocks, _on_root(self.spec, self.root), _with_dimensions(first), preserve_batch=False
+        )
+        ones = [1 if d in self.spec.replicated else p for d, p in enumerate(P.shape)]
+        source = first.create_cartesian_topology_partition(ones)
+        return cut, plan_broadcast(cut.after(self._blocks), source, P, preserve_batch=False)
+
+
+def plan_gather(blocks: ShapeDtypes, spec: TensorSpec, root: int = 0, name: str = "tree") -> GatherPlan:
+    """Plan `gather` of one leaf, the tensor `spec`, from the shapes and dtypes on its workers, and perhaps on more."""
+    plan = GatherPlan(described(spec), root, taking_part(blocks, spec.partition.ranks, (root,)), spec)
+    for worker, shape in spec.block_shapes.items():
+        check_shape(name, blocks[worker].shape, spec, shape, f"On worker {worker}: ")
+    return _complete(plan, name)
+
+
+def plan_scatter(blocks: ShapeDtypes, spec: TensorSpec, root: int = 0, name: str = "tree") -> ScatterPlan:
+    """Plan `scatter` of one leaf, the tensor `spec`, from the shapes and dtypes on its workers, and perhaps on more."""
+    plan = ScatterPlan(described(spec), root, taking_part(blocks, spec.partition.ranks, (root,)), spec)
+    check_shape(name, blocks[root].shape, spec, spec.global_shape, f"On worker {root}: ")
+    return _complete(plan, name)
+
+
+def _complete(plan: Any, name: str) -> Any:
+    """Return `plan` with its movements planned, so that all workers find what doesn't fit."""
+    try:
+        _ = plan.movements
+    except PlanError as error:
+        raise PlanError(f"`{name}`: {error}") from None
+    return plan
+
+
+def _on_root(spec: TensorSpec, root: int) -> CartesianPartition:
+    one = Partition.of_workers(spec.partition.world, (root,))
+    return one.create_cartesian_topology_partition((1,) * max(len(spec.global_shape), 1))
+
+
+def _with_dimensions(P: CartesianPartition) -> CartesianPartition:
+    """Return `P`, with a dimension for the one element of a scalar."""
+    return P if P.shape else P.create_cartesian_topology_partition([1])
+
+
+def _move(
+    kind: str, plan: Callable[[ShapeDtypes, TensorSpec, int, str], _LeafPlan], tree: Any, specs: Any, root: int
+) -> Any:
+    """Return the tree after its leaves have moved, by one agreement and eagerly by one program for all of them."""
+    given = [spec for spec in specs_by_path(specs).values() if spec is not None]
+    if not given:
+        leaves_with_specs(tree, specs)
+        return tree
+    check_partitions(**{f"the partition of spec {n}": spec.partition for n, spec in enumerate(given)})
+    world = given[0].partition.world
+    root = _checked_root(root, world)
+    team = tuple(sorted({root}.union(*(spec.partition.ranks for spec in given))))
+    if world.rank not in team:
+        placed = [
+            value if spec is None or np.size(value) == 0 else jnp.zeros((0,), _shape_dtype(f"tree{path}", value).dtype)
+            for path, value, spec in leaves_with_specs(tree, specs)
+        ]
+        return jax.tree.unflatten(jax.tree.structure(tree), placed)
+    leaves: list[Leaf] = []
+    moving: list[tuple[str, Any, TensorSpec]] = []
+
+    def contribute() -> Any:
+        leaves.extend(leaves_with_specs(tree, specs))
+        moving.extend((f"tree{path}", value, spec) for path, value, spec in leaves if spec is not None)
+        paths = [(path, described(spec)) for path, _, spec in leaves if spec]
+        return paths, [_shape_dtype(name, value) for name, value, _ in moving]
+
+    label = f"the {kind} of a tree {'to' if kind == 'gather' else 'from'} worker {root}"
+    contributions = agree(world, team, label, contribute)
+    check_alike({worker: paths for worker, (paths, _) in contributions.items()})
+    plans = [
+        plan({worker: blocks[n] for worker, (_, blocks) in contributions.items()}, spec, root, name)
+        for n, (name, _, spec) in enumerate(moving)
+    ]
+    moved = iter(_run(world, tuple(plans), [_on_device(value) for _, value, _ in moving]))
+    values = [leaf.value if leaf.spec is None else next(moved) for leaf in leaves]
+    return jax.tree.unflatten(jax.tree.structure(tree), values)
+
+
+@one_program(static_argnums=(0, 1))
+def _run(world: World, plans: tuple[_LeafPlan, ...], values: list[Array]) -> list[Array]:
+    return [leaf.run(world, value) for leaf, value in zip(plans, values, strict=True)]
+
+
+def _checked_root(root: Any, world: World) -> int:
+    number = checked_integer("root", root)
+    if not 0 <= number < world.size:
+        raise InvalidArgumentError(f"`root` (={root}) must be a rank of the world, 0 to {world.size - 1}.")
+    return number
+
+
+def _on_device(value: Any) -> Array:
+    return device_array(value) if isinstance(value, np.ndarray) else jnp.asarray(value)
+
+
+def _shape_dtype(name: str, value: Any) -> ShapeDtype:
+    """Return the shape and dtype of an array or a number."""
+    try:
+        shape, dtype = np.shape(value), np.dtype(jnp.result_type(value))
+    except TypeError:
+        raise InvalidTypeError(
+            f"`{name}` (={value!r}) must be an array of numbers, or a number. None in its place in `specs` "
+            "leaves it as it is (and jax.random.key_data makes numbers of a random key)."
+        ) from None
+    return ShapeDtype(shape, sendable_dtype(name, dtype))

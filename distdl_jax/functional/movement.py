@@ -1,0 +1,208 @@
+"""One differentiable function for every data movement.
+
+A movement is a linear map of all workers' blocks; each worker's part of it is a hashable value with `run`, `adjoint`
+and `batched`. `move` turns any of them into a JAX operation that takes jit, grad of any order in reverse mode, vmap,
+checkpoint and control flow. Source: Hewett and Grady (2020), arXiv:2006.03108, the primitives as linear operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeGuard
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.custom_batching import custom_vmap
+
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.tracing.adjoint_order import note_anchor, order_after_previous
+from distdl_jax.tracing.context import trace_context
+from distdl_jax.tracing.forward_mode_error import never_transposed, reverse_only
+from distdl_jax.tracing.materialize import materialize
+from distdl_jax.tracing.scopes import movement_scope
+from distdl_jax.tracing.tie import nothing, tie
+from distdl_jax.tracing.vmap_check import agree_on_size, agreed_on_sizes
+from distdl_jax.tracing.world import World
+from distdl_jax.watchdog.programs.ir import Operation
+
+Parts = tuple[Array, ...]
+"""An array, or the real and the imaginary part of one."""
+
+
+class Movement(Protocol):
+    """One worker's part of a linear data movement: an immutable, hashable value, without the world that carries it."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether the data has derivatives: floating or complex. The same on every worker."""
+
+    def run(self, world: World, x: Array) -> Array:
+        """Run it over `world`: messages only, in the order of the plan, tied to `x` and to the result."""
+
+    def operations(self, worker: int, x: ShapeDtype) -> tuple[Operation, ...]:
+        """Return what `run` communicates on `worker`, whose part it is and whose block is like `x`, in order."""
+
+    def adjoint(self) -> Movement:
+        """Return the movement F* with <F x, y> = <x, F* y>, summed over all workers."""
+
+    def batched(self, n: int) -> Movement:
+        """Return the same movement of `n` tensors, stacked in front."""
+
+
+class NonlinearMovement(Movement, Protocol):
+    """A movement that is not linear: its derivative depends on where it is taken.
+
+    Backward, its adjoint moves the result of `before_adjoint`, and `after_adjoint` makes the cotangent of it.
+    """
+
+    def adjoint_input(self, y: ShapeDtype) -> ShapeDtype:
+        """Return the shape and dtype of what `before_adjoint` returns, from those of the output."""
+
+    def residual(self, x: Array, y: Array) -> Array:
+        """Return the residual of the input and the output: it is batched where x is."""
+
+    def before_adjoint(self, residual: Array, dy: Array) -> Array:
+        """Return the array to move, from the cotangent of the output."""
+
+    def after_adjoint(self, residual: Array, moved: Array, dtype: np.dtype) -> Array:
+        """Return the cotangent of the input, of its `dtype`, from the moved array."""
+
+
+def _is_nonlinear(part: Movement) -> TypeGuard[NonlinearMovement]:
+    return hasattr(part, "before_adjoint")  # `isinstance` would look at all that the protocol has, each time
+
+
+to_be_transposed = jax.make_user_context(False)
+"""Whether the pullback that runs in this thread is transposed in its turn, for a derivative along a direction.
+
+Then the adjoint of an adjoint is the movement itself. It makes a difference for `replicated` alone: there a partial
+gradient is summed over the copies, and a tangent is copied like its value.
+"""
+
+
+@dataclass(frozen=True)
+class _Pullback:
+    """The adjoint of a movement, whose adjoint is that movement."""
+
+    of: Movement
+
+    @property
+    def differentiable(self) -> bool:
+        return self.of.differentiable
+
+    def run(self, world: World, x: Array) -> Array:
+        return self.of.adjoint().run(world, x)
+
+    def operations(self, worker: int, x: ShapeDtype) -> tuple[Operation, ...]:
+        return self.of.adjoint().operations(worker, x)
+
+    def adjoint(self) -> Movement:
+        return self.of
+
+    def batched(self, n: int) -> Movement:
+        return _Pullback(self.of.batched(n))
+
+
+def adjoint_operations(part: Movement, worker: int, y: ShapeDtype) -> tuple[Operation, ...]:
+    """Return what the adjoint of a movement communicates on `worker`, where the movement left a block like `y`."""
+    if not part.differentiable:
+        return ()
+    return part.adjoint().operations(worker, part.adjoint_input(y) if _is_nonlinear(part) else y)
+
+
+def move(world: World, part: Movement, x: Array) -> Array:
+    """Return this worker's block after the movement, given its block before."""
+    with movement_scope():
+        if not part.differentiable:
+            return _run(world, part, reverse_only(x))
+        parts, anchor, _ = _move(world, part, reverse_only(order_after_previous(x)))
+    note_anchor(anchor)
+    return never_transposed(_joined(parts), getattr(part, "copies", ()))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _move(world: World, part: Movement, x: Array) -> tuple[Parts, Array, Array | None]:
+    """Return the block after the movement, an empty anchor of it, whose use has the adjoint run, and the residual.
+
+    All three are results of one operation, so that a policy of `jax.checkpoint` saves all of them, or none. Complex
+    numbers come in two parts, since it can't save those.
+    """
+    if _is_nonlinear(part):
+        # XLA might compute x again for the residual, an ulp apart.
+        x = materialize(x)
+    y = _run(world, part, x)
+    residual = part.residual(x, y) if _is_nonlinear(part) else None
+    return _parts(y), tie(nothing(y.dtype), y), residual
+
+
+def _parts(y: Array) -> Parts:
+    """Return `y`, or its real and its imaginary part."""
+    return (y.real, y.imag) if jnp.issubdtype(y.dtype, jnp.complexfloating) else (y,)
+
+
+def _joined(parts: Parts) -> Array:
+    """Return the array of which `_parts` returned the parts."""
+    return lax.complex(*parts) if len(parts) == 2 else parts[0]
+
+
+def _forward(
+    world: World, part: Movement, x: Array
+) -> tuple[tuple[Parts, Array, Array | None], tuple[Array, Array, Array | None]]:
+    # The residual depends on `x`: where `x` is batched or differentiated, so is the residual. (An empty slice of `x`
+    # would not do: JAX makes a constant of it where `x` is empty.)
+    trace_of_x = tie(nothing(x.dtype), x)
+    parts, anchor, residual = _move(world, part, x)
+    return (parts, anchor, residual), (trace_of_x, nothing(parts[0].dtype), residual)
+
+
+def _backward(
+    world: World, part: Movement, of_x: tuple[Array, Array, Array | None], cotangents: tuple[Parts, Array, Any]
+) -> tuple[Array]:
+    # A cotangent that is constant on this worker (its output is unused, or empty) is batched as on the others.
+    # The adjoint is differentiable in its turn, so that reverse over reverse works.
+    trace_of_x, like_y, residual = of_x
+    # A derivative that a user wrote may give cotangents of another dtype than the value's, in which messages are.
+    real, *imaginary = (cotangent.astype(like_y.dtype) for cotangent in cotangents[0])
+    # JAX's cotangent of a complex number is the conjugate of the number made of its parts' cotangents.
+    dy = tie(_joined((real, *(-cotangent for cotangent in imaginary))), cotangents[1], trace_of_x)
+    if _is_nonlinear(part):
+        assert residual is not None
+        moved, anchor, _ = _move(world, part.adjoint(), reverse_only(part.before_adjoint(residual, dy)))
+        note_anchor(anchor)
+        return (part.after_adjoint(residual, _joined(moved), dy.dtype),)
+    adjoint = _Pullback(part) if to_be_transposed.value else part.adjoint()
+    dx, anchor, _ = _move(world, adjoint, reverse_only(dy))
+    note_anchor(anchor)
+    return (_joined(dx),)
+
+
+_move.defvjp(_forward, _backward)
+
+
+def _run(world: World, part: Movement, x: Array) -> Array:
+    """Run the movement under jit, so that eager calls with an equal part don't compile again."""
+    run = _call if trace_context.movements_as_calls else _inlined
+    with agreed_on_sizes(world, part, x):
+        return run(world, part, x)
+
+
+def _movement(world: World, part: Movement, x: Array) -> Array:
+    @custom_vmap
+    def run(x: Array) -> Array:
+        return part.run(world, x)
+
+    @run.def_vmap
+    def batched(axis_size: int, in_batched: list[bool], x: Array) -> tuple[Any, bool]:
+        agree_on_size(world, part, x, axis_size)
+        return _run(world, part.batched(axis_size), x), True
+
+    return run(jnp.asarray(x))
+
+
+_call = jax.jit(_movement, static_argnums=(0, 1))
+_inlined = jax.jit(_movement, static_argnums=(0, 1), inline=True)

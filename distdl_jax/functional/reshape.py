@@ -1,0 +1,139 @@
+"""Reshape: a split tensor in another shape, on another partition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from math import prod
+from typing import Any
+
+import jax
+from jax import Array
+
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.functional.block_checks import block_or_placeholder, common_dtype, owned_grid, zero_volume_shape
+from distdl_jax.functional.box_exchange import BoxPlan
+from distdl_jax.functional.channel import tied_zeros
+from distdl_jax.functional.plan import Plan, ShapeDtypes, plan_and_run, taking_part
+from distdl_jax.partitions.partition import Partition, check_partitions
+from distdl_jax.plans.decomposition import ProductGrid
+from distdl_jax.plans.messages import ExchangePlan
+from distdl_jax.plans.reshaping import Reshaping
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.tracing.world import Workers, World
+from distdl_jax.transports.agreement.arguments import compared
+from distdl_jax.validation import checked_integers
+
+
+@dataclass(frozen=True)
+class _FlatPlan(BoxPlan):
+    """The exchange of blocks that are flat in each group of dimensions; elsewhere workers keep what they hold."""
+
+    reshaping: Reshaping
+
+    def steps(self, worker: int) -> tuple[ExchangePlan, ...]:
+        return (self.reshaping.plan(worker),)
+
+    def output(self, worker: int) -> ShapeDtype:
+        if worker in self.reshaping.needed.cell_of:
+            return ShapeDtype(self.reshaping.out_shape(worker), self.dtype)
+        return ShapeDtype(zero_volume_shape(self.inputs[worker].shape, True), self.dtype)
+
+
+@dataclass(frozen=True)
+class ReshapePlan(Plan):
+    """A reshaping: one movement, `moved`, between two local reshapes that cost nothing.
+
+    - `inputs`: the shapes and dtypes of the workers' blocks.
+    """
+
+    inputs: ShapeDtypes = field(hash=False)
+    moved: _FlatPlan
+
+    @cached_property
+    def workers(self) -> Workers:
+        return tuple(sorted(self.inputs))
+
+    def output(self, worker: int) -> ShapeDtype:
+        return block_or_placeholder(self.moved.reshaping.needed, worker, self.inputs[worker], self.moved.dtype)
+
+    def run(self, world: World, x: Array) -> Array:
+        """Return this worker's block afterwards, given its block `x`."""
+        if world.rank not in self.inputs:
+            return x
+        y = self.moved.run(world, _reshaped(x, self.moved.inputs[world.rank].shape))
+        return _reshaped(y, self.output(world.rank).shape)
+
+
+def _reshaped(x: Array, shape: tuple[int, ...]) -> Array:
+    if x.shape == shape:
+        return x
+    return x.reshape(shape) if x.size else tied_zeros(ShapeDtype(shape, x.dtype), x)
+
+
+def plan_reshape(shape_dtypes: ShapeDtypes, P_x: Partition, P_y: Partition, shape: Sequence[int]) -> ReshapePlan:
+    """Plan `reshape` from the shapes and dtypes on the workers of both partitions, and perhaps of more."""
+    inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)
+    owned, dtype = owned_grid("x", P_x, inputs), common_dtype("x", inputs, P_x.ranks)
+    extent = _resolved(checked_shape(shape, P_y), owned.extent)
+    reshaping = Reshaping(owned, ProductGrid.balanced(extent, P_y.shape, P_y.ranks))
+    flat = {
+        worker: ShapeDtype(reshaping.in_shape(worker), block.dtype) if worker in owned.cell_of else block
+        for worker, block in inputs.items()
+    }
+    return ReshapePlan(inputs, _FlatPlan("reshape", flat, dtype, reshaping))
+
+
+@compared
+def reshape(x: Array, P_x: Partition, P_y: Partition, shape: int | Sequence[int]) -> Array:
+    """Reshape a tensor on `P_x`, in row-major order, to one of `shape` on `P_y`: `jnp.reshape` of the whole.
+
+    Every worker of P_y gets its balanced block; the blocks on P_x may be unbalanced. It is one movement, of what has to
+    go to another worker; where each has its block already nothing moves. The adjoint is the movement back, onto the
+    blocks as they were.
+
+    **Arguments:**
+
+    - `x`: this worker's block where it is in P_x, of as many dimensions as P_x; elsewhere a zero-volume array, floating
+      or complex exactly if the data is.
+    - `P_x`, `P_y`: any partitions, of as many dimensions as x and as `shape`; equal, overlapping or disjoint teams.
+    - `shape`: of the whole output, or its length; one number may be -1, and follows from the others.
+
+    **Returns:** in P_y the balanced block; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
+
+    **Raises:** `InvalidArgumentError` where `shape` doesn't fit P_y; `PlanError`, on every worker of both, where it
+    doesn't have as many elements as x, or blocks don't form a grid.
+
+    >>> import jax, distdl_jax as dj
+    >>> P = dj.Partition().create_partition_inclusive([0])
+    >>> lines, flat = (P.grid(shape) for shape in ([1, 1], [1]))
+    >>> reshape(jax.numpy.arange(6.0).reshape(2, 3), lines, flat, -1).shape
+    (6,)
+    """
+    check_partitions(P_x=P_x, P_y=P_y)
+    lengths = checked_shape(shape, P_y)
+    team = tuple(sorted({*P_x.ranks, *P_y.ranks}))
+    label = f"reshape from {P_x.describe()} to {lengths} on {P_y.describe()}"
+    with jax.named_scope("reshape"):
+        return plan_and_run(P_x.world, team, label, partial(plan_reshape, P_x=P_x, P_y=P_y, shape=lengths), x)
+
+
+def checked_shape(shape: Any, P_y: Partition) -> tuple[int, ...]:
+    """Return the argument `shape`: a length for each dimension of `P_y`, of which one may be -1."""
+    lengths = checked_integers("shape", shape, or_one=True)
+    if len(lengths) != P_y.dim or min(lengths, default=0) < -1 or lengths.count(-1) > 1:
+        raise InvalidArgumentError(
+            f"`shape` (={lengths}) must hold a length, 0 or more, for each dimension of `P_y` "
+            f"({shape_text(P_y.shape)}); one of them may be -1."
+        )
+    return lengths
+
+
+def _resolved(lengths: tuple[int, ...], extent: tuple[int, ...]) -> tuple[int, ...]:
+    known, total = prod(n for n in lengths if n != -1), prod(extent)
+    if -1 in lengths and known and total % known == 0:
+        return tuple(total // known if n == -1 else n for n in lengths)
+    if -1 in lengths or known != total:
+        raise PlanError(f"`shape` (={lengths}) must have as many elements as `x` (of shape {extent}), {total}.")
+    return lengths

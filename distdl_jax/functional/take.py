@@ -1,0 +1,251 @@
+"""Rows of a split tensor by number, and sums of entries at rows by number: each other's adjoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from math import prod
+from typing import Any
+
+import numpy as np
+from jax import Array
+
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.functional.block_checks import block_or_placeholder, common_dtype, owned_grid
+from distdl_jax.functional.box_exchange import BoxPlan
+from distdl_jax.functional.plan import ShapeDtypes, plan_and_run, taking_part
+from distdl_jax.functional.row_exchange import RowExchange
+from distdl_jax.functional.rows import Rows
+from distdl_jax.partitions.partition import Partition, check_partitions
+from distdl_jax.plans.decomposition import ProductGrid
+from distdl_jax.plans.messages import ExchangePlan
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.transports.agreement.arguments import compared
+from distdl_jax.validation import checked_axis, checked_integer, is_traced
+
+
+@dataclass(frozen=True)
+class TakePlan(BoxPlan):
+    """Rows by number (`takes`), or the sums of entries at the rows with their numbers, which is the same backwards."""
+
+    exchange: RowExchange
+    takes: bool
+
+    @property
+    def copies(self) -> bool:
+        return self.takes and self.exchange.repeats
+
+    @property
+    def adds(self) -> bool:
+        return not self.takes and self.exchange.repeats
+
+    def steps(self, worker: int) -> tuple[ExchangePlan, ...]:
+        """Return the exchange of rows, and the copies from rows to entries; or both backwards."""
+        moved, copied = self.exchange.plan(worker), self.exchange.copy(worker)
+        return (moved, copied) if self.takes else (copied.reverse(), moved.reverse())
+
+    def output(self, worker: int) -> ShapeDtype:
+        grid = self.exchange.entries if self.takes else self.exchange.owned
+        return block_or_placeholder(grid, worker, self.inputs[worker], self.dtype)
+
+
+taken_rows = lru_cache(maxsize=64)(RowExchange)  # one for all layers of a network on a mesh
+
+
+def plan_take(
+    shape_dtypes: ShapeDtypes, P_x: Partition, indices: Any, axis: int = 0, P_y: Partition | None = None
+) -> TakePlan:
+    """Plan `take` from the shapes and dtypes on the workers of both partitions, and perhaps of more."""
+    axis, rows = checked_axis("axis", axis, P_x.shape), checked_rows("indices", indices)
+    P_y = taken_partition(P_x, rows, axis, P_y)
+    inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)
+    table = owned_grid("x", P_x, inputs)
+    n = table.extent[axis]
+    if rows.array.size and not (-n <= rows.array.min() and rows.array.max() < n):
+        wrong = rows.array[(rows.array < -n) | (rows.array >= n)].flat[0]
+        raise PlanError(f"`indices` holds {wrong}, but dimension {axis} of `x` has {n} rows: 0 to {n - 1}.")
+    rows = Rows(np.where(rows.array < 0, rows.array + n, rows.array)) if (rows.array < 0).any() else rows
+    shape = (*table.extent[:axis], *rows.shape, *table.extent[axis + 1 :])
+    exchange = taken_rows(table, ProductGrid.balanced(shape, P_y.shape, P_y.ranks), axis, rows)
+    return TakePlan("take", inputs, common_dtype("x", inputs, P_x.ranks), exchange, takes=True)
+
+
+def plan_segment_sum(
+    shape_dtypes: ShapeDtypes,
+    P_x: Partition,
+    segment_ids: Any,
+    num_segments: int,
+    axis: int = 0,
+    P_y: Partition | None = None,
+) -> TakePlan:
+    """Plan `segment_sum` from the shapes and dtypes on the workers of both partitions, and perhaps of more."""
+    axis, (rows, n) = checked_axis("axis", axis, P_x.shape), checked_segments(segment_ids, num_segments)
+    P_y = summed_partition(P_x, rows, axis, P_y)
+    inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)
+    entries, after = owned_grid("x", P_x, inputs), axis + len(rows.shape)
+    if entries.extent[axis:after] != rows.shape:
+        raise PlanError(
+            f"`segment_ids` (of shape {shape_text(rows.shape)}) must have a number for each entry of `x`, of shape "
+            f"{shape_text(entries.extent)}, from dimension {axis} on."
+        )
+    shape = (*entries.extent[:axis], n, *entries.extent[after:])
+    exchange = taken_rows(ProductGrid.balanced(shape, P_y.shape, P_y.ranks), entries, axis, rows)
+    return TakePlan("segment_sum", inputs, common_dtype("x", inputs, P_x.ranks), exchange, takes=False)
+
+
+@compared
+def take(x: Array, P_x: Partition, indices: Any, axis: int = 0, P_y: Partition | None = None) -> Array:
+    """Take rows of a split tensor by their numbers: `jnp.take` of the whole.
+
+    With x of shape n_0 x ... x n_{D-1}, and `indices` of shape m_0 x ... x m_{k-1} in the place of dimension `axis`:
+
+        y[a.., e.., b..] = x[a.., indices[e..], b..]
+
+    The numbers are known while JAX traces: the senders of a mesh's edges, the corners of its cells. So the workers plan
+    which rows go to whom. A row goes to a worker once, however many of its entries have that number, all rows for one
+    worker in one message; nothing else moves. The adjoint is `segment_sum`: cotangents of one row are added up on
+    each worker, and the sums sent back.
+
+    **Arguments:**
+
+    - `x`: this worker's block where it is in P_x: D dimensions; blocks may be unbalanced and empty, of any dtype.
+      Elsewhere a zero-volume array, floating or complex exactly if the data is.
+    - `P_x`: the partition of x.
+    - `indices`: the numbers of all rows of the whole, the same on every worker: integers in numpy (a list, a concrete
+      array of JAX), of one dimension or more; they may repeat. Negative ones count from the end.
+    - `axis`: the dimension of x that they number; a negative one counts from the end.
+    - `P_y`: the partition of y, of D - 1 + k dimensions. Default: P_x, whose workers along `axis` cut the first
+      dimension of `indices`.
+
+    **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
+
+    **Raises:** `InvalidTypeError` where `indices` are no integers, or are traced; `InvalidArgumentError` for a
+    dimension that P_x doesn't have, or a P_y of another number of dimensions; `PlanError`, on every worker of both,
+    where a number has no row, or blocks don't form a grid.
+
+    >>> import jax, distdl_jax as dj
+    >>> dj.functional.take(jax.numpy.array([1.0, 2.0, 3.0]), dj.Partition().grid([1]), [2, 0, 2, -1]).tolist()
+    [3.0, 1.0, 3.0, 3.0]
+
+    Source: `jax.numpy.take`; the ghost nodes of mesh solvers, as in PETSc's VecScatter.
+    """
+    check_partitions(P_x=P_x)
+    axis, rows = checked_axis("axis", axis, P_x.shape), checked_rows("indices", indices)
+    P_y = taken_partition(P_x, rows, axis, P_y)
+    plan = partial(plan_take, P_x=P_x, indices=rows, axis=axis, P_y=P_y)
+    return _run(x, P_x, P_y, f"take of {rows!r} along {axis}", plan)
+
+
+@compared
+def segment_sum(
+    x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
+) -> Array:
+    """Sum the entries of a split tensor that have the same number: `jax.ops.segment_sum` of the whole.
+
+    With `segment_ids` of shape m_0 x ... x m_{k-1}, in the place of the dimensions of x from `axis` on:
+
+        y[a.., i, b..] = sum over the e.. with segment_ids[e..] = i of x[a.., e.., b..]
+
+    Messages of edges to their receivers, say, or contributions of cells to their corners. The numbers are known while
+    JAX traces. Each worker adds up what it has for a row, and sends the sum to the worker that owns the row, all for
+    one worker in one message. A number that no entry has gives 0. The adjoint is `take`.
+
+    **Arguments:**
+
+    - `x`: this worker's block where it is in P_x; blocks may be unbalanced and empty, of any dtype. Half precisions are
+      summed, and sent, in float32, and rounded once; the sum of booleans is their "or". Elsewhere a zero-volume array,
+      floating or complex exactly if the data is.
+    - `P_x`: the partition of x.
+    - `segment_ids`: the numbers of all entries of the whole, 0 to `num_segments` - 1, the same on every worker:
+      integers in numpy (a list, a concrete array of JAX), of one dimension or more.
+    - `num_segments`: the length of y in dimension `axis`.
+    - `axis`: the first dimension of x that they number; a negative one counts from the end.
+    - `P_y`: the partition of y, of k - 1 dimensions less than x. Default: P_x, whose workers along the numbered
+      dimensions cut the segments.
+
+    **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
+
+    **Raises:** `InvalidTypeError` where `segment_ids` are no integers, or are traced; `InvalidArgumentError` for a
+    number out of range, a dimension that P_x doesn't have, or a P_y of another number of dimensions; `PlanError`, on
+    every worker of both, where `segment_ids` don't fit x, or blocks don't form a grid.
+
+    >>> import jax, distdl_jax as dj
+    >>> dj.functional.segment_sum(jax.numpy.array([1.0, 2.0, 3.0]), dj.Partition().grid([1]), [2, 0, 2], 4).tolist()
+    [2.0, 0.0, 4.0, 0.0]
+
+    Source: `jax.ops.segment_sum`; the adjoint of `take`.
+    """
+    check_partitions(P_x=P_x)
+    axis, (rows, n) = checked_axis("axis", axis, P_x.shape), checked_segments(segment_ids, num_segments)
+    P_y = summed_partition(P_x, rows, axis, P_y)
+    plan = partial(plan_segment_sum, P_x=P_x, segment_ids=rows, num_segments=n, axis=axis, P_y=P_y)
+    return _run(x, P_x, P_y, f"segment_sum of {rows!r} to {n} along {axis}", plan)
+
+
+def _run(x: Array, P_x: Partition, P_y: Partition, operation: str, plan: Any) -> Array:
+    team = tuple(sorted({*P_x.ranks, *P_y.ranks}))
+    return plan_and_run(P_x.world, team, f"{operation} from {P_x.describe()} to {P_y.describe()}", plan, x)
+
+
+def checked_rows(name: str, value: Any) -> Rows:
+    """Return the argument `name`, an array of integers that is known while tracing, as a value."""
+    if isinstance(value, Rows):
+        return value
+    if is_traced(value):
+        other = "jnp.take(all_gather(x, P_x, axis), indices, axis)"
+        if name == "segment_ids":
+            other = "reduce_scatter(jax.ops.segment_sum(x, segment_ids, num_segments), P_x, 0)"
+        raise InvalidTypeError(
+            f"`{name}` (={value!r}) must be known while tracing, from numpy, not an argument of the jit: the messages "
+            f"depend on it. With numbers that change from call to call, {other} does the same for this worker's block "
+            "of them."
+        )
+    numbers = np.asarray(value)
+    if numbers.size == 0 and not hasattr(value, "dtype"):
+        numbers = numbers.astype(int)
+    if not np.issubdtype(numbers.dtype, np.integer):
+        raise InvalidTypeError(f"`{name}` (of dtype {numbers.dtype}) must hold integers, the numbers of rows.")
+    if numbers.ndim == 0:
+        raise InvalidArgumentError(f"`{name}` (={value!r}) must have one dimension or more.")
+    return Rows(numbers)
+
+
+def checked_segments(
+    segment_ids: Any, num_segments: int, name: str = "segment_ids", total: str = "num_segments"
+) -> tuple[Rows, int]:
+    """Return the argument `name`, numbers of segments, as a value, and the argument `total`, how many there are."""
+    rows, n = checked_rows(name, segment_ids), checked_integer(total, num_segments, 0)
+    if rows.array.size and not (rows.array.min() >= 0 and rows.array.max() < n):
+        wrong = rows.array[(rows.array < 0) | (rows.array >= n)].flat[0]
+        raise InvalidArgumentError(f"`{name}` holds {wrong}, but must be 0 to {n - 1} (`{total}` is {n}).")
+    return rows, n
+
+
+def taken_partition(P_x: Partition, rows: Rows, axis: int, P_y: Partition | None) -> Partition:
+    """Return the partition of what is taken, which has the dimensions of the numbers in the place of `axis`."""
+    more = len(rows.shape) - 1
+    return _checked_or(P_x, (*P_x.shape[: axis + 1], *(1,) * more, *P_x.shape[axis + 1 :]), P_y)
+
+
+def summed_partition(P_x: Partition, rows: Rows, axis: int, P_y: Partition | None) -> Partition:
+    """Return the partition of sums, which has one dimension in the place of those of the numbers."""
+    after = axis + len(rows.shape)
+    if after > P_x.dim:
+        raise InvalidArgumentError(
+            f"`segment_ids` (of shape {shape_text(rows.shape)}) must not have more dimensions than `x` has from "
+            f"dimension {axis} on, on P_x ({shape_text(P_x.shape)})."
+        )
+    return _checked_or(P_x, (*P_x.shape[:axis], prod(P_x.shape[axis:after]), *P_x.shape[after:]), P_y)
+
+
+def _checked_or(P_x: Partition, shape: Sequence[int], P_y: Partition | None) -> Partition:
+    if P_y is None:
+        return P_x if P_x.shape == shape else P_x.create_cartesian_topology_partition(shape)
+    check_partitions(P_x=P_x, P_y=P_y)
+    if P_y.dim != len(shape):
+        raise InvalidArgumentError(
+            f"`P_y` ({shape_text(P_y.shape)}) must have as many dimensions as the result, {len(shape)}: as "
+            f"{shape_text(tuple(shape))}."
+        )
+    return P_y

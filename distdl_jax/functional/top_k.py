@@ -1,0 +1,123 @@
+"""The largest elements along a dimension that may be split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from distdl_jax.errors import PlanError
+from distdl_jax.functional.all_gather import GatherPlan, plan_all_gather
+from distdl_jax.functional.block_checks import common_dtype, outside, owned_grid
+from distdl_jax.functional.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.partitions.partition import Partition, check_partitions
+from distdl_jax.plans.decomposition import ProductGrid
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.tracing.tie import tie
+from distdl_jax.tracing.world import Workers, World
+from distdl_jax.transports.agreement.arguments import compared
+from distdl_jax.transports.agreement.shapes import exchange_shapes
+from distdl_jax.validation import checked_axis, checked_integer
+
+
+@dataclass(frozen=True)
+class TopKPlan(Plan):
+    """The largest `k` along `axis`: each worker's own, gathered along the dimension, and the largest of those.
+
+    - `blocks`: of x, on P_x.
+    - `values`, `places`: the gathering of the values, and of their indices.
+    """
+
+    k: int
+    axis: int
+    blocks: ProductGrid
+    values: GatherPlan
+    places: GatherPlan
+
+    @property
+    def workers(self) -> Workers:
+        return self.values.workers
+
+    def output(self, worker: int) -> ShapeDtype:
+        """Return the shape and dtype of the values of `worker`; the indices have this shape, too."""
+        shape = list(self.values.inputs[worker].shape)
+        shape[self.axis] = self.k
+        return ShapeDtype(tuple(shape), self.values.dtype)
+
+    def run(self, world: World, x: Array) -> tuple[Array, Array]:
+        """Return the values and the indices, given this worker's block `x`."""
+        start, _ = self.blocks.box(self.blocks.cell_of[world.rank])[self.axis]
+        values, places = largest(x, self.values.inputs[world.rank].shape[self.axis], self.axis)
+        candidates = tie(self.values.run(world, values), x)
+        places = self.places.run(world, places + np.int32(start))
+        values, chosen = largest(candidates, self.k, self.axis)
+        return values, jnp.take_along_axis(places, chosen, self.axis)
+
+
+def largest(x: Array, k: int, axis: int) -> tuple[Array, Array]:
+    """Return the `k` largest elements along `axis`, in descending order, and their indices: `lax.top_k`."""
+    values, places = lax.top_k(jnp.moveaxis(x, axis, -1), k)
+    return jnp.moveaxis(values, -1, axis), jnp.moveaxis(places, -1, axis).astype(np.int32)
+
+
+def plan_top_k(shape_dtypes: ShapeDtypes, P_x: Partition, k: int, axis: int = -1) -> TopKPlan:
+    """Plan `top_k` from the shapes and dtypes on the workers of P_x, and perhaps of more."""
+    k, axis = checked_integer("k", k, 0), checked_axis("axis", axis, P_x.shape)
+    inputs = taking_part(shape_dtypes, P_x.ranks)
+    dtype, blocks = common_dtype("x", inputs, P_x.ranks), owned_grid("x", P_x, inputs)
+    if not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)):
+        raise PlanError(f"`x` must hold real numbers, which have an order, but is {dtype}.")
+    if k > blocks.extent[axis]:
+        raise PlanError(
+            f"`k` (={k}) must be at most the length of `x` (of shape {blocks.extent}) along dimension {axis}."
+        )
+    values, places = {}, {}
+    for worker, block in inputs.items():
+        shape = list(block.shape)
+        shape[axis] = min(k, shape[axis])
+        values[worker], places[worker] = ShapeDtype(tuple(shape), dtype), ShapeDtype(tuple(shape), np.dtype(np.int32))
+    return TopKPlan(k, axis, blocks, *(plan_all_gather(each, P_x, axis) for each in (values, places)))
+
+
+@compared
+def top_k(x: Array, P_x: Partition, k: int, axis: int = -1) -> tuple[Array, Array]:
+    """Return the `k` largest elements along `axis`, and their indices in the whole: `jax.lax.top_k` of a split tensor.
+
+    All workers along `axis` get the same, copies; along the other dimensions each has its block. In reverse mode the
+    cotangents of the copies of a value are summed, and go to the worker that owns the element. So where every copy is
+    used in the loss, the loss counts it as often, as with `all_gather`: let one worker add it, or divide.
+
+    **Arguments:**
+
+    - `x`: this worker's block on P_x, of real numbers or integers; blocks may be uneven and empty. Zero-volume outside
+      P_x.
+    - `P_x`: the partition, of as many dimensions as the tensor.
+    - `k`: how many, at most the length of the tensor along `axis`.
+    - `axis`: the dimension; negative ones count from the end. The k largest of each worker along it go to all of them,
+      values and indices, in two movements; nothing moves where it is not split.
+
+    **Returns:** the values, in descending order, of the block's shape with k along `axis`, in x's dtype; and the
+    indices, int32. Of equal elements the first comes first, and NaN comes before all. Outside P_x, `x` and an empty
+    int32 array.
+
+    **Raises:** `InvalidArgumentError` for a negative `k`, or a dimension that P_x doesn't have; `PlanError`, on every
+    worker of P_x, where `k` is more than there are elements, x is complex or of bools, or the blocks don't form a grid.
+
+    >>> import jax, distdl_jax as dj
+    >>> P = dj.Partition().grid([1])
+    >>> [each.tolist() for each in top_k(jax.numpy.array([3.0, 7.0, 7.0, 1.0]), P, 2)]
+    [[7.0, 7.0], [1, 2]]
+
+    Source: `jax.lax.top_k`; the gathering is Hewett and Grady's (2020).
+    """
+    check_partitions(P_x=P_x)
+    k, axis = checked_integer("k", k, 0), checked_axis("axis", axis, P_x.shape)
+    if not P_x.active:
+        return outside(P_x.world, x), jnp.zeros((0,), np.int32)
+    label = f"top_k of {k} along {axis} on {P_x.describe()}"
+    with jax.named_scope("top_k"):
+        shape_dtypes = exchange_shapes(P_x.world, tuple(sorted(P_x.ranks)), label, x)
+        return plan_top_k(shape_dtypes, P_x, k, axis).run(P_x.world, x)

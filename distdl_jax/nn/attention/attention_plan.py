@@ -1,0 +1,261 @@
+"""The plan of an attention: gathers of features and sequence, the ring of keys, the exchange of heads for sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from distdl_jax.functional.all_gather import GatherPlan
+from distdl_jax.functional.block_checks import owned_grid
+from distdl_jax.functional.collectives import accumulation_dtype
+from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
+from distdl_jax.functional.plan import (
+    BlocksPlan,
+    ShapeDtypes,
+)
+from distdl_jax.functional.repartition import RepartitionPlan, plan_repartition
+from distdl_jax.functional.replicated import ReplicatedPlan
+from distdl_jax.nn.attention.load_balance import Loan, LoanMovements
+from distdl_jax.nn.attention.ring import Dropping, Extras, Ring, Step, attended
+from distdl_jax.nn.attention.ring_schedule import Turn, turns_of
+from distdl_jax.partitions.partition import CartesianPartition, Partition
+from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, ranges_of_sizes
+from distdl_jax.plans.halos import Halos
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.tracing.world import World
+
+Region = tuple[Range, Range, Range]
+"""Samples, heads, queries."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of an attention, as they travel.
+
+    - `queries`, `keys`: the number of heads of queries, and of keys and values. - `features`: of a head.
+    - `dtype`: of messages. - `padded`: whether a flag travels with each key, 1 where it is padding.
+    """
+
+    queries: int
+    keys: int
+    features: int
+    dtype: np.dtype
+    padded: bool
+
+    def copies(self, workers: int) -> int:
+        """Return how often to repeat key heads, so that each of so many workers along the heads has whole groups."""
+        most = self.queries // self.keys
+        fitting = (n for n in range(1, most + 1) if most % n == 0 and self.keys * n % workers == 0)
+        return next(fitting, most)
+
+    def blocks(self, x: ShapeDtypes, work: Partition, heads: int, features: int) -> dict[int, ShapeDtype]:
+        """Return the workers' blocks, samples x sequence x heads x features, for the samples and sequence of x."""
+        own = balanced_ranges(heads, work.shape[2])
+        return {
+            worker: ShapeDtype((*x[worker].shape[:2], own[i][1] - own[i][0], features + self.padded), self.dtype)
+            for worker, i in ((worker, rank % len(own)) for rank, worker in enumerate(work.ranks))
+        }
+
+
+@dataclass(frozen=True)
+class ToHeads:
+    """The exchange of heads for sequence, and back.
+
+    - `there`: one movement of queries, keys and values side by side, or one of queries, and one of keys and values.
+    - `back`: the movement of the outputs. - `queries`, `keys`: their numbers. - `repeated`: copies of a key head.
+    """
+
+    there: tuple[RepartitionPlan, ...]
+    back: RepartitionPlan
+    queries: int
+    keys: int
+    repeated: int
+
+    def run(self, world: World, q: Array, block: Array, extras: Extras, of_ring: Ring) -> Array:
+        """Return the heads' outputs for this worker's part of the sequence; `block`, `extras` as in `attended`.
+
+        `of_ring` has the settings for all keys.
+        """
+        block = jnp.repeat(block, self.repeated, axis=2)
+        if len(self.there) == 1:
+            d, together = q.shape[-1], self.there[0].run(world, jnp.concatenate([q, block], axis=-1))
+            q, block = together[..., :d], together[..., d:]
+        else:
+            of_queries, of_keys = self.there
+            q, block = of_queries.run(world, q), of_keys.run(world, block)
+        ring = replace(of_ring, queries=(0, self.queries), own=(0, self.keys), steps=())
+        return self.back.run(world, attended(world, ring, q, block, extras))
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One turn in a ring.
+
+    - `fetch`, `send_back`: the movements of keys and values, and of their gradients.
+    - `loans`: the movements of queries to workers that compute for others; None where nobody does.
+    """
+
+    turn: Turn
+    fetch: RangesPlan
+    send_back: RangesPlan
+    loans: LoanMovements | None
+
+    def index(self, worker: int) -> int:
+        """Return the place of `worker` along the sequence."""
+        owned = self.fetch.halos.owned
+        return owned.index(owned.cell_of[worker])[1]
+
+    def of(self, worker: int) -> Step:
+        """Return the turn of `worker`."""
+        i, turn = self.index(worker), self.turn
+        loan = None if self.loans is None else Loan(self.loans, turn.lent[i], turn.taken[i])
+        return Step(self.fetch, self.send_back, turn.keys[i], turn.queries[i], loan)
+
+
+@dataclass(frozen=True)
+class AttentionPlan(BlocksPlan):
+    """The plan of an attention.
+
+    - `dtype`: of the output.
+    - `gather`, `gather_memory`: the movements of x, and of the memory where there is one, to all workers that share its
+      heads; `scatter`: the movement of sums of the heads' outputs back.
+    - `of_params`: for each parameter, which workers hold copies of it.
+    - `regions`: by world rank, the samples, the heads and the queries that a worker attends with.
+    - `places`, `key_places`: by world rank, the places in the sequence of the queries and keys that it has projected.
+    - `shape`: of all weights: samples, heads, queries and keys.
+    - `steps`: the turns of the ring, which bring the keys and values of further blocks.
+    - `to_heads`: the exchange of heads for sequence.
+    - `causal`: whether queries see no keys that come after them.
+    - `padded`: whether padding of keys is marked.
+    """
+
+    dtype: np.dtype
+    gather: GatherPlan
+    gather_memory: GatherPlan | None
+    scatter: GatherPlan
+    of_params: Mapping[str, ReplicatedPlan] = field(hash=False)
+    regions: Mapping[int, Region] = field(hash=False)
+    places: Mapping[int, Range] = field(hash=False)
+    key_places: Mapping[int, Range] = field(hash=False)
+    shape: tuple[int, int, int, int]
+    steps: tuple[StepPlan, ...]
+    to_heads: ToHeads | None
+    causal: bool
+    padded: bool
+
+    def run(self, world: World, q: Array, block: Array, extras: Extras, dropout: float) -> Array:
+        """Return the heads' outputs for this worker's part of the sequence; `block`, `extras` as in `attended`."""
+        own, keys = self.places[world.rank], self.key_places[world.rank]
+        steps = tuple(step.of(world.rank) for step in self.steps)
+        dropping = Dropping(dropout, self.shape, *self.regions[world.rank])
+        ring = Ring(own, keys, steps, self.causal, self.padded, dropping if extras.key is not None else None)
+        if self.to_heads is not None:
+            return self.to_heads.run(world, q, block, extras, ring)
+        return attended(world, ring, q, block, extras)
+
+
+def ring_steps(
+    heads: Heads, queries: ShapeDtypes, keys: ShapeDtypes, work: Partition, causal: bool, balanced: bool
+) -> tuple[StepPlan, ...]:
+    """Plan the turns that bring further blocks of keys and values to each worker.
+
+    `queries`, `keys`: the blocks of x that they are made of. `balanced`: whether workers may compute for others.
+    """
+    wide = accumulation_dtype(heads.dtype)
+    of_queries, of_keys = (owned_grid("x", work, x).ranges[1] for x in (queries, keys))
+    bare, bare_wide = replace(heads, padded=False), replace(heads, dtype=wide, padded=False)
+    d, steps = heads.features, []
+    for turn in turns_of(of_queries, of_keys, causal, balanced):
+        loans = None
+        if turn.is_balanced:
+            of_lent = partial(_plan_fetch, x=queries, work=work, number=heads.queries, needed=turn.taken)
+            returned = partial(_plan_return, bare_wide, queries, work, heads.queries, taken=turn.taken)
+            loans = LoanMovements(
+                queries=of_lent(bare, features=d),
+                backward_inputs=of_lent(bare_wide, features=2 * d + 2),
+                sums=returned(features=d + 2, further=turn.far),
+                gradients=returned(features=d, further=turn.far),
+            )
+        fetch = _plan_fetch(heads, keys, work, heads.keys, 2 * d, turn.keys)
+        back = _plan_return(replace(heads, dtype=wide), keys, work, heads.keys, 2 * d, turn.keys, -turn.near)
+        steps.append(StepPlan(turn, fetch, back, loans))
+    return tuple(steps)
+
+
+def _plan_fetch(
+    heads: Heads, x: ShapeDtypes, work: Partition, number: int, features: int, needed: tuple[Range, ...]
+) -> RangesPlan:
+    """Plan the movement that brings each worker along the sequence the entries at the places `needed`."""
+    return _plan_ranges(heads.blocks(x, work, number, features), work, needed)
+
+
+def _plan_return(
+    heads: Heads, x: ShapeDtypes, work: Partition, number: int, features: int, taken: tuple[Range, ...], further: int
+) -> RangesPlan:
+    """Plan the movement of results for the places `taken` to their worker, so much `further` along the sequence.
+
+    They are behind one row that stays, see `load_balance.send_back`.
+    """
+    blocks = heads.blocks(x, work, number, features)
+    sizes = [1 + stop - start for start, stop in taken]
+    for rank, worker in enumerate(work.ranks):
+        n, _, *rest = blocks[worker].shape
+        blocks[worker] = ShapeDtype((n, sizes[rank // work.shape[2] % len(sizes)], *rest), blocks[worker].dtype)
+    results = [(start + 1, stop) for start, stop in ranges_of_sizes(sizes)]
+    return _plan_ranges(blocks, work, tuple(results[(i - further) % len(results)] for i in range(len(results))))
+
+
+def _plan_ranges(blocks: ShapeDtypes, work: Partition, needed: tuple[Range, ...]) -> RangesPlan:
+    on = work.create_cartesian_topology_partition([*work.shape, 1])
+    owned = owned_grid("x", on, blocks)
+    return plan_ranges("ring", blocks, on, Halos(owned, (owned.ranges[0], needed, *owned.ranges[2:])))
+
+
+def plan_to_heads(heads: Heads, x: ShapeDtypes, memory: ShapeDtypes, work: Partition) -> ToHeads:
+    """Plan the exchange of heads for sequence, and of outputs back; keys are made of `memory`, which may be x."""
+    d, repeated = heads.features, heads.copies(work.shape[1] * work.shape[2])
+    split, whole = _exchanged(work)
+    together = heads.keys * repeated == heads.queries and memory is x
+    of_queries, of_keys = (x, heads.queries, d), (memory, heads.keys * repeated, 2 * d)
+    there = []
+    for source, number, width in ((x, heads.queries, 3 * d),) if together else (of_queries, of_keys):
+        each = heads if width > d else replace(heads, features=d, padded=False)
+        there.append(plan_repartition(each.blocks(source, work, number, width), split, whole))
+    outputs = {w: ShapeDtype((*block.shape[:3], d), heads.dtype) for w, block in there[0].outputs.items()}
+    queries, keys = (owned_grid("x", work, source).extent[1] for source in (x, memory))
+    return ToHeads(tuple(there), plan_repartition(outputs, whole, split), queries, keys, repeated)
+
+
+def _exchanged(work: Partition) -> tuple[CartesianPartition, CartesianPartition]:
+    """P_n x P_s x P_h x 1, and the same workers with those along the sequence along the heads."""
+    p_n, p_s, p_h = work.shape
+    split = work.create_cartesian_topology_partition([p_n, p_s, p_h, 1])
+    order = np.arange(split.size).reshape(p_n, p_s, p_h).transpose(0, 2, 1).ravel().tolist()
+    team = split.create_partition_inclusive(order)
+    return split, team.create_cartesian_topology_partition([p_n, 1, p_h * p_s, 1])
+
+
+def regions_of(num_heads: int, work: Partition, grid: ProductGrid, to_heads: ToHeads | None) -> dict[int, Region]:
+    """Return the region of each worker; x has the blocks `grid`."""
+    if to_heads is not None:
+        whole = to_heads.there[0].exchange.needed
+        boxes = {worker: whole.box(cell) for worker, cell in whole.cell_of.items()}
+        return {worker: (samples, heads, queries) for worker, (samples, queries, heads, _) in boxes.items()}
+    _, p_s, p_h = work.shape
+    places, along = places_of(work, grid), balanced_ranges(num_heads, p_h)
+    return {
+        worker: (grid.ranges[0][rank // (p_s * p_h)], along[rank % p_h], places[worker])
+        for rank, worker in enumerate(work.ranks)
+    }
+
+
+def places_of(work: Partition, grid: ProductGrid) -> dict[int, Range]:
+    """Return the places in the sequence of each worker's queries; x has the blocks `grid`."""
+    _, p_s, p_h = work.shape
+    along = grid.ranges[1] if p_s > 1 else ((0, grid.extent[1]),)
+    return {worker: along[rank // p_h % p_s] for rank, worker in enumerate(work.ranks)}

@@ -1,0 +1,46 @@
+"""What every call of a layer goes through: its arguments, and what a user sees of its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+import jax
+
+from distdl_jax.errors import InvalidTypeError
+from distdl_jax.jax_compat import hiding_frames
+from distdl_jax.tracing.forward_mode_error import refuse_forward_mode
+from distdl_jax.tracing.layer_call import tied_to_params
+from distdl_jax.transports.agreement.shapes import is_array, structure_text
+
+
+def call_of_a_layer(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a layer's `__call__`, which takes x alone where there are no parameters, and refuses others in sentences.
+
+    Tracebacks of its errors have no frames of the library.
+    """
+
+    @wraps(call)
+    def completed(self: Any, *args: Any, **options: Any) -> Any:
+        if len(args) == 1 and not {"params", "x"} & options.keys():
+            nothing = self.param_specs()  # a tree without leaves: so are the parameters
+            if jax.tree.leaves(nothing):
+                raise InvalidTypeError(
+                    f"{type(self).__name__} has parameters: call it with them and the input, `layer(params, x)`; "
+                    "`layer.init(key)` makes them."
+                )
+            args = (nothing, *args)
+        if len(args) > 1 and is_array(args[0]) and isinstance(args[1], Mapping | tuple):
+            raise InvalidTypeError(
+                f"`params` is {structure_text(args[0])}, and `x` is {structure_text(args[1])}: call "
+                f"{type(self).__name__} with the parameters first, `layer(params, x)`."
+            )
+        try:
+            y = call(self, *args, **options)
+        except TypeError as error:
+            refuse_forward_mode(error)
+            raise
+        return tied_to_params(y, args[0] if args else options.get("params"))
+
+    return hiding_frames(completed)

@@ -1,0 +1,399 @@
+"""The contract that every layer satisfies, and the base classes of this library's layers.
+
+    params = layer.init(key)  # this worker's blocks of the parameters
+    specs = layer.param_specs()  # a pytree like them: the global shape and the partition of each parameter
+    plan = layer.plan(x)  # from the shapes and dtypes of all workers' x to those of all workers' y
+    y = layer(params, x)  # this worker's block of the output
+
+A layer is an immutable, hashable value of partitions and numbers. To write one here: derive from `PartitionedLayer`
+(`ParameterFreeLayer` where there is nothing to train), say `param_specs` and `init`, and plan in `_plan` how x moves,
+what each worker computes, and how y moves. The base class checks shapes and parameters, and runs the plan.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from dataclasses import fields
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, Self, TypeGuard, overload, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+
+from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.functional.block_checks import by_class, check_placeholders, outside
+from distdl_jax.functional.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.nn.base.calls import call_of_a_layer
+from distdl_jax.nn.base.output_specs import spec_of_blocks
+from distdl_jax.nn.base.parameters import (
+    ParamShapeDtypes,
+    agree_on_shapes,
+    check_params,
+    spec_shapes,
+    unboxed,
+)
+from distdl_jax.partitions.partition import Partition
+from distdl_jax.partitions.tensors import TensorSpec, check_spec
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.static import Static
+from distdl_jax.plans.worker_ranks import union
+from distdl_jax.text import Drawing
+from distdl_jax.tracing.layer_call import passed_to
+from distdl_jax.tracing.scopes import name_and_line
+from distdl_jax.tracing.world import Workers
+from distdl_jax.transports.agreement.shapes import structure_text
+from distdl_jax.validation import check_key
+from distdl_jax.watchdog.source_lines import user_line
+
+
+@runtime_checkable
+class Layer(Protocol):
+    """The contract of a layer: what networks, optimisers and checkpoints ask of it.
+
+    A layer that leaves its output on another partition than its input may have the attributes `input_partition` and
+    `output_partition`, for networks around it.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(1).grid([1, 1])
+    >>> isinstance(dj.nn.DistributedLinear(P, in_features=3, out_features=2), dj.nn.Layer), isinstance(P, dj.nn.Layer)
+    (True, False)
+    """
+
+    def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Any:
+        """Return this worker's blocks of the initial parameters, zero-volume where it holds none.
+
+        `key` is a JAX random key, the same on every worker. The global values are the same for one key whatever the
+        partition. A layer without parameters has `{}`.
+        """
+
+    def param_specs(self) -> Any:
+        """Return the global shape and the partition of each parameter: a pytree of `TensorSpec`."""
+
+    def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
+        """Plan what becomes of the workers' blocks: without a message, and the same on every worker.
+
+        `x` has the shapes and dtypes of the blocks by world rank, of the layer's workers or of more, and `params` those
+        of their parameters (default: as `param_specs` says, in x's dtype). The plan's `outputs` are what the layer's
+        workers hold afterwards; `plan.after(x)` is what all do. Raises `PlanError` where something doesn't fit.
+        """
+
+    def __call__(self, params: Any, x: Array) -> Array:
+        """Return this worker's block of the output, from its blocks of the parameters and of the input.
+
+        Collective among the workers of the layer's partitions. A worker outside them gets its `x` back.
+        """
+
+
+@runtime_checkable
+class StatefulLayer(Layer, Protocol):
+    """A layer that keeps something from batch to batch, a running mean: `y, state = layer(params, x, state=state)`.
+
+    With `training=False` it uses its state, and leaves it as it is. Without a state it gives y alone.
+    """
+
+    def init_state(self, dtype: DTypeLike = jnp.float32) -> Any:
+        """Return this worker's part of the initial state: a pytree, zero-volume where it holds none."""
+
+    def state_specs(self) -> Any:
+        """Return the global shape and the partition of each part of the state: a pytree like it, of `TensorSpec`."""
+
+
+@runtime_checkable
+class RandomLayer(Layer, Protocol):
+    """A layer that draws random numbers in training: `layer(params, x, key=key, training=True)`."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether it does; of a network, whether a layer of it does."""
+
+
+def keeps_state(layer: Any) -> TypeGuard[StatefulLayer]:
+    """Say whether a layer is a `StatefulLayer`, as a wrapper is around one."""
+    # `isinstance` does not see what a wrapper looks up in its layer.
+    return isinstance(layer, Layer) and hasattr(layer, "init_state") and hasattr(layer, "state_specs")
+
+
+def draws_numbers(layer: Any) -> TypeGuard[RandomLayer]:
+    """Say whether a layer is a `RandomLayer` that draws random numbers."""
+    return isinstance(layer, Layer) and getattr(layer, "draws", False) is True
+
+
+def apply_layer(
+    layer: Layer, params: Any, x: Array, state: Any, training: bool, key: Array | None
+) -> tuple[Array, Any]:
+    """Return the output of any layer, and its state afterwards: None where `state` is."""
+    options: dict[str, Any] = {}
+    if draws_numbers(layer):
+        options |= {"key": key, "training": training}
+    if keeps_state(layer):
+        options |= {"state": state, "training": training}
+    y: Any = layer(params, x, **options)
+    return (y, state) if options.get("state") is None else y
+
+
+class Ends(NamedTuple):
+    """The partitions that a layer certainly takes its input from, and leaves its output on; None where that is open."""
+
+    P_x: Partition | None = None
+    P_y: Partition | None = None
+
+
+def ends_of(layer: Any) -> Ends:
+    """Return what is certain of a layer's partitions: nothing of functions, and of classes outside this library."""
+    is_ours = isinstance(layer, BaseLayer) and type(layer).__module__.startswith("distdl_jax.")
+    return layer._ends if is_ours else Ends()
+
+
+class BaseLayer(Static):
+    """The base of all layers and networks of this library.
+
+    One that has no parameters, by its class or by its arguments, may be called with the input alone: `layer(x)`.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in ("__call__", "apply"):
+            if name in vars(cls):
+                setattr(cls, name, call_of_a_layer(vars(cls)[name]))
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        self = super().__new__(cls)
+        vars(self)["_built_at"] = user_line()  # for messages; equal layers may be built at different lines
+        return self
+
+    @abstractmethod
+    def param_specs(self) -> Any:
+        """Return the global shape and the partition of each parameter: a pytree like the parameters."""
+
+    @property
+    @abstractmethod
+    def input_partition(self) -> Partition | None:
+        """The partition of the input. None for a network of functions alone."""
+
+    @property
+    @abstractmethod
+    def output_partition(self) -> Partition | None:
+        """The partition of the output. None for a network of functions alone."""
+
+    @property
+    @abstractmethod
+    def _ends(self) -> Ends:
+        """The same two, where they are certain."""
+
+    @property
+    def takes_indices(self) -> bool:
+        """Whether the input holds integers and nothing else."""
+        return False
+
+    @property
+    def _copied(self) -> tuple[int, ...]:
+        """The dimensions of the output's partition along which workers hold copies."""
+        return ()
+
+    @abstractmethod
+    def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
+        """Plan what becomes of the workers' blocks; see `Layer.plan`."""
+
+    def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
+        """Return the `TensorSpec` of the output, from the input's; nothing moves.
+
+        **Raises:** `InvalidArgumentError` where `x_spec` is not on the partition of the input, `PlanError` where x does
+        not fit, or no spec describes the output's blocks.
+        """
+        check_spec(x_spec, "x_spec")
+        P_x = self._expected_partition or x_spec.partition
+        if x_spec.replicated or (x_spec.partition.ranks, x_spec.partition.shape) != (P_x.ranks, P_x.shape):
+            raise InvalidArgumentError(
+                f"`x_spec` (={x_spec!r}) must be of a tensor on P_x, {P_x.describe()}, and without copies."
+            )
+        dtype = np.dtype(np.int32 if self.takes_indices else np.float32)  # shapes don't depend on it
+        x = {worker: ShapeDtype(x_spec.shape_on(worker), dtype) for worker in range(P_x.world.size)}
+        return spec_of_blocks(name_and_line(self), self.plan(x).after(x), self.output_partition or P_x, self._copied)
+
+    def draw(self, x_spec: TensorSpec, *, dtype: DTypeLike = jnp.float32) -> Drawing:
+        """Draw the layer, from its plan: who owns what before and after, and which boxes move to whom, with bytes.
+
+        Nothing moves, and every worker gets the same picture. Of more than 64 workers, the first are drawn.
+
+        - `x_spec`: the global shape and the partition of the input.
+        - `dtype`: of the input, for the bytes; an input of indices is of int32.
+
+        **Returns:** a `Drawing`: SVG, which Jupyter shows by itself, with `save`; printed, it is text.
+
+        **Raises:** `InvalidTypeError` where `x_spec` is no spec; `PlanError` where x does not fit.
+
+        >>> import distdl_jax as dj
+        >>> P = dj.planning_world(2)
+        >>> layer = dj.nn.Repartition(P.grid([2, 1]), P.grid([1, 2]))
+        >>> print(str(layer.draw(dj.TensorSpec((4, 6), layer.P_x))).splitlines()[-1])
+          24 bytes each: 0 → 1, 1 → 0
+        """
+        from distdl_jax.tools.draw.layers import draw_layer
+
+        return draw_layer(self, x_spec, dtype)
+
+    @property
+    def _expected_partition(self) -> Partition | None:
+        """The partition that x has to be on; None where the first layer of a network says so."""
+        return None
+
+
+class PartitionedLayer(BaseLayer):
+    """The base of layers of one movement, one local computation and one movement, from P_x to P_y (default: P_x)."""
+
+    P_x: Partition
+
+    @property
+    def input_partition(self) -> Partition:
+        """The partition of the input, P_x."""
+        return self.P_x
+
+    @property
+    def output_partition(self) -> Partition:
+        """The partition of the output: the layer's P_y where it has one, else P_x."""
+        P_y: Partition | None = vars(self).get("P_y")
+        return P_y or self.P_x
+
+    @property
+    def _expected_partition(self) -> Partition:
+        return self.input_partition
+
+    @property
+    def _ends(self) -> Ends:
+        return Ends(self.input_partition, None if self._copied else self.output_partition)
+
+    @cached_property
+    def _team(self) -> Workers:
+        """The world ranks of the workers that take part, ascending."""
+        return union(self.P_x.ranks, self.output_partition.ranks)
+
+    def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> Plan:
+        """Plan what becomes of the blocks of all of the layer's workers: without a message, and the same on each.
+
+        **Arguments:**
+
+        - `x`: the shapes and dtypes of the blocks, by world rank, of the layer's workers or of more.
+        - `params`: the shapes and dtypes of their parameters. Default: as `param_specs` says, in x's dtype.
+
+        **Returns:** the plan; its `outputs` are what the layer's workers hold afterwards. All others keep what they
+        have.
+
+        **Raises:** `PlanError` where x or a parameter does not fit.
+        """
+        plan: Plan = self._plan(*self._checked(x, params))
+        return plan
+
+    def _checked(self, x: ShapeDtypes, params: ParamShapeDtypes | None) -> tuple[ShapeDtypes, ParamShapeDtypes]:
+        """Return the shapes and dtypes of exactly the layer's workers; refuse parameters that are not as specs say."""
+        x = by_class("x", self.P_x, taking_part(x, self._team))
+        check_placeholders("x", x, self.input_partition.ranks)
+        if params is None:
+            return x, self._param_shapes(self._param_dtype(x))
+        check_params(params, self.param_specs())
+        return x, params
+
+    def _param_shapes(self, dtype: np.dtype) -> ParamShapeDtypes:
+        """Return the shapes of parameters of `dtype` that are as `param_specs` says."""
+        return spec_shapes(self.param_specs(), self._team, dtype)
+
+    def _param_dtype(self, x: ShapeDtypes) -> np.dtype:
+        """Return the dtype of parameters that nobody gives, beside an input of these shapes and dtypes."""
+        return x[self.P_x.ranks[0]].dtype
+
+    @abstractmethod
+    def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> Any:
+        """Plan from what `_checked` returns."""
+
+    def __call__(self, params: Any, x: Array) -> Array:
+        """Apply the layer.
+
+        **Arguments:**
+
+        - `params`: this worker's parameters, from `init`.
+        - `x`: this worker's block on the partition of the input, perhaps empty; elsewhere a zero-volume array.
+
+        **Returns:** this worker's block on the partition of the output; elsewhere a zero-volume array. Workers outside
+        all partitions of the layer get `x`.
+
+        **Raises:** `PlanError`, on every worker of the layer, where x or a parameter does not fit.
+        """
+        if self.P_x.world.rank not in self._team:
+            return outside(self.P_x.world, x)
+        with jax.named_scope(type(self).__name__):
+            params = self._opened(params)
+            return self._run(self._agree_on_plan(params, x), params, x)
+
+    apply = __call__
+
+    def _opened(self, params: Any) -> Any:
+        """Return the parameters of a call without flax's variables, marked as this layer's in the traced program."""
+        return passed_to(describe(self), unboxed(params))
+
+    def _agree_on_plan(self, params: Any, x: Array) -> Any:
+        """Return the plan of a call, the same on all of the layer's workers, which meet for it while JAX traces."""
+        if self.P_x.world.records:
+            return self.P_x.world.plan_of(describe(self))  # type: ignore[attr-defined]
+        return self.plan(*self._agree_on_shapes(params, x))
+
+    def _agree_on_shapes(self, params: Any, x: Array) -> tuple[ShapeDtypes, ParamShapeDtypes]:
+        """Return the shapes and dtypes of x and of the parameters on all of the layer's workers."""
+        return agree_on_shapes(self.P_x.world, self._team, describe(self), self.param_specs(), params, x)
+
+    def _run(self, plan: Any, params: Any, x: Array) -> Any:
+        """Return this worker's block of the output, by `plan`."""
+        return plan.run(self.P_x.world, params, x)
+
+
+class ParameterFreeLayer(PartitionedLayer):
+    """The base of layers without parameters: called with the input alone, or with `{}` in front like the others."""
+
+    def init(self, key: Array | None = None, dtype: DTypeLike = jnp.float32) -> dict[str, Array]:
+        """Return the empty dictionary: there are no parameters."""
+        if key is not None:
+            check_key("key", key)
+        return {}
+
+    def param_specs(self) -> dict[str, Any]:
+        """Return the empty dictionary: there are no parameters."""
+        return {}
+
+    def _param_shapes(self, dtype: np.dtype) -> ParamShapeDtypes:
+        return {}
+
+    @overload
+    def __call__(self, x: Array, /) -> Array: ...
+    @overload
+    def __call__(self, params: dict[str, Array], x: Array, /) -> Array: ...
+    def __call__(self, *args: Any) -> Array:
+        """Return this worker's block of the output, from its input `x`: `layer(x)`, or `layer({}, x)`."""
+        if len(args) == 2 and not (isinstance(args[0], dict) and not args[0]):
+            raise InvalidArgumentError(
+                f"`params` is {structure_text(args[0])}, but must be {{}}: {type(self).__name__} has no parameters. "
+                "Give it the input alone, or with {} and the input."
+            )
+        if len(args) not in (1, 2):
+            raise TypeError(f"{type(self).__name__} takes the input, or {{}} and the input, not {len(args)} arguments.")
+        return self._apply(args[-1])
+
+    def apply(self, params: dict[str, Array], x: Array) -> Array:
+        """Apply the layer with its (empty) parameters in front, like the layers that have some."""
+        return self(params, x)
+
+    def _apply(self, x: Array) -> Array:
+        """Return this worker's block of the output."""
+        return super().__call__({}, x)
+
+    def _run(self, plan: Any, params: Any, x: Array) -> Any:
+        return plan.run(self.P_x.world, x)
+
+
+def describe(layer: Any) -> str:
+    """Describe a layer, a dataclass, in words that are the same on every worker."""
+    values = {field.name: getattr(layer, field.name) for field in fields(layer)}
+    shown = (f"{k}={x.describe() if isinstance(x, Partition | TensorSpec) else repr(x)}" for k, x in values.items())
+    # The address of a function differs between workers.
+    return re.sub(" at 0x[0-9a-f]+", "", f"{type(layer).__name__}({', '.join(shown)})")

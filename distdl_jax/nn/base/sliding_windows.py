@@ -1,0 +1,163 @@
+"""Windows that slide over a partitioned tensor, for convolutions and poolings.
+
+A worker's balanced output block needs an input range. The workers exchange so that each has that range. Outside the
+tensor, the local operation pads with zeros, or the padding mode fills in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from distdl_jax.functional.block_checks import common_dtype, owned_grid
+from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
+from distdl_jax.functional.plan import Plan, ShapeDtypes
+from distdl_jax.partitions.partition import Partition
+from distdl_jax.plans.alike import ByClass, derived
+from distdl_jax.plans.decomposition import Range
+from distdl_jax.plans.halos import Halos
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.windows import PaddingMode, Pairs, WindowedAxis, WindowSpec
+from distdl_jax.tracing.world import Workers, World
+
+_Ranges = tuple[tuple[Range, ...], ...]  # per feature dimension and index
+
+
+@dataclass(frozen=True)
+class WindowsPlan(Plan):
+    """The movement of the inputs that each worker's balanced block of outputs needs.
+
+    - `spec`: the windows; `axes`: the windows along each feature dimension of the tensor.
+    - `wanted`: the ranges that the windows read, which may reach outside the tensor.
+    - `movement`: gives each worker the part of the tensor that fills its ranges.
+    """
+
+    spec: WindowSpec
+    axes: tuple[WindowedAxis, ...]
+    wanted: _Ranges
+    movement: RangesPlan
+
+    @property
+    def workers(self) -> Workers:
+        return self.movement.workers
+
+    def output(self, worker: int) -> ShapeDtype:
+        """Return the shape and dtype of the inputs of `worker`, without padding by zeros."""
+        shape = list(self.movement.output(worker).shape)
+        for d, sources in enumerate(self.filling(worker)):
+            if sources is not None:
+                shape[d + 2] = len(sources)
+        return ShapeDtype(tuple(shape), self.movement.dtype)
+
+    @property
+    def outputs(self) -> ShapeDtypes:
+        return derived(self.output, self.alike)
+
+    @cached_property
+    def alike(self) -> ByClass[None]:
+        """The workers: on the blocks of those of one class windows lie in the same way, and halos too."""
+        return ByClass(self.movement.halos.owned.ranks, self.patterns, lambda worker: None)
+
+    @cached_property
+    def patterns(self) -> tuple[Sequence[Hashable], ...]:
+        """For each dimension and index, how the block, what is fetched, and the windows lie to each other."""
+        batch, channels, *features = self.movement.halos.patterns
+        on_features = (
+            [(pattern, self._pattern(d, i)) for i, pattern in enumerate(patterns)]
+            for d, patterns in enumerate(features)
+        )
+        return (batch, channels, *on_features)
+
+    def _pattern(self, d: int, i: int) -> tuple[object, ...]:
+        """Return how the windows of feature index `i` along `d` lie on what is fetched there."""
+        axis, ranges = self.axes[d], self.wanted[d]
+        start, stop = axis.output_range(len(ranges), i)
+        sources = self._sources(d, i)
+        filled = None if sources is None else tuple(sources.tolist())
+        return stop - start, axis.clipped(ranges[i])[1], filled
+
+    def index(self, worker: int) -> tuple[int, ...]:
+        """Return the index of `worker` along the features."""
+        owned = self.movement.halos.owned
+        return owned.index(owned.cell_of[worker])[2:]
+
+    def output_ranges(self, index: Sequence[int]) -> tuple[Range, ...]:
+        """Return the range of outputs of the worker at feature index `index`, per feature dimension."""
+        workers = map(len, self.wanted)
+        return tuple(axis.output_range(p, i) for axis, p, i in zip(self.axes, workers, index, strict=True))
+
+    def output_counts(self, index: Sequence[int]) -> tuple[int, ...]:
+        """Return the number of outputs of the worker at feature index `index`, per feature dimension."""
+        return tuple(stop - start for start, stop in self.output_ranges(index))
+
+    def padding(self, index: Sequence[int]) -> Pairs:
+        """Return the zeros (low, high) around the exchanged block of the worker at `index`, per feature dimension."""
+        if self.spec.mode in ("reflect", "replicate"):
+            return ((0, 0),) * len(self.axes)
+        along = zip(self.axes, self.wanted, index, strict=True)
+        return tuple(axis.clipped(ranges[i])[1] for axis, ranges, i in along)
+
+    def filling(self, worker: int) -> tuple[np.ndarray | None, ...]:
+        """Return the source of each entry in the exchanged block of `worker`, per feature dimension.
+
+        None where the block is right as it is: everywhere but at the boundary, under reflect or replicate padding.
+        """
+        return tuple(self._sources(d, i) for d, i in enumerate(self.index(worker)))
+
+    def _sources(self, d: int, i: int) -> np.ndarray | None:
+        """Return `filling` along one feature dimension, of the workers at index `i` there."""
+        if self.spec.mode not in ("reflect", "replicate"):
+            return None
+        start, stop = self.movement.halos.needed[d + 2][i]
+        sources = _sources(self.axes[d], self.spec.mode, self.wanted[d][i]) - start
+        return None if np.array_equal(sources, np.arange(stop - start)) else sources
+
+    def run(self, world: World, x: Array) -> Array:
+        """Return the input of this worker's windows, without padding by zeros; on other workers, `x`."""
+        block = self.movement.run(world, x)
+        if world.rank in self.movement.inputs:
+            for d, sources in enumerate(self.filling(world.rank)):
+                if sources is not None:
+                    block = jnp.take(block, sources, axis=d + 2, mode="clip")
+        return block
+
+
+def plan_windows(shape_dtypes: ShapeDtypes, P_x: Partition, spec: WindowSpec) -> WindowsPlan:
+    """Plan windows over an N x C x features tensor on P_x, P_n x P_c x P_{D-1} x ... x P_0.
+
+    `shape_dtypes` are the blocks of all workers of the layer, those of P_x among them. Raises `PlanError` where the
+    blocks don't form a grid or the windows don't fit.
+    """
+    common_dtype("x", shape_dtypes, P_x.ranks)
+    owned = owned_grid("x", P_x, shape_dtypes)
+    axes = tuple(spec.along(d, size) for d, size in enumerate(owned.extent[2:]))
+    wanted = tuple(axis.input_ranges(p) for axis, p in zip(axes, P_x.shape[2:], strict=True))
+    fetched = (
+        tuple(_source_range(axis, spec.mode, each) for each in ranges)
+        for axis, ranges in zip(axes, wanted, strict=True)
+    )
+    periodic = (False, False) + (spec.mode == "circular",) * len(axes)
+    halos = Halos(owned, (*owned.ranges[:2], *fetched), periodic)
+    return WindowsPlan(spec, axes, wanted, plan_ranges("windows", shape_dtypes, P_x, halos))
+
+
+def _sources(axis: WindowedAxis, mode: PaddingMode, wanted: Range) -> np.ndarray:
+    """Return, for each index of a range that may reach outside the tensor, the index inside that fills it."""
+    indices = np.arange(*wanted)
+    last = axis.size - 1
+    if mode == "replicate":
+        return np.clip(indices, 0, last)
+    return last - np.abs(last - np.abs(indices))
+
+
+def _source_range(axis: WindowedAxis, mode: PaddingMode, wanted: Range) -> Range:
+    """Return the range of the tensor that fills `wanted`."""
+    if mode not in ("reflect", "replicate"):
+        return axis.clipped(wanted)[0]
+    sources = _sources(axis, mode, wanted)
+    return (int(sources.min()), int(sources.max()) + 1) if sources.size else axis.clipped(wanted)[0]

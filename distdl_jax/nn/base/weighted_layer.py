@@ -1,0 +1,91 @@
+"""The bases of layers that multiply with a weight: linear layers, convolutions, embeddings."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from functools import cached_property
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+
+from distdl_jax.nn.base.layer import PartitionedLayer
+from distdl_jax.nn.base.parameters import ParameterPartitions, Params, ParamShapeDtypes, spec_shapes
+from distdl_jax.partitions.initialization import Initializer, UniformFanIn, initialize_params
+from distdl_jax.partitions.partition import Partition
+from distdl_jax.partitions.tensors import TensorSpec
+from distdl_jax.plans.alike import ByClass
+from distdl_jax.plans.worker_ranks import union
+from distdl_jax.tracing.world import Workers
+
+
+class AffineLayer(PartitionedLayer):
+    """A layer with a weight and perhaps a bias, whose initial values are random."""
+
+    @property
+    @abstractmethod
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """The global shapes of the parameters, by name: "weight", and "bias" where there is one."""
+
+    def init(
+        self,
+        key: Array,
+        dtype: DTypeLike = jnp.float32,
+        *,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+    ) -> Params:
+        """Return this worker's block of the initial parameters; the global values depend on the key, not on partitions.
+
+        **Arguments:**
+
+        - `key`: a JAX random key, the same on every worker.
+        - `dtype`: of the parameters.
+        - `weight_init`, `bias_init`: functions of (key, shape, dtype) like the `jax.nn.initializers`. They see
+          the global shape, in PyTorch's layout. Those that count fans need to know it: a linear layer's weight takes
+          `in_axis=-1, out_axis=-2`, a convolution's `in_axis=1, out_axis=0`. Default: uniform in ±1/sqrt(fan_in) as in
+          PyTorch, where fan_in is the product of all dimensions of the weight but the first.
+
+        **Returns:** `{"weight": ..., "bias": ...}` (no "bias" without one), zero-volume where this worker holds none.
+        """
+        default = UniformFanIn(math.prod(self._shapes["weight"][1:]))
+        initializers = {"weight": weight_init or default, "bias": bias_init or default}
+        return initialize_params(self.param_specs(), key, dtype, initializers)
+
+
+class WeightedLayer(AffineLayer):
+    """A layer with a weight and perhaps a bias, which live on some of the workers that multiply with them.
+
+    - `sharded`: whether they are cut over all workers that use the same block.
+    """
+
+    P_W: Any
+    sharded: bool
+
+    @cached_property
+    def _work(self) -> Partition:
+        """The workers that multiply, P_n x P_out x P_in x features."""
+        return self.P_W.create_cartesian_topology_partition((1, *self.P_W.shape)[-3:])
+
+    @cached_property
+    def _parameters(self) -> ParameterPartitions:
+        return ParameterPartitions(self._work, self.sharded)
+
+    @cached_property
+    def _team(self) -> Workers:
+        return union(self._work.ranks, self.input_partition.ranks, self.output_partition.ranks)
+
+    def _param_shapes(self, dtype: np.dtype) -> ParamShapeDtypes:
+        work, specs = self._work, self.param_specs()
+        if self.sharded or union(work.ranks) != self._team:
+            return super()._param_shapes(dtype)
+        # Parameters are on the first workers along the batch and the features, in blocks along the channels.
+        along = (range(p) if d in (1, 2) else [min(i, 1) for i in range(p)] for d, p in enumerate(work.shape))
+        return ByClass(work.ranks, along, lambda worker: spec_shapes(specs, (worker,), dtype)[worker])
+
+    def param_specs(self) -> dict[str, TensorSpec]:
+        """Return the global shape and the partition of each parameter: a pytree like the parameters."""
+        return {name: TensorSpec(shape, getattr(self._parameters, name)) for name, shape in self._shapes.items()}

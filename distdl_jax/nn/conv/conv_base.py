@@ -1,0 +1,213 @@
+"""The base of the convolutions: one algorithm, of which the feature- and channel-distributed ones are cases."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.functional.all_gather import plan_all_gather, plan_reduce_scatter
+from distdl_jax.functional.broadcast import plan_broadcast
+from distdl_jax.functional.halo_exchange import RangesPlan
+from distdl_jax.functional.plan import MovementPlan, ShapeDtypes
+from distdl_jax.functional.sum_reduce import plan_sum_reduce
+from distdl_jax.nn.base.matmul_plan import ProductPlan, product_dtype, products
+from distdl_jax.nn.base.parameters import ParamShapeDtypes
+from distdl_jax.nn.base.sliding_windows import WindowsPlan, plan_windows
+from distdl_jax.nn.base.weighted_layer import WeightedLayer
+from distdl_jax.nn.conv.conv_partitions import ConvPartitions, Kind, conv_partitions, given_or_derived
+from distdl_jax.nn.conv.conv_plan import LocalConvolution
+from distdl_jax.nn.kernels.geometry import Placement
+from distdl_jax.nn.kernels.phases import TransposedProblem
+from distdl_jax.nn.kernels.problem import Problem
+from distdl_jax.partitions.partition import Partition
+from distdl_jax.plans.alike import ByClass
+from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_sizes, index_of
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.plans.windows import PaddingMode, WindowSpec, window_spec
+from distdl_jax.plans.worker_ranks import positions
+from distdl_jax.validation import Padding, Sizes, is_integer
+
+
+@dataclass(frozen=True)
+class DistributedConv(WeightedLayer):
+    """The base of the convolutions, of any number of dimensions; `DistributedConv2d` says what it does.
+
+    - `dims`: the number of feature dimensions.
+    - `required_kind`: the one algorithm that a class accepts; None for all."""
+
+    dims: ClassVar[int]
+    required_kind: ClassVar[Kind | None] = None
+
+    P_x: Partition
+    P_y: Partition | None = None
+    P_W: Partition | None = None
+    _: KW_ONLY
+    in_channels: int
+    out_channels: int
+    kernel_size: Sizes
+    stride: Sizes = 1
+    padding: Padding = 0
+    dilation: Sizes = 1
+    groups: int = 1
+    bias: bool = True
+    padding_mode: PaddingMode = "zeros"
+    sharded: bool = False
+    split: InitVar[Literal["in_channels", "out_channels"] | None] = None
+
+    def __post_init__(self, split: str | None) -> None:
+        w = self._windows
+        # The fields, in the form in which equal ones are equal.
+        vars(self).update(kernel_size=w.kernel, stride=w.stride, padding=w.padding, dilation=w.dilation)
+        for name in ("groups", "in_channels", "out_channels"):
+            number = getattr(self, name)
+            if not is_integer(number, least=1):
+                raise InvalidArgumentError(f"`{name}` (={number!r}) must be an integer, 1 or more.")
+            if number % self.groups:
+                raise InvalidArgumentError(f"`{name}` (={number}) must be divisible by `groups` (={self.groups}).")
+        channels = {"in_channels": self.in_channels, "out_channels": self.out_channels}
+        P_y, P_W = given_or_derived(self.dims, self.P_x, self.P_y, self.P_W, split, channels, self.groups)
+        vars(self).update(P_y=P_y, P_W=P_W)
+        if self.required_kind not in (None, self.kind):
+            raise InvalidArgumentError(
+                f"P_x, P_y and P_W ask for the {self.kind} algorithm, but this class is the {self.required_kind} one."
+            )
+
+    @cached_property
+    def _partitions(self) -> ConvPartitions:
+        return conv_partitions(self.dims, self.P_x, self.P_y, self.P_W, self.groups)
+
+    @property
+    def _work(self) -> Partition:
+        return self._partitions.work
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        weight = (self.out_channels, self.in_channels // self.groups, *self._windows.kernel)
+        return {"weight": weight} | ({"bias": (self.out_channels,)} if self.bias else {})
+
+    @cached_property
+    def _windows(self) -> WindowSpec:
+        return window_spec(self.dims, self.kernel_size, self.stride, self.padding, self.dilation, self.padding_mode)
+
+    @property
+    def kind(self) -> Kind:
+        """The algorithm that the partitions ask for."""
+        return self._partitions.kind
+
+    def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> ProductPlan:
+        parts = self._partitions
+        fetch = self._fetch(x)
+        fetched = fetch.after(x)
+        to_work: MovementPlan
+        if parts.x is None:
+            to_work = plan_all_gather(fetched, self.P_x, 1)
+        else:
+            to_work = plan_broadcast(fetched, parts.x, parts.work)
+        copies = to_work.after(fetched)
+        of_params = self._parameters.plan(params, self.bias)
+        place_of = positions(parts.work.ranks)
+
+        def local_of(worker: int) -> LocalConvolution:
+            copy = ShapeDtype(copies[worker].shape, product_dtype(copies[worker], of_params))
+            return self._local(fetch, place_of[worker], copy)
+
+        batch, _, *features = self._patterns(fetch)
+        labels = (batch, *map(range, parts.channels), *features)
+        local: Mapping[int, LocalConvolution] = ByClass(parts.work.ranks, labels, local_of)
+        parts_of_y = products(copies, of_params, local)
+        to_y: MovementPlan
+        if parts.y is None:
+            to_y = plan_reduce_scatter(parts_of_y, self.output_partition, 1)
+        else:
+            to_y = plan_sum_reduce(parts_of_y, parts.work, parts.y)
+        return ProductPlan(to_work, of_params, parts_of_y, to_y, local, fetch)
+
+    def _fetch(self, x: ShapeDtypes) -> WindowsPlan | RangesPlan:
+        """Plan how each worker of P_x gets the inputs that its outputs read."""
+        fetch = plan_windows(x, self.P_x, self._windows)
+        self._check_channels(fetch.movement.halos.owned)
+        return fetch
+
+    def _patterns(self, fetch: Any) -> Sequence[Sequence[Hashable]]:
+        """Return, for each dimension of P_x and index, how what is fetched there lies to what is computed."""
+        found: Sequence[Sequence[Hashable]] = fetch.patterns
+        return found
+
+    def _check_channels(self, owned: ProductGrid) -> None:
+        found = tuple(stop - start for start, stop in owned.ranges[1])
+        expected = balanced_sizes(self.in_channels, self.P_x.shape[1])
+        if sum(found) != self.in_channels:
+            raise PlanError(f"`x` has {sum(found)} channels, but in_channels={self.in_channels}.")
+        if found != expected:
+            raise PlanError(
+                f"`x` has {found} channels on the workers along the channels, but {self.in_channels} channels balanced "
+                f"over {self.P_x.shape[1]} workers are {expected}."
+            )
+
+    def _local(self, fetch: WindowsPlan | RangesPlan, rank: int, copy: ShapeDtype) -> LocalConvolution:
+        """Return the product of the worker of `rank` in P_W, from its copy of x in the dtype of the product."""
+        _, i, j, *index = index_of(rank, self._partitions.work.shape)
+        (start, stop), groups = self._channels_read(i, j)
+        x = ShapeDtype((copy.shape[0], stop - start, *copy.shape[2:]), copy.dtype)
+        return LocalConvolution(self._problem(fetch, x, groups, (i, j), index), (start, stop), adds_bias=j == 0)
+
+    def _problem(
+        self, fetch: Any, x: ShapeDtype, groups: int, channels: tuple[int, int], index: Sequence[int]
+    ) -> Problem | TransposedProblem:
+        """Return the arithmetic on `x` of the worker at `channels`, along P_co and P_ci, and `index`, the features."""
+        (p_co, p_ci), (i, j) = self._partitions.channels, channels
+        rows, columns = balanced_sizes(self.out_channels, p_co), balanced_sizes(self.in_channels // self.groups, p_ci)
+        w = self._windows
+        placement = Placement(w.stride, fetch.padding(index), w.dilation)
+        return Problem(x.shape, (rows[i], columns[j], *w.kernel), placement, groups, x.dtype.name)
+
+    def _channels_read(self, i: int, j: int) -> tuple[Range, int]:
+        """Return which channels of its copy of x the worker at (i, j) along the channels reads, and how many groups."""
+        (p_co, p_ci), p_x = self._partitions.channels, self.P_x.shape[1]
+        if self.groups == 1:
+            return (0, balanced_sizes(self.in_channels, p_ci)[j]), 1
+        groups, share = self.groups // p_co, self.in_channels // p_co
+        if p_x > 1:  # its copy is the channels of its groups
+            return (0, share), groups
+        return (i * share, (i + 1) * share), groups
+
+    def __repr__(self) -> str:
+        w = self._windows
+        shown = [f"{self.in_channels} -> {self.out_channels}", f"kernel {shape_text(w.kernel)}"]
+        steps = {"stride": w.stride, "dilation": w.dilation}
+        shown += [f"{name} {values}" for name, values in steps.items() if set(values) != {1}]
+        if set(w.padding) != {(0, 0)}:
+            shown.append(f"padding {w.padding} {w.mode}")
+        if self.groups > 1:
+            shown.append(f"groups {self.groups}")
+        shown += ["sharded"] * self.sharded
+        work = self._partitions.work.shape
+        shown += [f"P_x {shape_text(self.P_x.shape)}", f"P_W {shape_text(work if work[0] > 1 else work[1:])}"]
+        return f"{type(self).__name__}[{self.kind}]({', '.join(shown)})"
+
+
+class DistributedConv1d(DistributedConv):
+    """`DistributedConv` of N x C x n_0 tensors."""
+
+    dims = 1
+
+
+class DistributedConv2d(DistributedConv):
+    """`DistributedConv` of N x C x n_1 x n_0 tensors."""
+
+    dims = 2
+
+
+class DistributedConv3d(DistributedConv):
+    """`DistributedConv` of N x C x n_2 x n_1 x n_0 tensors."""
+
+    dims = 3
+
+
+class DistributedConv4d(DistributedConv):
+    """`DistributedConv` of N x C x n_3 x n_2 x n_1 x n_0 tensors, as of space and time."""
+
+    dims = 4

@@ -1,0 +1,371 @@
+"""Transposed convolutions: the adjoints of the convolutions' windows."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.functional.block_checks import owned_grid
+from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
+from distdl_jax.functional.plan import ShapeDtypes
+from distdl_jax.nn.base.parameters import ParameterPartitions
+from distdl_jax.nn.conv.conv_base import DistributedConv
+from distdl_jax.nn.kernels.phases import TransposedProblem
+from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_range, balanced_ranges, balanced_sizes
+from distdl_jax.plans.halos import Halos
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.windows import PaddingMode
+from distdl_jax.validation import is_integer
+
+
+@dataclass(frozen=True, repr=False)
+class DistributedConvTranspose(DistributedConv):
+    """The base of the transposed convolutions, of any number of dimensions; `DistributedConvTranspose2d` is one."""
+
+    padding_mode: PaddingMode = field(default="zeros", init=False)
+    output_padding: int | Sequence[int] = field(default=0, kw_only=True)
+
+    def __post_init__(self, split: str | None) -> None:
+        if isinstance(self.padding, str):
+            raise InvalidArgumentError(f"`padding` (={self.padding!r}) must be numbers in a transposed convolution.")
+        super().__post_init__(split)
+        vars(self).update(output_padding=self._extra)
+
+    @cached_property
+    def _extra(self) -> tuple[int, ...]:
+        """The output padding of each feature dimension."""
+        given = self.output_padding
+        values = tuple(given) if isinstance(given, Sequence | np.ndarray) else (given,) * self.dims
+        limits = [max(pair) for pair in zip(self._windows.stride, self._windows.dilation, strict=True)]
+        if len(values) != self.dims or not all(
+            is_integer(extra, least=0) and extra < limit for extra, limit in zip(values, limits, strict=True)
+        ):
+            raise InvalidArgumentError(
+                f"`output_padding` (={given!r}) must be an integer of 0 or more, below stride or dilation "
+                f"({', '.join(map(str, limits))}), or one for each of {self.dims} feature dimensions."
+            )
+        return tuple(map(int, values))
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        weight = (self.in_channels, self.out_channels // self.groups, *self._windows.kernel)
+        return {"weight": weight} | ({"bias": (self.out_channels,)} if self.bias else {})
+
+    @cached_property
+    def _parameters(self) -> ParameterPartitions:
+        # P_ci x P_co; with groups, whole ones on each worker along the output channels, P_ci is 1.
+        return ParameterPartitions(self._partitions.work, self.sharded, inputs_first=self.groups == 1)
+
+    def _fetch(self, x: ShapeDtypes) -> RangesPlan:
+        owned = owned_grid("x", self.P_x, x)
+        self._check_channels(owned)
+        inputs, w = [], self._windows
+        along = zip(w.kernel, w.stride, w.dilation, w.padding, self._outputs(owned), strict=True)
+        for d, (k, s, dilation, (low, _), total) in enumerate(along, 2):
+            n, reach = owned.extent[d], dilation * (k - 1)
+            own = balanced_ranges(total, self.P_x.shape[d])
+            read = ((-((reach - low - start) // s), (stop - 1 + low) // s + 1) for start, stop in own)
+            clipped = (tuple(min(max(bound, 0), n) for bound in bounds) for bounds in read)
+            inputs.append(tuple((a, b) if a < b else (0, 0) for a, b in clipped))
+        return plan_ranges("windows", x, self.P_x, Halos(owned, (*owned.ranges[:2], *inputs)))
+
+    def _outputs(self, owned: ProductGrid) -> tuple[int, ...]:
+        """Return the number of outputs along each feature dimension."""
+        w = self._windows
+        totals: list[int] = []
+        along = zip(w.kernel, w.stride, w.dilation, w.padding, self._extra, strict=True)
+        for d, (k, s, dilation, (low, high), extra) in enumerate(along):
+            n = owned.extent[d + 2]
+            totals.append((n - 1) * s - low - high + dilation * (k - 1) + extra + 1)
+            if n == 0 or totals[d] < 1:
+                raise PlanError(
+                    f"In feature dimension {d}: `x` has length {n}, of which stride {s}, `padding` (={(low, high)}) "
+                    f"and a kernel of {k} make no output."
+                )
+        return tuple(totals)
+
+    def _patterns(self, fetch: RangesPlan) -> Sequence[Sequence[Hashable]]:
+        batch, channels, *features = fetch.halos.patterns
+        on_features = (
+            [(pattern, self._ranges(fetch, d, i)) for i, pattern in enumerate(patterns)]
+            for d, patterns in enumerate(features)
+        )
+        return (batch, channels, *on_features)
+
+    def _ranges(self, fetch: RangesPlan, d: int, i: int) -> tuple[Range, Range]:
+        """Return the ranges of inputs and outputs at index `i` along feature dimension `d`, moved to lie at 0.
+
+        Both are moved by as many strides, which changes nothing: so workers inside a tensor have the same problem.
+        """
+        s, (low, _) = self._windows.stride[d], self._windows.padding[d]
+        first, last = fetch.halos.needed[d + 2][i]
+        start, stop = balanced_range(self._outputs(fetch.halos.owned)[d], self.P_x.shape[d + 2], i)
+        by = (start + low) // s
+        return (first - by, last - by), (start - by * s, stop - by * s)
+
+    def _problem(
+        self, fetch: RangesPlan, x: ShapeDtype, groups: int, channels: tuple[int, int], index: Sequence[int]
+    ) -> TransposedProblem:
+        (p_co, p_ci), (i, j), w = self._partitions.channels, channels, self._windows
+        if self.groups > 1:
+            c_in, c_out = self.in_channels // p_co, self.out_channels // self.groups
+        else:
+            c_in, c_out = balanced_sizes(self.in_channels, p_ci)[j], balanced_sizes(self.out_channels, p_co)[i]
+        inputs, outputs = zip(*(self._ranges(fetch, d, at) for d, at in enumerate(index)), strict=True)
+        return TransposedProblem(
+            x.shape,
+            (c_in, c_out, *w.kernel),
+            groups,
+            x.dtype.name,
+            w.stride,
+            w.dilation,
+            inputs=inputs,
+            outputs=outputs,
+            low=tuple(low for low, _ in w.padding),
+        )
+
+
+class DistributedConvTranspose1d(DistributedConvTranspose):
+    """A 1-D transposed convolution, split over workers: PyTorch's ConvTranspose1d, block for block.
+
+    It is the adjoint of a convolution with respect to its input, and enlarges x where the stride is above 1:
+
+        y[n, o, j] = b[o] + sum over c, i and t with stride i + dilation t - low = j of w[c, o, t] x[n, c, i]
+
+    Of n inputs the feature dimension makes (n - 1) stride - low - high + dilation (kernel - 1) + output_padding + 1
+    outputs.
+
+    | tensor | global shape | partition |
+    |---|---|---|
+    | x | n_b x n_ci x n_0 | P_x: P_n x P_ci x P_0 |
+    | y | n_b x n_co x m_0 | P_y: P_n x P_co x P_0 |
+    | w (`params["weight"]`) | n_ci x n_co/groups x k_0 | P_ci x P_co, of P_W's first slice |
+    | b (`params["bias"]`) | n_co | P_co, the first column of that slice |
+
+    Each worker fetches the inputs that its balanced block of outputs reads, and multiplies. Where channels are split, x
+    is broadcast along P_co, and products are summed along P_ci. One partition P serves for everything:
+    `DistributedConvTranspose1d(P, in_channels=..., out_channels=...)`; where it splits channels, `split` says how w is
+    cut. Blocks of x may be uneven along the batch and the features, and empty; blocks of y are balanced along the
+    features. A worker outside P_x passes a zero-volume tensor, and one outside P_y gets one. The dtype of y is the one
+    to which those of x and the parameters promote.
+
+    **Arguments:**
+
+    - `P_x`, `P_y`, `P_W`: the partitions; P_W has shape P_co x P_ci x P_0, with P_n in front where the batch is split.
+      They may be the same workers, overlap or be disjoint. Default of P_y: P_x; of P_W: the workers of P_x or P_y, with
+      one side of w cut where channels are split.
+    - `in_channels`, `out_channels`: n_ci and n_co.
+    - `kernel_size`, `stride`, `dilation`: an integer, as in PyTorch.
+    - `padding`: an integer, or a pair (low, high) in a list: how many outputs are left out at the ends.
+    - `output_padding`: an integer, below stride or dilation: how many outputs are added at the high end.
+    - `groups`: as in PyTorch. Where input channels are split, the output channels are split over as many workers, P_ci
+      is 1 in P_W, and each worker has whole groups.
+    - `bias`: whether there is a b.
+    - `sharded`: whether w is cut along n_ci, and b along n_co, over all workers that use the same block, along P_n and
+      the features, and gathered in each call; else the first of these has them, and they are broadcast.
+    - `split`: "in_channels" or "out_channels", the channels of w that are cut where P_x and P_y both split channels, on
+      the same workers, and P_W is not given. With "out_channels" x is gathered along its channels, and each worker
+      multiplies with its output channels of w; with "in_channels" each multiplies with its input channels, and the sums
+      are scattered along y's channels. Default: the one for which less moves, the output channels where they are no
+      fewer.
+
+    **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
+    arguments don't fit; when applied, `PlanError` where x or a parameter doesn't.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(4).grid([1, 1, 4])
+    >>> layer = DistributedConvTranspose1d(P, in_channels=3, out_channels=8, kernel_size=2, stride=2)
+    >>> layer.output_spec(dj.TensorSpec((5, 3, 5), P)).block_shapes
+    {0: (5, 8, 3), 1: (5, 8, 3), 2: (5, 8, 2), 3: (5, 8, 2)}
+
+    Source: PyTorch's ConvTranspose1d, 2d and 3d; Hewett and Grady (2020), adjoints of convolutions.
+    """
+
+    dims = 1
+
+
+class DistributedConvTranspose2d(DistributedConvTranspose):
+    """A 2-D transposed convolution, split over workers: PyTorch's ConvTranspose2d, block for block.
+
+    It is the adjoint of a convolution with respect to its input, and enlarges x where the stride is above 1:
+
+        y[n, o, j] = b[o] + sum over c, i and t with stride i + dilation t - low = j of w[c, o, t] x[n, c, i]
+
+    Of n inputs a feature dimension makes (n - 1) stride - low - high + dilation (kernel - 1) + output_padding + 1
+    outputs.
+
+    | tensor | global shape | partition |
+    |---|---|---|
+    | x | n_b x n_ci x n_1 x n_0 | P_x: P_n x P_ci x P_1 x P_0 |
+    | y | n_b x n_co x m_1 x m_0 | P_y: P_n x P_co x P_1 x P_0 |
+    | w (`params["weight"]`) | n_ci x n_co/groups x k_1 x k_0 | P_ci x P_co, of P_W's first slice |
+    | b (`params["bias"]`) | n_co | P_co, the first column of that slice |
+
+    Each worker fetches the inputs that its balanced block of outputs reads, and multiplies. Where channels are split, x
+    is broadcast along P_co, and products are summed along P_ci. One partition P serves for everything:
+    `DistributedConvTranspose2d(P, in_channels=..., out_channels=...)`; where it splits channels, `split` says how w is
+    cut. Blocks of x may be uneven along the batch and the features, and empty; blocks of y are balanced along the
+    features. A worker outside P_x passes a zero-volume tensor, and one outside P_y gets one. The dtype of y is the one
+    to which those of x and the parameters promote.
+
+    **Arguments:**
+
+    - `P_x`, `P_y`, `P_W`: the partitions; P_W has shape P_co x P_ci x P_1 x P_0, with P_n in front where the batch is
+      split. They may be the same workers, overlap or be disjoint. Default of P_y: P_x; of P_W: the workers of P_x or
+      P_y, with one side of w cut where channels are split.
+    - `in_channels`, `out_channels`: n_ci and n_co.
+    - `kernel_size`, `stride`, `dilation`: an integer, or one for each feature dimension, as in PyTorch.
+    - `padding`: an integer, one for each feature dimension, or a pair (low, high) for each: how many outputs are left
+      out at the ends.
+    - `output_padding`: an integer, or one for each feature dimension, below stride or dilation: how many outputs are
+      added at the high ends.
+    - `groups`: as in PyTorch. Where input channels are split, the output channels are split over as many workers, P_ci
+      is 1 in P_W, and each worker has whole groups.
+    - `bias`: whether there is a b.
+    - `sharded`: whether w is cut along n_ci, and b along n_co, over all workers that use the same block, along P_n and
+      the features, and gathered in each call; else the first of these has them, and they are broadcast.
+    - `split`: "in_channels" or "out_channels", the channels of w that are cut where P_x and P_y both split channels, on
+      the same workers, and P_W is not given. With "out_channels" x is gathered along its channels, and each worker
+      multiplies with its output channels of w; with "in_channels" each multiplies with its input channels, and the sums
+      are scattered along y's channels. Default: the one for which less moves, the output channels where they are no
+      fewer.
+
+    **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
+    arguments don't fit; when applied, `PlanError` where x or a parameter doesn't.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
+    >>> layer = DistributedConvTranspose2d(P, in_channels=3, out_channels=8, kernel_size=2, stride=2)
+    >>> layer.output_spec(dj.TensorSpec((5, 3, 5, 4), P)).block_shapes
+    {0: (5, 8, 5, 4), 1: (5, 8, 5, 4), 2: (5, 8, 5, 4), 3: (5, 8, 5, 4)}
+
+    Source: PyTorch's ConvTranspose1d, 2d and 3d; Hewett and Grady (2020), adjoints of convolutions.
+    """
+
+    dims = 2
+
+
+class DistributedConvTranspose3d(DistributedConvTranspose):
+    """A 3-D transposed convolution, split over workers: PyTorch's ConvTranspose3d, block for block.
+
+    It is the adjoint of a convolution with respect to its input, and enlarges x where the stride is above 1:
+
+        y[n, o, j] = b[o] + sum over c, i and t with stride i + dilation t - low = j of w[c, o, t] x[n, c, i]
+
+    Of n inputs a feature dimension makes (n - 1) stride - low - high + dilation (kernel - 1) + output_padding + 1
+    outputs.
+
+    | tensor | global shape | partition |
+    |---|---|---|
+    | x | n_b x n_ci x n_2 x n_1 x n_0 | P_x: P_n x P_ci x P_2 x P_1 x P_0 |
+    | y | n_b x n_co x m_2 x m_1 x m_0 | P_y: P_n x P_co x P_2 x P_1 x P_0 |
+    | w (`params["weight"]`) | n_ci x n_co/groups x k_2 x k_1 x k_0 | P_ci x P_co, of P_W's first slice |
+    | b (`params["bias"]`) | n_co | P_co, the first column of that slice |
+
+    Each worker fetches the inputs that its balanced block of outputs reads, and multiplies. Where channels are split, x
+    is broadcast along P_co, and products are summed along P_ci. One partition P serves for everything:
+    `DistributedConvTranspose3d(P, in_channels=..., out_channels=...)`; where it splits channels, `split` says how w is
+    cut. Blocks of x may be uneven along the batch and the features, and empty; blocks of y are balanced along the
+    features. A worker outside P_x passes a zero-volume tensor, and one outside P_y gets one. The dtype of y is the one
+    to which those of x and the parameters promote.
+
+    **Arguments:**
+
+    - `P_x`, `P_y`, `P_W`: the partitions; P_W has shape P_co x P_ci x P_2 x P_1 x P_0, with P_n in front where the
+      batch is split. They may be the same workers, overlap or be disjoint. Default of P_y: P_x; of P_W: the workers of
+      P_x or P_y, with one side of w cut where channels are split.
+    - `in_channels`, `out_channels`: n_ci and n_co.
+    - `kernel_size`, `stride`, `dilation`: an integer, or one for each feature dimension, as in PyTorch.
+    - `padding`: an integer, one for each feature dimension, or a pair (low, high) for each: how many outputs are left
+      out at the ends.
+    - `output_padding`: an integer, or one for each feature dimension, below stride or dilation: how many outputs are
+      added at the high ends.
+    - `groups`: as in PyTorch. Where input channels are split, the output channels are split over as many workers, P_ci
+      is 1 in P_W, and each worker has whole groups.
+    - `bias`: whether there is a b.
+    - `sharded`: whether w is cut along n_ci, and b along n_co, over all workers that use the same block, along P_n and
+      the features, and gathered in each call; else the first of these has them, and they are broadcast.
+    - `split`: "in_channels" or "out_channels", the channels of w that are cut where P_x and P_y both split channels, on
+      the same workers, and P_W is not given. With "out_channels" x is gathered along its channels, and each worker
+      multiplies with its output channels of w; with "in_channels" each multiplies with its input channels, and the sums
+      are scattered along y's channels. Default: the one for which less moves, the output channels where they are no
+      fewer.
+
+    **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
+    arguments don't fit; when applied, `PlanError` where x or a parameter doesn't.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(4).grid([1, 1, 2, 2, 1])
+    >>> layer = DistributedConvTranspose3d(P, in_channels=3, out_channels=8, kernel_size=2, stride=2)
+    >>> layer.output_spec(dj.TensorSpec((5, 3, 5, 4, 2), P)).block_shapes
+    {0: (5, 8, 5, 4, 4), 1: (5, 8, 5, 4, 4), 2: (5, 8, 5, 4, 4), 3: (5, 8, 5, 4, 4)}
+
+    Source: PyTorch's ConvTranspose1d, 2d and 3d; Hewett and Grady (2020), adjoints of convolutions.
+    """
+
+    dims = 3
+
+
+class DistributedConvTranspose4d(DistributedConvTranspose):
+    """A 4-D transposed convolution, split over workers: PyTorch's ConvTranspose3d with one dimension more.
+
+    It is the adjoint of a convolution with respect to its input, and enlarges x where the stride is above 1:
+
+        y[n, o, j] = b[o] + sum over c, i and t with stride i + dilation t - low = j of w[c, o, t] x[n, c, i]
+
+    Of n inputs a feature dimension makes (n - 1) stride - low - high + dilation (kernel - 1) + output_padding + 1
+    outputs.
+
+    | tensor | global shape | partition |
+    |---|---|---|
+    | x | n_b x n_ci x n_3 x n_2 x n_1 x n_0 | P_x: P_n x P_ci x P_3 x P_2 x P_1 x P_0 |
+    | y | n_b x n_co x m_3 x m_2 x m_1 x m_0 | P_y: P_n x P_co x P_3 x P_2 x P_1 x P_0 |
+    | w (`params["weight"]`) | n_ci x n_co/groups x k_3 x k_2 x k_1 x k_0 | P_ci x P_co, of P_W's first slice |
+    | b (`params["bias"]`) | n_co | P_co, the first column of that slice |
+
+    Each worker fetches the inputs that its balanced block of outputs reads, and multiplies. Where channels are split, x
+    is broadcast along P_co, and products are summed along P_ci. One partition P serves for everything:
+    `DistributedConvTranspose4d(P, in_channels=..., out_channels=...)`; where it splits channels, `split` says how w is
+    cut. Blocks of x may be uneven along the batch and the features, and empty; blocks of y are balanced along the
+    features. A worker outside P_x passes a zero-volume tensor, and one outside P_y gets one. The dtype of y is the one
+    to which those of x and the parameters promote.
+
+    **Arguments:**
+
+    - `P_x`, `P_y`, `P_W`: the partitions; P_W has shape P_co x P_ci x P_3 x P_2 x P_1 x P_0, with P_n in front where
+      the batch is split. They may be the same workers, overlap or be disjoint. Default of P_y: P_x; of P_W: the workers
+      of P_x or P_y, with one side of w cut where channels are split.
+    - `in_channels`, `out_channels`: n_ci and n_co.
+    - `kernel_size`, `stride`, `dilation`: an integer, or one for each feature dimension, as in PyTorch.
+    - `padding`: an integer, one for each feature dimension, or a pair (low, high) for each: how many outputs are left
+      out at the ends.
+    - `output_padding`: an integer, or one for each feature dimension, below stride or dilation: how many outputs are
+      added at the high ends.
+    - `groups`: as in PyTorch. Where input channels are split, the output channels are split over as many workers, P_ci
+      is 1 in P_W, and each worker has whole groups.
+    - `bias`: whether there is a b.
+    - `sharded`: whether w is cut along n_ci, and b along n_co, over all workers that use the same block, along P_n and
+      the features, and gathered in each call; else the first of these has them, and they are broadcast.
+    - `split`: "in_channels" or "out_channels", the channels of w that are cut where P_x and P_y both split channels, on
+      the same workers, and P_W is not given. With "out_channels" x is gathered along its channels, and each worker
+      multiplies with its output channels of w; with "in_channels" each multiplies with its input channels, and the sums
+      are scattered along y's channels. Default: the one for which less moves, the output channels where they are no
+      fewer.
+
+    **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
+    arguments don't fit; when applied, `PlanError` where x or a parameter doesn't.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.planning_world(4).grid([1, 1, 2, 1, 2, 1])
+    >>> layer = DistributedConvTranspose4d(P, in_channels=3, out_channels=8, kernel_size=2, stride=2)
+    >>> layer.output_spec(dj.TensorSpec((5, 3, 5, 4, 2, 3), P)).block_shapes
+    {0: (5, 8, 5, 8, 2, 6), 1: (5, 8, 5, 8, 2, 6), 2: (5, 8, 5, 8, 2, 6), 3: (5, 8, 5, 8, 2, 6)}
+
+    Source: PyTorch's ConvTranspose1d, 2d and 3d; Hewett and Grady (2020), adjoints of convolutions.
+    """
+
+    dims = 4

@@ -1,0 +1,1 @@
+"""Linear layers, and layers of single entries: activations, dropout."""

@@ -1,0 +1,93 @@
+"""Dropout whose noise does not depend on the partition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.functional.block_checks import common_dtype, outside, owned_grid
+from distdl_jax.functional.plan import Plan, ShapeDtypes, Unmoved
+from distdl_jax.nn.base.input_checks import check_probability, checked_key
+from distdl_jax.nn.base.layer import ParameterFreeLayer
+from distdl_jax.partitions.initialization import initialize_block
+from distdl_jax.partitions.partition import Partition, check_partitions
+from distdl_jax.random import standard_uniform
+
+
+class DropoutPlan(Unmoved):
+    """The plan of dropout in training: every worker computes on its own block."""
+
+
+@dataclass(frozen=True)
+class Dropout(ParameterFreeLayer):
+    """Sets elements to 0 with probability p in training, and divides the others by 1 - p; in evaluation nothing.
+
+    With one key, the elements that are dropped are the same whatever the partition: those of
+    `jax.random.bernoulli(key, 1 - p, shape)` for the shape of the whole tensor. Each worker makes its own block's
+    numbers. Nothing moves.
+
+    **Arguments:**
+
+    - `P_x`: the partition of x, of as many dimensions; blocks may be uneven and empty.
+    - `p`: the probability, from 0 to below 1.
+    - `channels`: whether whole channels of a sample are dropped (N x C x features), as by PyTorch's Dropout1d, 2d, 3d.
+
+    It is called with `layer(x, key=key, training=True)`; the key is the same on every worker, and another one at each
+    step. `nn.Sequential` splits its key among its layers.
+
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit, or there is no
+    key in training; `PlanError`, on every worker of P_x, where x holds integers.
+
+    >>> import jax, distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1])
+    >>> float(Dropout(P, 0.5)(jax.numpy.ones((40, 50)), key=jax.random.key(0)).max())
+    2.0
+
+    Source: Srivastava et al. (2014).
+    """
+
+    P_x: Partition
+    p: float = 0.5
+    channels: bool = False
+
+    def __post_init__(self) -> None:
+        check_partitions(P_x=self.P_x)
+        check_probability("p", self.p)
+        if self.channels and self.P_x.dim < 2:
+            raise InvalidArgumentError("`channels` (=True) must be False where `P_x` has one dimension.")
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers in training."""
+        return self.p > 0
+
+    def _plan(self, x: ShapeDtypes, params: object) -> Plan:
+        return DropoutPlan(x) if self.draws else Unmoved(x)
+
+    def __call__(self, *args: Any, key: Array | None = None, training: bool = True) -> Array:
+        """Return this worker's block of the output, from its block: `layer(x, key=key)`, or with `{}` in front of x."""
+        x = super().__call__(*args)
+        key = checked_key(key, training, self.draws)
+        if key is None or self.P_x.rank is None:
+            return x
+        with jax.named_scope("Dropout"):
+            blocks, _ = self._agree_on_shapes({}, x)
+            if not jnp.issubdtype(dtype := common_dtype("x", blocks, self.P_x.ranks), jnp.inexact):
+                raise PlanError(f"`x` must hold floating-point numbers, but is {dtype}.")
+            grid = owned_grid("x", self.P_x, blocks)
+            shape, box = grid.extent, grid.box(self.P_x.rank)
+            if self.channels:
+                rest = len(shape) - 2
+                shape, box = (*shape[:2], *(1,) * rest), (*box[:2], *((0, 1),) * rest)
+            numbers = initialize_block(standard_uniform, key, shape, box, np.dtype(jnp.result_type(float)))
+            scale = np.asarray(1 / (1 - self.p), x.dtype)
+            return jnp.where(numbers < 1 - self.p, x * scale, jnp.zeros((), x.dtype))
+
+    def _apply(self, x: Array) -> Array:
+        return x if self.P_x.active else outside(self.P_x.world, x)

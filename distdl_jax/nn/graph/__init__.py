@@ -1,0 +1,1 @@
+"""Layers of graphs: messages along edges."""

@@ -1,0 +1,108 @@
+"""One worker's convolution by oneDNN, forward and gradients: calls of the library that `distdl_jax.onednn` compiles.
+
+float32 only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from distdl_jax.nn.kernels.geometry import padded
+from distdl_jax.nn.kernels.problem import DIRECTIONS, Direction, Problem, Shape
+from distdl_jax.watchdog.launch.onednn_library import bytes_needed, target
+
+CHOSEN, AS_THEY_ARE, CHANNELS_LAST = range(3)
+"""In which order activations are in memory while oneDNN computes; as convolution.cc numbers them."""
+
+MOST_DIMS = 3
+"""Of so many feature dimensions, at most, oneDNN has convolutions."""
+
+
+def can_compute(problem: Problem, direction: Direction) -> bool:
+    """Tell whether oneDNN is here, and has something fast for it."""
+    return problem.dtype == "float32" and memory(_of_what_is_read(problem), direction) is not None
+
+
+def forward(problem: Problem, x: Array, weight: Array) -> Array:
+    """Return the convolution of `x` with `weight`."""
+    read = _of_what_is_read(problem)
+    return _run(read, "forward", (_read(problem, x), weight), problem.y)
+
+
+def input_gradient(problem: Problem, weight: Array, dy: Array) -> Array:
+    """Return the gradient of x, from the cotangent `dy` of the result."""
+    read = _of_what_is_read(problem)
+    gradient = _run(read, "input_gradient", (weight, dy), read.x)
+    return padded(gradient, [(max(0, -low), max(0, -high)) for low, high in problem.window.padding])
+
+
+def weight_gradient(problem: Problem, x: Array, dy: Array) -> Array:
+    """Return the gradient of the weight, from the cotangent `dy` of the result."""
+    read = _of_what_is_read(problem)
+    return _run(read, "weight_gradient", (_read(problem, x), dy), problem.weight)
+
+
+def order(problem: Problem, direction: Direction) -> int:
+    """Return the order to compute in: the fastest for 43 shapes on an AMD EPYC, by up to seven times."""
+    c_out, c_in = problem.weight[:2]
+    if problem.groups > 1:
+        return CHOSEN
+    if math.prod(problem.weight[2:]) == 1:
+        return AS_THEY_ARE  # a product of matrices, which takes less time than another order
+    # In oneDNN's own order there are blocks of 16 channels, of which few fill a part.
+    match direction:
+        case "input_gradient" if c_in == 1 or (c_in <= 3 and problem.dims < 3):
+            return AS_THEY_ARE
+        case "input_gradient" if c_out < 16:
+            return CHANNELS_LAST
+        case "weight_gradient" if c_out < 16 or 3 < c_in < 16:
+            return CHANNELS_LAST
+    return CHOSEN
+
+
+@cache
+def memory(problem: Problem, direction: Direction) -> int | None:
+    """Return how many bytes it needs beside operands and result; None where oneDNN can't compute it, or slowly."""
+    if problem.dims > MOST_DIMS:
+        return None
+    low, high = zip(*problem.window.padding, strict=True)
+    integers = (problem.x, problem.weight, problem.y, problem.window.stride, problem.window.dilation, low, high)
+    return bytes_needed(DIRECTIONS.index(direction), order(problem, direction), problem.groups, integers)
+
+
+def _run(problem: Problem, direction: Direction, operands: tuple[Array, Array], result: Shape) -> Array:
+    """Call the library with `operands` in the order of convolution.cc."""
+    low, high = np.array(problem.window.padding, np.int64).T
+    scratch = jax.ShapeDtypeStruct((memory(problem, direction) or 0,), jnp.uint8)
+    call = jax.ffi.ffi_call(
+        target(direction), (jax.ShapeDtypeStruct(result, jnp.float32), scratch), vmap_method="sequential"
+    )
+    found, _ = call(
+        *operands,
+        stride=np.array(problem.window.stride, np.int64),
+        dilation=np.array(problem.window.dilation, np.int64),
+        low=low,
+        high=high,
+        groups=np.int64(problem.groups),
+        order=np.int64(order(problem, direction)),
+    )
+    return found
+
+
+def _of_what_is_read(problem: Problem) -> Problem:
+    """Return the problem of the entries of x that are read: without those that negative padding takes away."""
+    window = problem.window
+    sizes = (n + min(0, low) + min(0, high) for n, (low, high) in zip(problem.x[2:], window.padding, strict=True))
+    padding = tuple((max(0, low), max(0, high)) for low, high in window.padding)
+    return replace(problem, x=(*problem.x[:2], *sizes), window=replace(window, padding=padding))
+
+
+def _read(problem: Problem, x: Array) -> Array:
+    return padded(x, [(min(0, low), min(0, high)) for low, high in problem.window.padding])

@@ -1,0 +1,127 @@
+"""The focal loss, of two classes in an element or of classes along a dimension that may be split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.nn.losses.classes import LossOverClasses, along_classes, of_labels, samples
+from distdl_jax.nn.losses.elementwise import softplus
+from distdl_jax.nn.losses.loss import Pair
+from distdl_jax.tracing.tie import tie
+from distdl_jax.validation import checked_weights, is_real
+
+
+@dataclass(frozen=True)
+class DistributedFocalLoss(LossOverClasses):
+    """The focal loss of logits that may be split in any way: a cross entropy that hardly counts what is easy.
+
+        loss = -alpha_t (1 - p_t)^gamma log p_t
+
+    with p_t the probability of what is right. By default each logit is one of two classes, as in torchvision's
+    `sigmoid_focal_loss`: p = sigmoid(x), and p_t = p t + (1 - p) (1 - t). With `use_softmax` the logits along dimension
+    1 are classes, of which one is right: p = softmax(x), of which the target picks one.
+
+    **Arguments:**
+
+    - `P_x`: the partition of the logits. Any dimension may be split, that of classes too; blocks may be uneven and
+      empty.
+    - `reduction`: "mean", over the logits, or with `use_softmax` over the samples (and features); "sum", or "none".
+    - `alpha`: a number from 0 to 1, the weight of target 1, where 0 has 1 - alpha; with `use_softmax` that of all
+      classes but the first, which has 1 - alpha, or a sequence, one for each class. None for weights of 1. (The
+      default of torchvision and of the paper is 0.25.)
+    - `gamma`: 0 or more. With 0 the loss is the cross entropy.
+    - `use_softmax`: whether dimension 1 is of classes, from 2 dimensions on.
+
+    **Call:** `loss(prediction, target)` returns this worker's part of the loss; the sum over all workers is the loss.
+
+    - `prediction`: this worker's block of the logits on P_x; outside P_x a zero-volume array.
+    - `target`: this worker's block of the target, of the same shape, from 0 to 1. With `use_softmax` integer labels or
+      probabilities, as `DistributedCrossEntropyLoss` takes them.
+
+    Nothing moves by default. With `use_softmax`, where classes are split, of each sample a maximum and a sum do, and
+    one number backward: logits are never gathered. With "none" it is the losses of the block's elements; with
+    `use_softmax` those of its samples, on the workers that have the first classes.
+
+    **Raises:** `InvalidArgumentError` or `InvalidTypeError`, on every worker, where arguments don't fit; a call raises
+    `PlanError`, on every worker of P_x, where blocks or weights don't fit.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1])
+    >>> round(float(DistributedFocalLoss(P, alpha=0.25)(jnp.zeros((5, 4)), jnp.ones((5, 4)))), 4)
+    0.0433
+
+    Source: Lin et al. (2017), arXiv:1708.02002; torchvision's `sigmoid_focal_loss`; names as in MONAI's FocalLoss (the
+    mean of which, with `use_softmax`, divides by the number of classes, too).
+    """
+
+    alpha: float | Sequence[float] | None = None
+    gamma: float = 2.0
+    use_softmax: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alpha is not None:
+            alpha = checked_weights("alpha", self.alpha, "class", or_one=True)
+            vars(self)["alpha"] = alpha
+            if not isinstance(alpha, tuple) and not 0 <= alpha <= 1:
+                raise InvalidArgumentError(f"`alpha` (={alpha!r}) must be a number from 0 to 1, or None.")
+            if isinstance(alpha, tuple) and not self.use_softmax:
+                raise InvalidArgumentError(
+                    f"`alpha` (={alpha!r}) must be a number from 0 to 1, or None; one for each class takes "
+                    "use_softmax=True."
+                )
+        if not is_real(self.gamma) or self.gamma < 0:
+            raise InvalidArgumentError(f"`gamma` (={self.gamma!r}) must be a number of 0 or more.")
+
+    @property
+    def _over_classes(self) -> bool:
+        return self.use_softmax
+
+    def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
+        surprise = (1 - target) * prediction + softplus(-prediction)
+        missed = target * jax.nn.sigmoid(-prediction) + (1 - target) * jax.nn.sigmoid(prediction)
+        terms = self._focused(surprise, missed)
+        if self.alpha is None:
+            return terms
+        assert not isinstance(self.alpha, Sequence)
+        return (self.alpha * target + (1 - self.alpha) * (1 - target)) * terms
+
+    def _part(self, pair: Pair, prediction: Array, target: Array) -> Array:
+        if not self.use_softmax:
+            return super()._part(pair, prediction, target)
+        x, weights = prediction.astype(pair.wide), self._class_weights(pair.grid.extent[1])
+        log_sum = self._log_sum(pair, x)
+        if jnp.issubdtype(target.dtype, jnp.inexact):
+            pair.check_target_is_like_prediction()
+            surprise = jnp.expand_dims(log_sum, 1) - x
+            each = target.astype(x.dtype) * along_classes(weights, pair.grid.box(self._rank), x.dtype)
+            terms = jnp.sum(each * self._focused(surprise, -jnp.expm1(-surprise)), axis=1)
+        else:
+            labels = self._labels(pair, target)
+            surprise = self._surprise(pair, log_sum, x, labels)
+            each = jnp.where(self._are_wrong(pair, labels), jnp.nan, of_labels(weights, labels, x.dtype))
+            terms = each * self._focused(surprise, -jnp.expm1(-surprise))
+        return self._reduced(pair, tie(terms, log_sum), samples(pair), prediction)
+
+    def _class_weights(self, classes: int) -> Sequence[float]:
+        """Return the weight of each class."""
+        if self.alpha is None:
+            return (1.0,) * classes
+        weights = self.alpha if isinstance(self.alpha, Sequence) else (1 - self.alpha, *(self.alpha,) * (classes - 1))
+        if len(weights) != max(classes, 1):
+            raise PlanError(f"`alpha` has {len(weights)} entries, but `prediction` has {classes} classes.")
+        return weights[:classes]
+
+    def _focused(self, surprise: Array, missed: Array) -> Array:
+        """Return missed^gamma * surprise: 0, with derivatives of 0, where nothing is missed."""
+        if self.gamma == 0:
+            return surprise
+        nothing = missed <= 0  # False for NaN
+        gamma = int(self.gamma) if float(self.gamma).is_integer() else self.gamma
+        return jnp.where(nothing, 0, jnp.where(nothing, 1, missed) ** gamma * surprise)

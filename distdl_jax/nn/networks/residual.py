@@ -1,0 +1,273 @@
+"""Ways around layers: their output and their input, added or side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.functional.plan import BlocksPlan, Plan, ShapeDtypes
+from distdl_jax.nn.base.layer import Ends, Layer, ends_of
+from distdl_jax.nn.networks.layer_compatibility import function_runs, in_equal_blocks, rearranged, team_of
+from distdl_jax.nn.networks.network import Network, RunPart, last_partition, params_of_part
+from distdl_jax.nn.shape.concatenate import Concatenate
+from distdl_jax.partitions.partition import Partition
+from distdl_jax.plans.alike import derived, representatives, workers_of
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.plans.worker_ranks import union
+from distdl_jax.tracing.scopes import place_of_errors
+from distdl_jax.tracing.tie import tie
+from distdl_jax.transports.agreement.shapes import exchange_named_shapes, shape_dtype_of
+
+WAYS = ("body", "shortcut")
+Join = Literal["concatenate", "add"]
+Params = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ResidualPlan(BlocksPlan):
+    """The plans of the two ways, None where the shortcut is x as it is, and all workers' blocks of the sum."""
+
+    body: Plan
+    shortcut: Plan | None
+
+
+@dataclass(frozen=True)
+class Residual(Network):
+    """y = body(x) + shortcut(x): the block of residual networks. Nothing moves but what the two move.
+
+    Both have to leave their output in the same blocks on the same workers. The parameters, and the state, are a
+    dictionary: {"body": the body's, "shortcut": the shortcut's, {} where it is x}.
+
+    **Arguments:**
+
+    - `body`: a layer, for several an `nn.Sequential`; with a state or random numbers, or without.
+    - `shortcut`: another one, a convolution with a kernel of 1, say, where the body changes x's shape, or a
+      `Repartition` where it changes x's partition. Default: none, x as it is.
+
+    It is called as `nn.Sequential` is: `y = block(params, x)`, or `y, state = block(params, x, state=state,
+    training=True)`; `key` is split among the two.
+
+    **Raises:** `InvalidTypeError`, on every worker, for what is no layer; `InvalidArgumentError` where the two leave
+    their outputs on different partitions, or take x in other blocks of the same workers; when applied, `PlanError`
+    where the outputs have different shapes.
+
+    >>> import jax, distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1])
+    >>> block = Residual(dj.nn.Sequential(dj.nn.DistributedLinear(P, P, P, 3, 3), jax.nn.relu))
+    >>> block(block.init(jax.random.key(0)), jax.numpy.ones((5, 3))).shape
+    (5, 3)
+
+    Source: He et al. (2015), arXiv:1512.03385.
+    """
+
+    body: Any
+    shortcut: Any = None
+
+    def __post_init__(self) -> None:
+        for name, layer in zip(WAYS, (self.body, self.shortcut), strict=True):
+            if not isinstance(layer, Layer) and (name == "body" or layer is not None):
+                raise InvalidTypeError(
+                    f"`{name}` (={layer!r}) must be a layer{', or None' * (name != 'body')}; functions go into an "
+                    "nn.Sequential."
+                )
+        if (P_x := self.input_partition) is None:
+            return  # nothing but functions
+        inputs = [P for layer in self.layers if (P := ends_of(layer).P_x) is not None]
+        if len(inputs) > 1 and rearranged(*inputs):
+            raise InvalidArgumentError(
+                f"`body` takes its input from {inputs[0].describe()}, but `shortcut` from {inputs[1].describe()}: both "
+                "must take it from the same workers, in the same blocks."
+            )
+        P, other = (last_partition((layer,)) or P_x for layer in (self.body, self.shortcut))
+        if not in_equal_blocks(P, other):
+            raise InvalidArgumentError(
+                f"`body` leaves its output on {P.describe()}, but `shortcut` on {other.describe()}: both must leave it "
+                "on the same workers, in the same blocks; a `Repartition` as the shortcut, or at its end, moves it."
+            )
+
+    @property
+    def _computes(self) -> str:
+        return "sum"
+
+    @property
+    def layers(self) -> tuple[Any, ...]:
+        """The body, and the shortcut where there is one."""
+        return (self.body,) if self.shortcut is None else (self.body, self.shortcut)
+
+    @property
+    def output_partition(self) -> Partition | None:
+        """The partition of the output, the body's; None where there are only functions."""
+        return last_partition((self.body,)) or last_partition((self.shortcut,)) or self.input_partition
+
+    @property
+    def _ends(self) -> Ends:
+        ways = [ends_of(layer) for layer in self.layers]
+        return Ends(*(next((ends[k] for ends in ways if ends[k] is not None), None) for k in (0, 1)))
+
+    @property
+    def _parts(self) -> tuple[tuple[str, Any], ...]:
+        return tuple(zip(WAYS, (self.body, self.shortcut), strict=True))
+
+    def _pack(self, entries: Iterable[Any]) -> Params:
+        return dict(zip(WAYS, entries, strict=True))
+
+    def plan(self, x: ShapeDtypes, params: Mapping[int, Params] | None = None) -> ResidualPlan:
+        """Plan what becomes of all workers' blocks: without a message, and the same on every worker.
+
+        **Raises:** `PlanError` where x or a parameter does not fit, or the two outputs have different shapes.
+        """
+        plans = dict[str, Plan]()
+        for name, layer in self._parts:
+            if layer is not None:
+                with place_of_errors(name, layer):
+                    plans[name] = layer.plan(x, params_of_part(params, name))
+        y, other = (plans[name].after(x) if name in plans else x for name in WAYS)
+        added = workers_of(x) if self.output_partition is None else union(self.output_partition.ranks)
+        is_all = added == workers_of(y)
+        both = derived(lambda worker: (y[worker], other[worker]), y if is_all else dict.fromkeys(added), other)
+        _check_shapes(both)
+
+        def total(worker: int) -> ShapeDtype:
+            of_y, of_other = both.get(worker, (y[worker], y[worker]))
+            return ShapeDtype(of_y.shape, np.dtype(jnp.promote_types(of_y.dtype, of_other.dtype)))
+
+        blocks = derived(total, both if is_all else y)
+        return ResidualPlan(blocks, plans["body"], plans.get("shortcut"))
+
+    def _forward(self, run: RunPart, x: Array) -> Array:
+        for layer in self.layers:  # of functions alone: their partition is known here
+            for functions in function_runs((layer,), self.input_partition).values():
+                functions.check(x, team_of(self.layers))
+        with jax.named_scope("Residual"):
+            return self._sum(*(x if layer is None else run(name, layer, x) for name, layer in self._parts))
+
+    def _sum(self, y: Array, other: Array) -> Array:
+        P = self.output_partition
+        if P is not None and P.rank is None:
+            return tie(y, other)
+        names = "body(x)", "shortcut(x)"
+        if P is None:
+            _check_shapes({0: (shape_dtype_of(names[0], y), shape_dtype_of(names[1], other))})
+        else:
+            label = f"sum of two outputs on {P.describe()}"
+            arrays = dict(zip(names, (y, other), strict=True))
+            shapes = exchange_named_shapes(P.world, tuple(sorted(P.ranks)), label, arrays)
+            _check_shapes({worker: (pair[names[0]], pair[names[1]]) for worker, pair in shapes.items()})
+        return y + other
+
+
+@dataclass(frozen=True)
+class Skip(Network):
+    """y = x beside body(x), along a dimension that may be split: the skip of a U-Net, as a layer of an `nn.Sequential`.
+
+        concatenate(x, body(x)), or with "add" x + body(x)
+
+    The body has to leave its output in x's blocks, but for their length along `axis`. Nothing moves but what the body
+    moves, and, along a dimension that is split, what other workers are to have of either. The parameters, and the
+    state, are a dictionary: {"body": the body's}.
+
+    **Arguments:**
+
+    - `body`: a layer, for several an `nn.Sequential`; with a state or random numbers, or without.
+    - `join`: "concatenate", or "add", which is `nn.Residual`'s sum.
+    - `axis`: the dimension to concatenate along. Default: the channels.
+
+    It is called as `nn.Sequential` is: `y = skip(params, x)`, or `y, state = skip(params, x, state=state,
+    training=True)`.
+
+    **Raises:** `InvalidTypeError`, on every worker, where the body is no layer; `InvalidArgumentError` for another
+    `join`, a dimension that x doesn't have, or a body that leaves its output on another partition than it takes x from,
+    or has none; when applied, `PlanError` where the blocks don't fit.
+
+    >>> import jax, distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1, 1])
+    >>> conv = dj.nn.DistributedConv1d(P, in_channels=2, out_channels=3, kernel_size=3, padding=1)
+    >>> network = dj.nn.Sequential(Skip(dj.nn.Sequential(conv, jax.nn.relu)), jax.nn.relu)
+    >>> network(network.init(jax.random.key(0)), jax.numpy.ones((1, 2, 8))).shape
+    (1, 5, 8)
+
+    Source: Ronneberger et al. (2015), arXiv:1505.04597.
+    """
+
+    body: Any
+    join: Join = "concatenate"
+    axis: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.body, Layer):
+            raise InvalidTypeError(
+                f"`body` (={self.body!r}) must be a layer; functions go into an nn.Sequential with layers."
+            )
+        if self.join not in get_args(Join):
+            joins = ", ".join(map(repr, get_args(Join)))
+            raise InvalidArgumentError(f"`join` (={self.join!r}) must be one of {joins}.")
+        P_x, P_y = self.input_partition, last_partition((self.body,))
+        if P_x is None or P_y is None:
+            raise InvalidArgumentError("`body` must have a layer with a partition: a function alone has none.")
+        if not in_equal_blocks(P_x, P_y):
+            raise InvalidArgumentError(
+                f"`body` takes its input from {P_x.describe()}, but leaves its output on {P_y.describe()}: both must "
+                "be on the same workers, in the same blocks; a `Repartition` at its end moves it."
+            )
+        if self.join == "concatenate":
+            Concatenate(P_x, self.axis)
+
+    @property
+    def _computes(self) -> str:
+        return "sum" if self.join == "add" else "concatenation"
+
+    @property
+    def layers(self) -> tuple[Any, ...]:
+        """The body alone."""
+        return (self.body,)
+
+    @property
+    def _parts(self) -> tuple[tuple[str, Any], ...]:
+        return (("body", self.body),)
+
+    @property
+    def _ends(self) -> Ends:
+        return ends_of(self.body)
+
+    def _pack(self, entries: Iterable[Any]) -> Params:
+        return dict(zip(("body",), entries, strict=True))
+
+    @property
+    def _partition(self) -> Partition:
+        assert self.input_partition is not None
+        return self.input_partition
+
+    def plan(self, x: ShapeDtypes, params: Mapping[int, Params] | None = None) -> BlocksPlan:
+        """Plan the blocks of the output: without a message, and the same on every worker.
+
+        **Raises:** `PlanError` where x or a parameter does not fit, or the outputs don't fit each other.
+        """
+        if self.join == "add":
+            return BlocksPlan(Residual(self.body).plan(x, params).outputs)
+        with place_of_errors("body", self.body):
+            y = self.body.plan(x, params_of_part(params, "body")).after(x)
+        return BlocksPlan({**x, **Concatenate(self._partition, self.axis).plan([x, y]).outputs})
+
+    def _forward(self, run: RunPart, x: Array) -> Array:
+        with jax.named_scope("Skip"):
+            y = run("body", self.body, x)
+            if self.join == "add":
+                return Residual(self.body)._sum(y, x)
+            return Concatenate(self._partition, self.axis)(x, y)
+
+
+def _check_shapes(outputs: Mapping[int, tuple[ShapeDtype, ShapeDtype]]) -> None:
+    for worker in sorted(representatives(outputs)):
+        y, other = outputs[worker]
+        if y.shape != other.shape:
+            raise PlanError(
+                f"On worker {worker}: the outputs of `body` ({shape_text(y.shape)}) and `shortcut` "
+                f"({shape_text(other.shape)}) must have the same shape, to be added."
+            )

@@ -1,0 +1,172 @@
+"""The base of all normalisations: y = (x - mean) / sqrt(var + eps), times a weight, plus a bias."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.functional.collectives import accumulation_dtype
+from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
+from distdl_jax.functional.replicated import ReplicatedPlan
+from distdl_jax.functional.statistics import Along, Entries, Moments
+from distdl_jax.nn.base.input_checks import real_grid
+from distdl_jax.nn.base.layer import PartitionedLayer
+from distdl_jax.nn.base.parameters import (
+    Params,
+    ParamShapeDtypes,
+    plan_replicated_params,
+)
+from distdl_jax.nn.norm.scaling import scaled
+from distdl_jax.partitions.partition import check_partitions
+from distdl_jax.partitions.tensors import TensorSpec, zero_volume_tensor
+from distdl_jax.plans.alike import derived
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.tracing.tie import tie
+from distdl_jax.tracing.world import World
+from distdl_jax.validation import check_key, checked_dtype, is_real
+
+
+@dataclass(frozen=True)
+class NormPlan(BlocksPlan):
+    """The plan of a normalisation.
+
+    - `moments`: how the workers compute mean and variance.
+    - `of_params`: for each parameter, which workers hold copies of it.
+    - `param_dims`: the dimensions of x that parameters have.
+    - `dtype`: of the output.
+    """
+
+    moments: Moments
+    of_params: Mapping[str, ReplicatedPlan] = field(hash=False)
+    param_dims: tuple[int, ...]
+    eps: float
+    dtype: np.dtype
+
+    def run(self, world: World, params: Params, x: Array) -> Array:
+        """Return this worker's block of the output."""
+        return self.normalized(world, params, x, *self.moments.run(world, x))
+
+    def normalized(self, world: World, params: Params, x: Array, mean: Array, variance: Array) -> Array:
+        """Normalize x by the given mean and variance, which have the shape of the sums; then apply the parameters."""
+        own = {name: plan.run(world, params[name]) for name, plan in self.of_params.items()}
+        if x.size == 0:  # JAX drops what empty arrays depend on
+            return tie(jnp.zeros(x.shape, self.dtype), x, mean, variance, *own.values())
+        wide = self.moments.dtype
+        of_y = {name: p.astype(wide) for name, p in own.items()}
+        if self.param_dims != tuple(range(x.ndim - len(self.param_dims), x.ndim)):  # else they broadcast as they are
+            others = [d for d in range(x.ndim) if d not in self.param_dims]
+            of_y = {name: lax.expand_dims(p, others) for name, p in of_y.items()}
+        scale = self.moments.spread(world.rank, lax.rsqrt(variance + np.asarray(self.eps, wide)))
+        mean = self.moments.spread(world.rank, mean) if self.moments.centred else jnp.zeros((1,) * x.ndim, wide)
+        weight = of_y.get("weight", jnp.ones((1,) * x.ndim, wide))
+        if math.prod(np.broadcast_shapes(scale.shape, weight.shape)) < x.size:
+            scale, weight = scale * weight, jnp.ones((1,) * x.ndim, wide)
+        y = scaled(x.astype(wide), mean, scale, weight)
+        return (y + of_y["bias"] if "bias" in of_y else y).astype(self.dtype)
+
+
+class DistributedNorm(PartitionedLayer):
+    """The base of the normalisations: a subclass says which entries share a mean, and what its parameters are like."""
+
+    eps: float
+    centred: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def _axes(self) -> tuple[int, ...]:
+        """The dimensions that are averaged over."""
+
+    @property
+    def _entries(self) -> Entries:
+        """The entries that share a mean."""
+        return Along(self._axes)
+
+    @property
+    @abstractmethod
+    def _lengths(self) -> dict[int, int]:
+        """By dimension, the lengths of x that are known beforehand: there, blocks of x are balanced."""
+
+    @property
+    @abstractmethod
+    def _spec(self) -> TensorSpec:
+        """The spec of each parameter."""
+
+    @property
+    @abstractmethod
+    def _param_names(self) -> tuple[str, ...]:
+        """The names of the parameters: of "weight" and "bias" those that there are."""
+
+    @property
+    def _param_dims(self) -> tuple[int, ...]:
+        """The dimensions of x that parameters have."""
+        return (1,)
+
+    def param_specs(self) -> dict[str, TensorSpec]:
+        """Return the global shape and the partition of each parameter, of which workers hold copies."""
+        return dict.fromkeys(self._param_names, self._spec)
+
+    def init(self, key: Array | None = None, dtype: DTypeLike = jnp.float32) -> Params:
+        """Return this worker's blocks of the initial parameters: weights are 1, biases 0, whatever the key."""
+        if key is not None:
+            check_key("key", key)
+        values = {"weight": 1, "bias": 0}
+        return {name: filled(spec, values[name], dtype) for name, spec in self.param_specs().items()}
+
+    def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> NormPlan:
+        grid, out = real_grid("x", x, self.P_x, self._lengths)
+        of_params = plan_replicated_params(params, self.param_specs())
+        for plan in of_params.values():
+            out = np.dtype(jnp.promote_types(out, plan.inputs[self.P_x.ranks[0]].dtype))
+        moments = Moments(grid, self._axes, self._entries, accumulation_dtype(out), self.centred)
+        blocks = derived(lambda worker: ShapeDtype(x[worker].shape, out), x)
+        return NormPlan(blocks, moments, of_params, self._param_dims, self.eps, out)
+
+
+class ChannelNorm(DistributedNorm):
+    """The base of the normalisations whose parameters, where `affine`, are a weight and a bias per channel."""
+
+    affine: bool
+
+    @property
+    @abstractmethod
+    def _channels(self) -> int:
+        """The number of channels."""
+
+    @property
+    def _lengths(self) -> dict[int, int]:
+        return {1: self._channels}
+
+    @property
+    def _spec(self) -> TensorSpec:
+        return TensorSpec((self._channels,), self.P_x, tuple(d for d in range(self.P_x.dim) if d != 1))
+
+    @property
+    def _param_names(self) -> tuple[str, ...]:
+        return ("weight", "bias") if self.affine else ()
+
+
+def filled(spec: TensorSpec, value: float, dtype: DTypeLike) -> Array:
+    """Return this worker's block of a constant tensor; zero-volume where it holds none."""
+    found = checked_dtype("dtype", dtype)
+    return zero_volume_tensor(dtype=found) if spec.box is None else jnp.full(spec.local_shape, value, found)
+
+
+def check_norm(P_x: Any, eps: Any, least: int) -> None:
+    """Refuse partitions of fewer than `least` dimensions, and an `eps` that is not a number of 0 or more."""
+    check_partitions(P_x=P_x)
+    if P_x.dim < least:
+        raise InvalidArgumentError(
+            f"`P_x` ({shape_text(P_x.shape)}) must have {least} dimensions or more: as many as x, those that are not "
+            "split with one worker."
+        )
+    if not is_real(eps) or eps < 0:
+        raise InvalidArgumentError(f"`eps` (={eps!r}) must be a number, 0 or more.")

@@ -1,0 +1,170 @@
+"""The base of the poolings, of any number of dimensions."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.lib.stride_tricks import sliding_window_view
+
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.functional.collectives import accumulation_dtype, mean_dtype
+from distdl_jax.functional.plan import Plan, ShapeDtypes
+from distdl_jax.nn.base.input_checks import check_features
+from distdl_jax.nn.base.layer import ParameterFreeLayer
+from distdl_jax.nn.base.sliding_windows import WindowsPlan, plan_windows
+from distdl_jax.nn.kernels.geometry import Placement
+from distdl_jax.nn.kernels.pooling import max_pool, sum_pool
+from distdl_jax.partitions.partition import Partition
+from distdl_jax.plans.alike import derived
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.windows import Pairs, WindowSpec, window_spec
+from distdl_jax.tracing.tie import tie
+from distdl_jax.tracing.world import Workers
+from distdl_jax.validation import Padding, Sizes
+
+
+def check_ordered(dtype: np.dtype) -> None:
+    """Refuse data of which none is the largest."""
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        raise PlanError(f"`x` must hold real numbers, of which one is the largest, but is {dtype}.")
+
+
+@dataclass(frozen=True)
+class PoolingPlan(Plan):
+    """The plan of a pooling.
+
+    - `fetch`: gives each worker what its windows read.
+    - `dtype`: of the output.
+    - `takes_largest`: whether it is a max pooling, whose derivative depends on x.
+    """
+
+    fetch: WindowsPlan
+    dtype: np.dtype
+    takes_largest: bool
+
+    @property
+    def workers(self) -> Workers:
+        return self.fetch.workers
+
+    def output(self, worker: int) -> ShapeDtype:
+        counts = self.fetch.output_counts(self.fetch.index(worker))
+        return ShapeDtype((*self.fetch.output(worker).shape[:2], *counts), self.dtype)
+
+    @property
+    def outputs(self) -> ShapeDtypes:
+        return derived(self.output, self.fetch.alike)
+
+    def padding(self, worker: int) -> Pairs:
+        """Return the padding (low, high) around the block that `worker` fetches, per feature dimension."""
+        return self.fetch.padding(self.fetch.index(worker))
+
+
+@dataclass(frozen=True)
+class DistributedPool(ParameterFreeLayer):
+    """The base of the poolings, of any number of dimensions; `DistributedMaxPool2d` and `DistributedAvgPool2d` are two.
+
+    - `dims`: the number of feature dimensions."""
+
+    dims: ClassVar[int]
+
+    P_x: Partition
+    kernel_size: Sizes
+    stride: Sizes | None = None
+    padding: Padding = 0
+
+    def __post_init__(self) -> None:
+        windows = self._windows
+        # The fields, in the form in which equal ones are equal.
+        vars(self).update(kernel_size=windows.kernel, stride=windows.stride, padding=windows.padding)
+        check_features(self.P_x, self.dims)
+        for k, d, pair in zip(windows.kernel, windows.dilation, windows.padding, strict=True):
+            if max(pair) > d * (k - 1):
+                raise InvalidArgumentError(
+                    f"`padding` (={windows.padding}) must be at most {d * (k - 1)} where the kernel is {k} and the "
+                    f"dilation {d}, or windows would hold padding alone."
+                )
+
+    @cached_property
+    def _windows(self) -> WindowSpec:
+        stride = self.kernel_size if self.stride is None else self.stride
+        return window_spec(self.dims, self.kernel_size, stride, self.padding, self._dilation)
+
+    @property
+    def _dilation(self) -> Sizes:
+        return 1
+
+    def _plan(self, x: ShapeDtypes, params: object) -> PoolingPlan:
+        fetch = plan_windows(x, self.P_x, self._windows)
+        return PoolingPlan(fetch, self._dtype(fetch.movement.dtype), isinstance(self, DistributedMaxPool))
+
+    def _run(self, plan: PoolingPlan, params: object, x: Array) -> Array:
+        world = self.P_x.world
+        block, output = plan.fetch.run(world, x), plan.output(world.rank)
+        if output.size == 0:
+            return tie(jnp.zeros(output.shape, output.dtype), block)
+        placement = Placement(self._windows.stride, plan.padding(world.rank), self._windows.dilation)
+        return self._pool(block, placement).astype(output.dtype)
+
+    def _dtype(self, dtype: np.dtype) -> np.dtype:
+        """Return the dtype of the output, from the dtype of x."""
+        return dtype
+
+    @abstractmethod
+    def _pool(self, x: Array, placement: Placement) -> Array:
+        """Pool the block `x`, on which the windows lie by `placement`."""
+
+
+@dataclass(frozen=True)
+class DistributedMaxPool(DistributedPool):
+    """The base of the max poolings."""
+
+    dilation: Sizes = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        vars(self).update(dilation=self._windows.dilation)
+
+    @property
+    def _dilation(self) -> Sizes:
+        return self.dilation
+
+    def _dtype(self, dtype: np.dtype) -> np.dtype:
+        check_ordered(dtype)
+        return dtype
+
+    def _pool(self, x: Array, placement: Placement) -> Array:
+        return max_pool(x, self._windows.kernel, placement)
+
+
+@dataclass(frozen=True)
+class DistributedAvgPool(DistributedPool):
+    """The base of the average poolings."""
+
+    count_include_pad: bool = True
+
+    def _dtype(self, dtype: np.dtype) -> np.dtype:
+        return mean_dtype(dtype)
+
+    def _pool(self, x: Array, placement: Placement) -> Array:
+        x = x.astype(accumulation_dtype(mean_dtype(np.dtype(x.dtype))))  # a sum of bytes is no byte
+        sums = sum_pool(x, self._windows.kernel, placement)
+        if self.count_include_pad:
+            return sums / math.prod(self._windows.kernel)
+        return sums / self._entries(x.shape[2:], placement.padding).astype(x.dtype)
+
+    def _entries(self, shape: Sequence[int], padding: Pairs) -> np.ndarray:
+        """Count the entries of each window, over a block with the features' `shape`, that are not `padding`."""
+        counts = np.ones((1,) * (self.dims + 2))
+        for d, (n, (low, high)) in enumerate(zip(shape, padding, strict=True)):
+            inside = np.pad(np.ones(n), (low, high))
+            along = sliding_window_view(inside, self._windows.kernel[d])[:: self._windows.stride[d]].sum(axis=1)
+            counts = counts * along.reshape(-1, *(1,) * (self.dims - d - 1))
+        return counts

@@ -1,0 +1,263 @@
+"""The plan of layers that resample, pad or crop: the inputs that each output reads, dimension by dimension.
+
+An output at index o is a weighted sum of inputs, dimension by dimension: y[o] = sum_k w_k[o] x[i_k[o]]. Each worker
+fetches the range of inputs that its balanced block of outputs reads, and sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from distdl_jax.errors import PlanError
+from distdl_jax.functional.block_checks import common_dtype, owned_grid
+from distdl_jax.functional.collectives import accumulation_dtype
+from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
+from distdl_jax.functional.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.nn.kernels.geometry import between_layers
+from distdl_jax.partitions.partition import Partition
+from distdl_jax.plans.decomposition import Range, balanced_range
+from distdl_jax.plans.halos import Halos
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.tracing.tie import tie
+from distdl_jax.tracing.world import Workers, World
+
+MOST_TAPS = 4
+"""The most inputs of an output that are taken one after the other; more are taken together."""
+
+MOST_UNEVEN = 4
+"""How much longer the adjoint of a gather may be for the sake of the input that is read most often."""
+
+MOST_STRETCHES = 8
+"""The most slices that outputs are put together of."""
+
+
+@dataclass(frozen=True, eq=False)
+class Taps:
+    """Along one dimension: for each output the inputs that it reads, and their weights, both taps x outputs.
+
+    Where `periodic`, inputs below 0 and from the length on wrap around.
+    """
+
+    inputs: np.ndarray
+    weights: np.ndarray
+    periodic: bool = False
+
+    @property
+    def outputs(self) -> int:
+        return self.inputs.shape[1]
+
+    def block(self, p: int, i: int) -> Taps:
+        """Return the taps of the balanced block of outputs of worker `i` of `p`."""
+        own = slice(*balanced_range(self.outputs, p, i))
+        return Taps(self.inputs[:, own], self.weights[:, own], self.periodic)
+
+    def needed(self, size: int) -> Range:
+        """Return the range of inputs that are read, of `size`."""
+        if not self.inputs.size:
+            return (0, 0)
+        start, stop = int(self.inputs.min()), int(self.inputs.max()) + 1
+        return (start, stop) if self.periodic else (min(max(start, 0), size), min(max(stop, 0), size))
+
+    @cached_property
+    def is_slice(self) -> bool:
+        """Whether outputs are the inputs of a range, one by one."""
+        steps = np.diff(self.inputs[0]) if len(self.inputs) == 1 else [0]
+        return len(self.inputs) == 1 and bool(np.all(steps == 1)) and bool(np.all(self.weights == 1))
+
+    @cached_property
+    def window(self) -> int:
+        """The number of inputs of an output, where these are windows that follow each other, of equal weights; or 0."""
+        k, m = self.inputs.shape
+        follow = self.inputs[:1, :1] + np.arange(k)[:, None] + k * np.arange(m)[None, :]
+        return k if m and np.all(self.inputs == follow) and np.all(self.weights == self.weights[0, 0]) else 0
+
+    @cached_property
+    def stretches(self) -> list[tuple[int, int, int]]:
+        """Runs of outputs that read one input each: the first input (-1: nothing), the step, the number of outputs."""
+        where = np.where(self.weights[0] != 0, self.inputs[0], -1)
+        found: list[tuple[int, int, int]] = []
+        for place in where.tolist():
+            first, step, n = found[-1] if found else (0, 0, 0)
+            reads = found and (first < 0) == (place < 0)
+            if reads and n == 1 and abs(place - first) <= 1:
+                found[-1] = (first, place - first, 2)
+            elif reads and n > 1 and place == first + step * n:
+                found[-1] = (first, step, n + 1)
+            else:
+                found.append((place, 0, 1))
+        return found
+
+    def apply(self, x: Array, d: int, start: int) -> Array:
+        """Return the outputs along dimension `d`, from inputs that begin at `start`."""
+        places = self.inputs - start
+        if self.is_slice:
+            return lax.slice_in_dim(x, int(places[0, 0]), int(places[0, -1]) + 1, axis=d)
+        if self.window and self.weights[0, 0]:
+            inputs = lax.slice_in_dim(x, int(places[0, 0]), int(places[-1, -1]) + 1, axis=d)
+            windows = inputs.reshape(*x.shape[:d], self.outputs, self.window, *x.shape[d + 1 :])
+            return jnp.sum(windows, d + 1) * self.weights[0, 0].astype(x.dtype)
+        ones = np.all((self.weights == 0) | (self.weights == 1))
+        if len(places) == 1 and ones and not self.periodic and len(self.stretches) <= MOST_STRETCHES:
+            return self._in_stretches(x, d, start)
+        return between_layers(_applied(Taps(places, self.weights), x, d))
+
+    def _in_stretches(self, x: Array, d: int, start: int) -> Array:
+        """Join slices of the inputs: the derivative is sums of slices, not a scatter element by element."""
+        parts: list[Array] = []
+        ends, stretches = [0, 0], list(self.stretches)
+        for side, place in enumerate((0, -1)):
+            if len(stretches) > 1 and stretches[place][0] < 0:
+                ends[side] = stretches.pop(place)[2]
+        for place, step, n in stretches:
+            shape = (*x.shape[:d], n, *x.shape[d + 1 :])
+            if place < 0:
+                parts.append(jnp.zeros(shape, x.dtype))
+                continue
+            first, last = sorted((place - start, place - start + step * (n - 1)))
+            run = lax.slice_in_dim(x, first, last + 1, axis=d)
+            parts.append(jnp.broadcast_to(run, shape) if step == 0 else lax.rev(run, (d,)) if step < 0 else run)
+        inside = parts[0] if len(parts) == 1 else jnp.concatenate(parts, d)
+        return lax.pad(inside, jnp.zeros((), x.dtype), [(*(ends if k == d else (0, 0)), 0) for k in range(x.ndim)])
+
+    def is_even(self, size: int) -> bool:
+        """Say whether the `size` inputs are read about equally often, so that the adjoint is not much longer."""
+        read = np.clip(self.inputs[np.nonzero(self.weights)], 0, size - 1)
+        return int(np.max(np.bincount(read, minlength=1))) * size <= MOST_UNEVEN * max(read.size, size)
+
+    def adjoint(self, size: int) -> Taps:
+        """Return the taps of the adjoint: for each of `size` inputs, the outputs whose cotangents it reads."""
+        tap, output = np.nonzero(self.weights)
+        inputs = np.clip(self.inputs[tap, output], 0, size - 1)
+        order = np.argsort(inputs, kind="stable")
+        tap, output, inputs = tap[order], output[order], inputs[order]
+        turn = np.arange(inputs.size) - np.searchsorted(inputs, inputs)  # counts the readers of each input
+        most = int(turn.max(initial=-1)) + 1
+        outputs, weights = np.zeros((max(most, 1), size), int), np.zeros((max(most, 1), size))
+        outputs[turn, inputs], weights[turn, inputs] = output, self.weights[tap, output]
+        return Taps(outputs, weights)
+
+
+def _applied(taps: Taps, x: Array, d: int) -> Array:
+    """Return the outputs along dimension `d` of `x`. An input of weight 0 is not read: 0 times infinity is NaN.
+
+    A matrix product would be of all inputs with all outputs. Gradients are gathered, too, unless most outputs read few
+    inputs: JAX's own would be scattered, element by element, which takes ten times as long.
+    """
+    size = x.shape[d]
+    if not taps.is_even(size):
+        return _summed(taps, x, d)
+
+    @jax.custom_vjp
+    def gathered(x: Array) -> Array:
+        return _summed(taps, x, d)
+
+    gathered.defvjp(lambda x: (gathered(x), None), lambda _, dy: (_applied(taps.adjoint(size), dy, d),))
+    y: Array = gathered(x)
+    return y
+
+
+def _summed(taps: Taps, x: Array, d: int) -> Array:
+    if len(taps.inputs) > MOST_TAPS:
+        return jnp.sum(_taken(x, taps.inputs.T, taps.weights.T, d), d + 1)
+    return reduce(jnp.add, (_taken(x, *tap, d) for tap in zip(taps.inputs, taps.weights, strict=True)))
+
+
+def _taken(x: Array, places: np.ndarray, weights: np.ndarray, d: int) -> Array:
+    """Return the inputs at `places` along dimension `d`, each with its weight."""
+    taken = jnp.take(x, places, axis=d, mode="clip")
+    along = (*weights.shape, *(1,) * (x.ndim - d - 1))
+    if not np.all(weights):
+        taken = jnp.where((weights != 0).reshape(along), taken, 0)
+    return taken if np.all((weights == 0) | (weights == 1)) else taken * weights.astype(x.dtype).reshape(along)
+
+
+@dataclass(frozen=True)
+class SamplingPlan(Plan):
+    """The plan of a layer whose outputs are sums of inputs along each dimension.
+
+    - `fetch`: the movement of the inputs that each worker's outputs read.
+    - `taps`: by dimension, the taps of all outputs along it; None where outputs are inputs.
+    - `dtype`: of the output.
+    - `fill`: the value of outputs that read nothing.
+    """
+
+    fetch: RangesPlan
+    taps: Sequence[Taps | None] = field(hash=False, compare=False)
+    dtype: np.dtype
+    fill: float = 0.0
+
+    @property
+    def workers(self) -> Workers:
+        return self.fetch.workers
+
+    def block(self, worker: int) -> list[Taps | None]:
+        """Return the taps of the outputs of `worker`, by dimension."""
+        owned = self.fetch.halos.owned
+        index = owned.index(owned.cell_of[worker])
+        along = zip(self.taps, owned.shape, index, strict=True)
+        return [None if taps is None else taps.block(p, i) for taps, p, i in along]
+
+    def output(self, worker: int) -> ShapeDtype:
+        owned = self.fetch.halos.owned
+        box = owned.box(owned.cell_of[worker])
+        lengths = [stop - start for start, stop in box]
+        shape = (n if taps is None else taps.outputs for n, taps in zip(lengths, self.block(worker), strict=True))
+        return ShapeDtype(tuple(shape), self.dtype)
+
+    def run(self, world: World, x: Array) -> Array:
+        """Return this worker's block of the outputs; on other workers, `x`."""
+        if world.rank not in self.fetch.inputs:
+            return x
+        block, output = self.fetch.run(world, x), self.output(world.rank)
+        if output.size == 0 or block.size == 0:
+            return tie(jnp.zeros(output.shape, output.dtype), block)
+        halos = self.fetch.halos
+        index = halos.owned.index(halos.owned.cell_of[world.rank])
+        own = self.block(world.rank)
+        y = (
+            block
+            if all(taps is None or taps.is_slice for taps in own)
+            else block.astype(accumulation_dtype(self.dtype))
+        )
+        for d, taps in enumerate(own):
+            if taps is not None:
+                y = taps.apply(y, d, halos.needed[d][index[d]][0])
+                if self.fill:
+                    reads = np.any(taps.weights, axis=0).reshape(-1, *(1,) * (y.ndim - d - 1))
+                    y = jnp.where(reads, y, np.asarray(self.fill).astype(y.dtype))
+        return y.astype(output.dtype)
+
+
+def plan_sampling(
+    x: ShapeDtypes,
+    P_x: Partition,
+    along: Callable[[tuple[int, ...]], Sequence[Taps | None]],
+    dtype_of: Callable[[np.dtype], np.dtype],
+    fill: Callable[[np.dtype], float],
+) -> SamplingPlan:
+    """Plan a layer on P_x whose taps are `along`, a function of the tensor's shape.
+
+    `dtype_of` and `fill` are functions of x's dtype: the output's dtype, and the value of outputs that read nothing.
+    """
+    x = taking_part(x, P_x.ranks)
+    dtype, owned = common_dtype("x", x, P_x.ranks), owned_grid("x", P_x, x)
+    taps = along(owned.extent)
+    needed = []
+    for d, along_d in enumerate(taps):
+        if along_d is None:
+            needed.append(owned.ranges[d])
+            continue
+        p, size = P_x.shape[d], owned.extent[d]
+        if size == 0 and along_d.outputs:
+            raise PlanError(f"`x` (of shape {owned.extent}) must have an element along dimension {d} to read from.")
+        needed.append(tuple(along_d.block(p, i).needed(size) for i in range(p)))
+    periodic = tuple(each is not None and each.periodic for each in taps)
+    fetch = plan_ranges("sampling", x, P_x, Halos(owned, tuple(needed), periodic))
+    return SamplingPlan(fetch, taps, dtype_of(dtype), fill(dtype))

@@ -1,0 +1,146 @@
+"""The block of Fourier neural operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from distdl_jax.errors import InvalidArgumentError, PlanError
+from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
+from distdl_jax.nn.base.layer import PartitionedLayer
+from distdl_jax.nn.base.matmul_plan import ProductPlan
+from distdl_jax.nn.conv import conv
+from distdl_jax.nn.networks.layer_compatibility import check_activation
+from distdl_jax.nn.networks.network import params_of_part
+from distdl_jax.nn.spectral import layers
+from distdl_jax.nn.spectral.spectral_conv import SpectralPlan
+from distdl_jax.partitions.partition import Partition, check_partitions
+from distdl_jax.partitions.tensors import TensorSpec
+from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.validation import check_key
+
+Params = dict[str, dict[str, Array]]
+
+
+@dataclass(frozen=True)
+class FNOBlockPlan(BlocksPlan):
+    """The plans of the two ways from the input to the output, which are added."""
+
+    spectral: SpectralPlan
+    pointwise: ProductPlan
+
+
+@dataclass(frozen=True, init=False)
+class DistributedFNOBlock(PartitionedLayer):
+    """A layer of a Fourier neural operator: activation(spectral convolution of x + linear map of x's channels).
+
+    x is n_b x n_in x features on P_x, 1 to 4 feature dimensions, of which batch and features may be split, in balanced
+    blocks; y is n_b x n_out x features, on P_x too. The parameters are those of the two layers, `{"spectral":
+    DistributedSpectralConv's, "pointwise": those of a convolution with a kernel of 1}`.
+
+    **Arguments:**
+
+    - `P_x`, `in_channels`, `out_channels`, `modes`, `P_W`: as in `DistributedSpectralConv2d`.
+    - `activation`: a function of an array; None for none, as in a last block.
+
+    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit, or channels are split.
+
+    >>> import jax, distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1, 1])
+    >>> block = DistributedFNOBlock(P, in_channels=2, out_channels=3, modes=2)
+    >>> block(block.init(jax.random.key(0)), jax.numpy.ones((5, 2, 8))).shape
+    (5, 3, 8)
+
+    Source: Li et al. (2021), arXiv:2010.08895.
+    """
+
+    P_x: Partition
+    in_channels: int
+    out_channels: int
+    modes: tuple[int, ...]
+    activation: Callable[[Array], Array] | None
+    P_W: Partition
+
+    def __init__(
+        self,
+        P_x: Partition,
+        in_channels: int,
+        out_channels: int,
+        modes: int | Sequence[int],
+        activation: Callable[[Array], Array] | None = jax.nn.gelu,
+        P_W: Partition | None = None,
+    ) -> None:
+        check_partitions(P_x=P_x)
+        if not 3 <= P_x.dim <= 6 or P_x.shape[1] != 1:
+            raise InvalidArgumentError(
+                f"`P_x` ({shape_text(P_x.shape)}) must have 3 to 6 dimensions, batch, channels, and features, and one "
+                "worker along the channels."
+            )
+        layer = getattr(layers, f"DistributedSpectralConv{P_x.dim - 2}d")
+        spectral = layer(P_x, in_channels, out_channels, modes, P_W)
+        vars(self).update(P_x=P_x, in_channels=in_channels, out_channels=out_channels, activation=activation)
+        vars(self).update(modes=spectral.modes, P_W=spectral.P_W)
+
+    @cached_property
+    def _layers(self) -> dict[str, Any]:
+        dims, channels = self.P_x.dim - 2, {"in_channels": self.in_channels, "out_channels": self.out_channels}
+        spectral = getattr(layers, f"DistributedSpectralConv{dims}d")
+        pointwise = getattr(conv, f"DistributedConv{dims}d")
+        return {
+            "spectral": spectral(self.P_x, **channels, modes=self.modes, P_W=self.P_W),
+            "pointwise": pointwise(self.P_x, **channels, kernel_size=1),
+        }
+
+    def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
+        """Return this worker's blocks of the initial parameters; each layer has a key of its own, split off `key`."""
+        check_key("key", key)
+        layers = self._layers
+        return {name: layers[name].init(k, dtype) for name, k in zip(layers, jax.random.split(key), strict=True)}
+
+    def param_specs(self) -> dict[str, dict[str, TensorSpec]]:
+        """Return the global shape and the partition of each parameter."""
+        return {name: layer.param_specs() for name, layer in self._layers.items()}
+
+    def plan(self, x: ShapeDtypes, params: Mapping[int, Any] | None = None) -> FNOBlockPlan:
+        """Plan what becomes of the blocks of all of the layer's workers: without a message, and the same on each.
+
+        **Raises:** `PlanError` where x or a parameter does not fit.
+        """
+        plans = {name: layer.plan(x, params_of_part(params, name)) for name, layer in self._layers.items()}
+        y, other = (plan.outputs for plan in plans.values())
+        for worker in self.P_x.ranks:
+            if y[worker].shape != other[worker].shape:
+                raise PlanError(
+                    f"On worker {worker}: `x` has a block of {shape_text(x[worker].shape)}, but its blocks must be "
+                    "balanced along the features, as those of a convolution are, here "
+                    f"{shape_text(other[worker].shape[2:])}."
+                )
+        dtypes = {worker: jnp.promote_types(block.dtype, other.get(worker, block).dtype) for worker, block in y.items()}
+        return FNOBlockPlan({worker: ShapeDtype(block.shape, dtypes[worker]) for worker, block in y.items()}, **plans)
+
+    def __call__(self, params: Params, x: Array) -> Array:
+        """Apply the layer to this worker's block on P_x; the result is this worker's block there.
+
+        Elsewhere a zero-volume array.
+
+        **Raises:** `PlanError`, on every worker of the layer, where x or a parameter does not fit.
+        """
+        with jax.named_scope("DistributedFNOBlock"):
+            y = self._layers["spectral"](params["spectral"], x)
+            other = self._layers["pointwise"](params["pointwise"], x)
+            if self.P_x.rank is None:
+                return y
+            y = y + other
+            if self.activation is None:
+                return y
+            check_activation(self.activation, self.P_x, y)
+            return self.activation(y)
+
+    apply = __call__

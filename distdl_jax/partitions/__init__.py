@@ -1,0 +1,1 @@
+"""Who holds what: partitions, specs of tensors, initial values, worlds for planning, files of arrays."""

@@ -1,0 +1,147 @@
+"""HDF5 and Zarr: arrays that other packages read, watched for changes."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from distdl_jax.errors import CheckpointError, SetupError
+from distdl_jax.partitions.formats.hyperslabs import box_of_index
+from distdl_jax.partitions.formats.plain_files import PlainFile, chosen, damage_in_words, no_file
+from distdl_jax.plans.decomposition import Box
+
+_METADATA = "zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"
+
+
+@dataclass(frozen=True)
+class WatchedArray:
+    """An array that another package reads, sliced as it is there; what else that has is here, too.
+
+    - `path`, `name`: the file, and the array's name in it.
+    - `array`: the package's own object.
+    - `files`: those that have to stay as they are.
+    - `chunk_files`: the files that hold a box.
+    """
+
+    path: str
+    name: str
+    array: Any
+    files: tuple[PlainFile, ...]
+    chunk_files: Callable[[Box], Iterable[str]] = lambda box: ()
+
+    def __getitem__(self, index: Any) -> Any:
+        place = box_of_index(index, self.array.shape)
+        for path in () if place is None else self.chunk_files(place[0]):
+            with suppress(FileNotFoundError):  # it has fill values
+                if not stat.S_ISREG(os.stat(path).st_mode):
+                    raise no_file(path)
+        self._check()
+        with damage_in_words(self.path, self.name, IndexError, TypeError):
+            found = self.array[index]
+        self._check()
+        return found
+
+    def _check(self) -> None:
+        for file in self.files:
+            file.check()
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.asarray(self[...], dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.array, name)
+
+
+def open_hdf5(path: str, name: str | None) -> WatchedArray:
+    """Open a data set of an HDF5 file, which does not lead to files outside of its folder."""
+    h5py = _package("h5py", "hdf5")
+    file = PlainFile(path)
+    found: dict[str, Any] = {}
+    with damage_in_words(path, name):
+        content = h5py.File(path, "r", locking="best-effort")
+        content.visititems(lambda at, value: found.update({at: value}) if isinstance(value, h5py.Dataset) else None)
+        file.check_name()
+        name = name and name.strip("/")
+        if name and isinstance(link := content.get(name, getlink=True), h5py.SoftLink):
+            name = posixpath.normpath(posixpath.join("/", posixpath.dirname(name), link.path)).strip("/")
+        array = chosen(path, found, name)
+        _check_sources(h5py, array, set())
+    return WatchedArray(path, array.name, array, (file,))
+
+
+def _check_sources(h5py: Any, array: Any, seen: set[tuple[str, str]]) -> None:
+    """Refuse numbers of files outside of its folder, or of missing ones (fill values stand for them)."""
+    path = os.path.abspath(array.file.filename)
+    folder = os.path.join(os.path.dirname(path), "")
+    sources = [(source.file_name, source.dset_name) for source in array.virtual_sources()] if array.is_virtual else []
+    for file_name, name in [*sources, *((file_name, None) for file_name, *_ in array.external or ())]:
+        other = path if file_name == "." else os.path.normpath(os.path.join(folder, file_name))
+        if name is None or not other.startswith(folder):
+            raise CheckpointError(
+                f"{path} has numbers of {array.name!r} in {file_name}, which may be any file of this machine. If you "
+                "trust it, open it with h5py, and pass the data set."
+            )
+        if (other, name) not in seen:
+            seen.add((other, name))
+            PlainFile(other)
+            with h5py.File(other, "r", locking="best-effort") as file:
+                _check_sources(h5py, file[name], seen)
+
+
+def open_zarr(path: str, name: str | None) -> WatchedArray:
+    """Open a Zarr array, in a folder or a zip file, of numbers and without what runs code when a chunk is read."""
+    zarr = _package("zarr", "zarr")
+    is_folder = os.path.isdir(path)
+    files = [*_metadata(path)] if is_folder else [PlainFile(path)] if "://" not in path else []
+    with damage_in_words(path, name):
+        array = zarr.open(zarr.storage.ZipStore(path, mode="r") if files and not is_folder else path, mode="r")
+        if not hasattr(array, "dtype"):
+            for entry in os.scandir(path) if is_folder else ():
+                if entry.is_dir():
+                    [*_metadata(entry.path)]
+            array = chosen(path, dict(array.arrays()), name)
+            files = [*_metadata(os.path.join(path, array.path))] if is_folder else files
+        metadata = array.metadata.to_dict()
+        pipeline = [metadata.get(key) for key in ("filters", "compressor", "codecs")]
+        if array.dtype.hasobject or "pickle" in str(pipeline).lower():
+            raise CheckpointError(
+                f"{path} holds Python objects under {array.path!r}, and not numbers: to read them may run any code."
+            )
+
+    def chunk_files(box: Box) -> Iterator[str]:
+        with suppress(NotImplementedError):  # chunks of several shapes
+            lengths = array.shards or array.chunks
+            ranges = (range(start // n, -(-stop // n)) for (start, stop), n in zip(box, lengths, strict=True))
+            for place in product(*ranges) if is_folder else ():
+                yield os.path.join(path, array.path, array.metadata.encode_chunk_key(place))
+
+    watched = tuple(file for file in files if not file.path.endswith((".zattrs", ".zgroup", ".zmetadata")))
+    return WatchedArray(path, array.path, array, watched, chunk_files)
+
+
+def _metadata(folder: str) -> Iterator[PlainFile]:
+    """Yield the files that say what a folder of a Zarr store holds; refuse what is no plain file."""
+    for name in _METADATA:
+        if os.path.lexists(path := os.path.join(folder, name)):
+            yield PlainFile(path, by_name=True)
+
+
+def _package(name: str, extra: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise SetupError(f"To read such a file takes {name}: pip install 'distdl_jax[{extra}]' ({error}).") from None

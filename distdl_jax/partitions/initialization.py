@@ -1,0 +1,342 @@
+"""Initial weights: the same global values for one key whatever the partition, in memory of the local block alone.
+
+An initializer, PyTorch's default or any of `jax.nn.initializers`, is a function of a key and the global shape. It is
+traced for the global shape, which costs nothing, and then evaluated for the local block: random bits are made for the
+block's own global indices (threefry counts elements, so each element's bits can be had alone), and what follows is
+elementwise. So a worker's block equals that slice of `initializer(key, global_shape, dtype)`, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+from jax.extend.random import threefry_2x32
+from jax.tree_util import keystr
+from jax.typing import DTypeLike
+
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.jax_compat import bound_again
+from distdl_jax.partitions.spec_trees import is_spec, specs_by_path
+from distdl_jax.partitions.tensors import TensorSpec, check_spec, zero_volume_tensor
+from distdl_jax.plans.decomposition import Box, box_shape
+from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.settings import current_settings
+from distdl_jax.tracing.jaxprs import Call, evaluate, structure
+from distdl_jax.tracing.one_program import one_program
+from distdl_jax.transports.agreement.agree import agree
+from distdl_jax.validation import check_key, checked_dtype
+
+Initializer = Callable[[Array, Sequence[int], DTypeLike], Array]
+
+_ELEMENTWISE = frozenset(
+    {"abs", "add", "add_any", "and", "bitcast_convert_type", "clamp", "complex", "convert_element_type", "copy", "cos"}
+    | {"div", "eq", "erf", "erf_inv", "exp", "exp2", "expm1", "ge", "gt", "imag", "integer_pow", "is_finite", "le"}
+    | {"log", "log1p", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "pow", "real", "rem", "round"}
+    | {"rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sqrt"}
+    | {"square", "stop_gradient", "sub", "tan", "tanh", "xor"}
+)
+
+
+@dataclass(frozen=True)
+class UniformFanIn:
+    """PyTorch's default for linear and convolution layers: uniform in ±1/sqrt(fan_in), imaginary parts too."""
+
+    fan_in: int
+
+    def __call__(self, key: Array, shape: Sequence[int], dtype: DTypeLike) -> Array:
+        bound = 1.0 / math.sqrt(self.fan_in) if self.fan_in else 0.0
+        if not jnp.issubdtype(dtype, jnp.complexfloating):
+            return jax.random.uniform(key, tuple(shape), dtype, -bound, bound)
+        of_parts = jnp.finfo(dtype).dtype
+        real, imaginary = (jax.random.uniform(k, tuple(shape), of_parts, -bound, bound) for k in jax.random.split(key))
+        return jax.lax.complex(real, imaginary)
+
+
+@partial(jax.jit, static_argnums=(0, 2, 3, 4))
+def initialize_block(
+    initializer: Initializer, key: Array, global_shape: tuple[int, ...], box: Box, dtype: np.dtype
+) -> Array:
+    """Return the block `box` of `initializer(key, global_shape, dtype)`.
+
+    Initializers that are not elementwise in random bits (the orthogonal ones), and keys that are not threefry's, are
+    evaluated for the whole tensor, and then cut.
+    """
+    program = jax.make_jaxpr(lambda key: initializer(key, global_shape, dtype))(key)
+    try:
+        (result,) = evaluate(program, [key], _BlockEvaluation(global_shape, box).rule)
+    except _NotElementwiseError:
+        result = initializer(key, global_shape, dtype)
+    if isinstance(result, _Cut):
+        return result.block.reshape(box_shape(box))
+    return result[tuple(slice(*bounds) for bounds in box)]
+
+
+def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DTypeLike = jnp.float32) -> Array:
+    """Return this worker's block of the random tensor `initializer(key, spec.global_shape, dtype)`.
+
+    The global values are the same for one key whatever the partition, and copies of a block are equal. No worker makes
+    the whole: where the initializer is elementwise in random numbers, as those of PyTorch and most of
+    `jax.nn.initializers` are, time and memory are those of the block. Others (orthogonal ones), and keys of other
+    generators than JAX's default, threefry, are evaluated in full on every worker that holds a block, and cut.
+
+    **Arguments:**
+
+    - `initializer`: a function of (key, shape, dtype); it sees the global shape, so fans are those of the whole tensor.
+      One object for many calls is compiled once.
+    - `key`: a JAX random key, the same on every worker.
+    - `spec`: the tensor's `TensorSpec`.
+    - `dtype`: of the tensor.
+
+    **Returns:** this worker's block, zero-volume where it holds none. To the last bits of what the initializer
+    computes from random bits; uniform numbers bit for bit.
+
+    **Raises:** `InvalidTypeError`, on every worker, where `initializer` is not callable, `key` no random key, `dtype`
+    none of numbers, or `spec` no `TensorSpec`.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1])
+    >>> init_block(jax.nn.initializers.he_normal(), jax.random.key(0), TensorSpec((3, 4), P)).shape
+    (3, 4)
+    """
+    check_key("key", key)
+    found = checked_dtype("dtype", dtype)
+    check_spec(spec)
+    check_initializer("initializer", initializer, key, spec, found)
+    if spec.box is None:
+        return zero_volume_tensor(dtype=dtype)
+    return _make_blocks([key], (_Tensor(initializer, spec.global_shape, spec.box, found),))[0]
+
+
+def init(initializers: Any, specs: Any, key: Array, dtype: DTypeLike = jnp.float32) -> Any:
+    """Return this worker's blocks of the initial values of a tree of parameters of your own, by one program.
+
+    **Arguments:**
+
+    - `initializers`: a function of (key, shape, dtype) like the `jax.nn.initializers` for each leaf of `specs`: a
+      pytree of the same structure, where a function in place of a subtree counts for all its leaves.
+    - `specs`: a pytree of `TensorSpec`; None in it stays None, and what holds no spec as it is.
+    - `key`: a JAX random key, the same on every worker. Leaf i of n, in JAX's order of leaves, gets
+      `jax.random.split(key, n)[i]`.
+    - `dtype`: of the parameters.
+
+    **Returns:** a pytree like `specs` of this worker's blocks, each as `init_block` makes it: slices of the same
+    global values whatever the partitions, zero-volume where this worker holds none. With `DISTDL_JAX_DEBUG=1` it is
+    collective among the workers of the partitions in `specs`, which compare their keys.
+
+    **Raises:** `InvalidArgumentError` where `initializers` has another structure than `specs`, or an initializer
+    returns another shape than it is given; `InvalidTypeError` as `init_block`.
+
+    >>> import distdl_jax as dj
+    >>> P, normal = dj.Partition().grid([1, 1]), jax.nn.initializers.normal()
+    >>> specs = {"table": TensorSpec((5, 2), P), "gates": [TensorSpec((2, 2), P), TensorSpec((2, 1), P)]}
+    >>> params = init({"table": normal, "gates": jax.nn.initializers.zeros}, specs, jax.random.key(0))
+    >>> params["table"].shape, len(params["gates"])
+    ((5, 2), 2)
+    """
+    named = {keystr(path): spec for path, spec in specs_by_path(specs).items() if spec is not None}
+    if specs is None:
+        raise InvalidTypeError("`specs` (=None) must be a TensorSpec, or a pytree of them.")
+
+    def broadcast(initializer: Any, below: Any) -> Any:
+        specs_by_path(below)  # a partition in the place of a spec
+        return jax.tree.map(lambda spec: None if spec is None else initializer, below, is_leaf=is_spec)
+
+    try:
+        found = jax.tree.leaves(jax.tree.map(broadcast, initializers, specs, is_leaf=callable), is_leaf=callable)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            "`initializers` must be an initializer, or a pytree of initializers with the structure of `specs` or of a "
+            f"prefix of it: {error}"
+        ) from None
+    by_name = dict(zip(named, found, strict=True))
+    params = initialize_params(named, key, dtype, by_name, tuple(named), "initializers{}")
+    values = iter(params.values())
+    return jax.tree.map(lambda spec: None if spec is None else next(values), specs, is_leaf=is_spec)
+
+
+def check_initializer(name: str, initializer: Any, key: Array, spec: TensorSpec, dtype: np.dtype) -> None:
+    """Refuse an initializer that is no function, or returns another shape than it is given, on all workers."""
+    if not callable(initializer):
+        raise InvalidTypeError(f"`{name}` (={initializer!r}) must be a function of (key, shape, dtype).")
+    made = jax.eval_shape(lambda key: initializer(key, spec.global_shape, dtype), key)
+    if getattr(made, "shape", None) != spec.global_shape:
+        raise InvalidArgumentError(
+            f"`{name}` (={initializer!r}) must return an array of the shape that it is given, {spec.global_shape}, "
+            f"but returns {made}."
+        )
+
+
+class _Tensor(NamedTuple):
+    """A random tensor, of which this worker makes its block `box`."""
+
+    initializer: Initializer
+    global_shape: tuple[int, ...]
+    box: Box
+    dtype: np.dtype
+
+
+@one_program(static_argnums=(1,))
+def _make_blocks(keys: list[Array], tensors: tuple[_Tensor, ...]) -> list[Array]:
+    """Return this worker's blocks of random tensors, each from a key of its own."""
+    return [
+        initialize_block(tensor.initializer, key, tensor.global_shape, tensor.box, tensor.dtype)
+        for key, tensor in zip(keys, tensors, strict=True)
+    ]
+
+
+class _NotElementwiseError(Exception):
+    """The program does something else than elementwise arithmetic on random bits."""
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """The block, as one row, of a value that has the global shape. (XLA compiles rows in a fraction of the time.)"""
+
+    block: Array
+
+
+@dataclass(frozen=True)
+class _BlockEvaluation:
+    """Evaluates a traced initializer on the block `box` of a tensor of `global_shape`."""
+
+    global_shape: tuple[int, ...]
+    box: Box
+
+    def rule(self, eqn: Any, args: list[Any]) -> list[Any]:
+        name, params = eqn.primitive.name, eqn.params
+        match structure(eqn):
+            case Call("jit" | "call" | "custom", body):
+                return evaluate(body, args, self.rule)
+        if any(isinstance(arg, _Cut) for arg in args):
+            return [_Cut(self._elementwise(eqn, args))]
+        if name == "random_bits" and params["shape"] == self.global_shape and not np.shape(args[0]):
+            return [_Cut(_random_bits(args[0], params["bit_width"], self.global_shape, self.box))]
+        if name == "broadcast_in_dim" and params["shape"] == self.global_shape and np.size(args[0]) == 1:
+            return [_Cut(jnp.broadcast_to(jnp.reshape(args[0], ()), (math.prod(box_shape(self.box)),)))]
+        return bound_again(eqn, args)
+
+    def _elementwise(self, eqn: Any, args: list[Any]) -> Array:
+        whole = [arg for arg in args if not isinstance(arg, _Cut)]
+        if eqn.primitive.name not in _ELEMENTWISE or any(np.size(arg) != 1 for arg in whole):
+            raise _NotElementwiseError
+        in_rows = [arg.block if isinstance(arg, _Cut) else jnp.reshape(arg, (1,) * (np.ndim(arg) > 0)) for arg in args]
+        (result,) = bound_again(eqn, in_rows)
+        return result
+
+
+def _random_bits(key: Array, bit_width: int, global_shape: tuple[int, ...], box: Box) -> Array:
+    """Return the block of `jax.random.bits(key, global_shape)`: threefry of each element's row-major number."""
+    counts_elements = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined, unused-ignore]
+    if str(jax.random.key_impl(key)) != "threefry2x32" or not counts_elements:
+        raise _NotElementwiseError
+    size = math.prod(box_shape(box))
+    if size == 0:
+        return jnp.zeros(0, f"uint{bit_width}")
+    bits = threefry_2x32(jax.random.key_data(key), jnp.concatenate(_row_major_numbers(global_shape, box)))
+    high, low = bits[:size], bits[size:]
+    if bit_width == 64:
+        return (high.astype(jnp.uint64) << 32) | low.astype(jnp.uint64)
+    return (high ^ low).astype(f"uint{bit_width}")
+
+
+def _row_major_numbers(global_shape: tuple[int, ...], box: Box) -> tuple[Array, Array]:
+    """Return the row-major number of each element in the global tensor, as the halves of 64-bit integers, in a row."""
+    global_shape, box = _merged(global_shape, box)
+    shape = box_shape(box)
+    high = low = jnp.zeros(shape, jnp.uint32)
+    for axis, (start, stop) in enumerate(box):
+        stride = math.prod(global_shape[axis + 1 :])
+        numbers = np.arange(start, stop, dtype=np.uint64) * np.uint64(stride)
+        along = (stop - start, *(1,) * (len(shape) - axis - 1))
+        step_low = (numbers & np.uint64(0xFFFFFFFF)).astype(np.uint32).reshape(along)
+        total = low + step_low
+        carry = (total < low).astype(jnp.uint32)
+        high = high + (numbers >> np.uint64(32)).astype(np.uint32).reshape(along) + carry
+        low = total
+    return high.reshape(-1), low.reshape(-1)
+
+
+def _merged(global_shape: tuple[int, ...], box: Box) -> tuple[tuple[int, ...], Box]:
+    """Return the shape and the box with each axis of which the box has all joined to the one before it."""
+    lengths, ranges = [1], [(0, 1)]
+    for length, (start, stop) in zip(global_shape, box, strict=True):
+        if (start, stop) == (0, length) or ranges[-1] == (0, 1) == (0, lengths[-1]):
+            ranges[-1] = (ranges[-1][0] * length + start, (ranges[-1][1] - 1) * length + stop)
+            lengths[-1] *= length
+        else:
+            lengths.append(length)
+            ranges.append((start, stop))
+    return tuple(lengths), tuple(ranges)
+
+
+def initialize_params(
+    specs: Mapping[str, TensorSpec],
+    key: Array,
+    dtype: DTypeLike,
+    initializers: Mapping[str, Initializer],
+    keyed: Sequence[str] = ("weight", "bias"),
+    argument: str = "{}_init",
+) -> dict[str, Array]:
+    """Return this worker's blocks of the parameters `specs`, by one program; zero-volume where it has none.
+
+    Each parameter has a key of its own, the one at its name's place in `keyed`. Errors call its
+    initializer `argument` of its name. With `DISTDL_JAX_DEBUG=1` it is
+    collective among the workers of the parameters' partitions, which compare their keys, but for a key that is traced.
+    """
+    check_key("key", key)
+    found = checked_dtype("dtype", dtype)
+    for name, spec in specs.items():
+        check_initializer(argument.format(name), initializers[name], key, spec, found)
+    if specs and current_settings().debug and not isinstance(key, Tracer):
+        _check_same_key(specs, key, dtype, initializers)
+    # Split here: one program for all layers of two parameters.
+    key_of = dict(zip(keyed, jax.random.split(key, len(keyed)), strict=True))
+    tensors = {
+        name: _Tensor(initializers[name], spec.global_shape, spec.box, found)
+        for name, spec in specs.items()
+        if spec.box is not None
+    }
+    made = _make_blocks([key_of[name] for name in tensors], tuple(tensors.values())) if tensors else []
+    block_of = dict(zip(tensors, made, strict=True))
+    return {name: block_of[name] if name in tensors else zero_volume_tensor(dtype=dtype) for name in specs}
+
+
+def _check_same_key(
+    specs: Mapping[str, TensorSpec], key: Array, dtype: DTypeLike, initializers: Mapping[str, Initializer]
+) -> None:
+    """Refuse a key, a dtype or initializers that differ between the workers that hold the parameters `specs`."""
+    world = next(iter(specs.values())).partition.world
+    team = tuple(sorted({worker for spec in specs.values() for worker in spec.partition.ranks}))
+    if world.rank not in team:
+        return
+
+    def contribute() -> tuple[int, str]:
+        with jax.ensure_compile_time_eval():  # a key that a trace closes over is known
+            digest = crc32(np.asarray(jax.random.key_data(key)).tobytes())
+        names = (getattr(initializers[name], "__qualname__", type(initializers[name]).__qualname__) for name in specs)
+        return digest, f"{checked_dtype('dtype', dtype).name} by {', '.join(names)}"
+
+    label = "`init` of " + " and ".join(f"{name} ({shape_text(spec.global_shape)})" for name, spec in specs.items())
+    contributions: dict[int, tuple[int, str]] = agree(world, team, label, contribute)
+    digest, made = contributions[team[0]]
+    for worker, (other_digest, other_made) in contributions.items():
+        if other_digest != digest:
+            raise PlanError(
+                f"{label} had another `key` on worker {worker} than on worker {team[0]}, so the weights are a mixture. "
+                "Give it the same key on all workers: it takes care itself that their blocks differ."
+            )
+        if other_made != made:
+            raise PlanError(
+                f"{label} made the parameters in {made} on worker {team[0]}, but in {other_made} on worker {worker}. "
+                "Give it the same dtype and initializers on all workers."
+            )

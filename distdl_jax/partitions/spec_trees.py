@@ -1,0 +1,172 @@
+"""Pytrees of specs, and their pairing with the leaves of the trees that they describe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+from jax.tree_util import keystr
+
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.partitions.partition import Partition
+from distdl_jax.partitions.tensors import TensorSpec
+from distdl_jax.plans.shape_dtype import shape_text
+
+Path = tuple[Any, ...]
+P = TypeVar("P")
+
+
+class Leaf(NamedTuple):
+    """A leaf of a tree: its path, as `jax.tree_util.keystr` writes it, its value, and its spec; None where `specs`
+    leaves it out."""
+
+    path: str
+    value: Any
+    spec: TensorSpec | None
+
+
+def is_spec(spec: Any) -> bool:
+    """Return whether it is a leaf of a pytree of specs: a `TensorSpec`, or None."""
+    return spec is None or isinstance(spec, TensorSpec)
+
+
+def specs_by_path(specs: Any, name: str = "specs") -> dict[Path, TensorSpec | None]:
+    """Return the leaves of a pytree of specs, the argument `name`, by path.
+
+    **Raises:** `InvalidTypeError` where one is neither a spec nor None, or a partition stands for all of them.
+    """
+    if isinstance(specs, Partition):  # to JAX a pytree without leaves, as are those in a module's fields
+        raise InvalidTypeError(
+            f"`{name}` (={specs!r}) must be a TensorSpec, or a pytree of them, but is a partition: "
+            "TensorSpec(global_shape, P) describes a tensor on it."
+        )
+    found = dict(jax.tree.leaves_with_path(specs, is_leaf=is_spec))
+    for path, spec in found.items():
+        if not is_spec(spec):
+            raise InvalidTypeError(
+                f"`{name}{keystr(path)}` (={spec!r}) must be a TensorSpec, or None for what is to be left as it is."
+            )
+    return found
+
+
+def like_specs(specs: Any, leaves: Iterable[Any]) -> Any:
+    """Return a pytree of the structure of `specs`, with these leaves in place of its own."""
+    return jax.tree.unflatten(jax.tree.structure(specs, is_leaf=is_spec), leaves)
+
+
+def match(paths: Iterable[P], specs: Mapping[P, TensorSpec | None]) -> tuple[dict[P, P], list[P]]:
+    """Return the path of each leaf's spec, its own or one above it, by the leaf's path; and the TensorSpecs of no leaf.
+
+    Leaves without a spec are left out. Paths are JAX's, or their texts by `keystr`.
+
+    >>> match(["['a']", ".b[0]", ".b[1]", ".by"], {"['a']": None, ".b": None})
+    ({"['a']": "['a']", '.b[0]': '.b', '.b[1]': '.b'}, [])
+    """
+    found = {path: above for path in paths for above in _and_above(path) if above in specs}
+    used = set(found.values())
+    return found, [path for path, spec in specs.items() if spec is not None and path not in used]
+
+
+def leaves_with_specs(
+    tree: Any, specs: Any, names: tuple[str, str] = ("tree", "specs"), masked: type | tuple[()] = ()
+) -> list[Leaf]:
+    """Return the leaves of `tree`, each with its spec; `specs` has the structure of `tree`, or of a prefix.
+
+    Every leaf has a spec or None, and every TensorSpec a leaf, so that nothing is left out in silence; None for all of
+    a tree would leave out everything. `names`: of the two arguments, for messages. Values of the type `masked` are left
+    out.
+
+    **Raises:** `InvalidArgumentError` where that is not so, `InvalidTypeError` where a leaf of `specs` is no spec.
+    """
+    by_path = specs_by_path(specs, names[1])
+    values = jax.tree.leaves_with_path(tree, is_leaf=lambda value: isinstance(value, masked))
+    found, unused = match((path for path, _ in values), by_path)
+    left_out: dict[Path, None] = {path: None for path, value in values if isinstance(value, masked)}
+    values = [(path, value) for path, value in values if path not in left_out]
+    below, _ = match(unused, left_out)
+    problem = None
+    if specs is None and values:
+        problem = f"is None. Leave out the call where all of `{names[0]}` is to stay as it is."
+    elif without := [path for path, _ in values if path not in found]:
+        problem = f"has none for `{names[0]}{keystr(without[0])}`."
+    elif unused := [path for path in unused if path not in below]:
+        problem = (
+            f"`{names[1]}{keystr(unused[0])}` is a TensorSpec, and `{names[0]}` has no leaf there (None and empty "
+            "containers are none). None in its place leaves it out."
+        )
+    if problem:
+        raise InvalidArgumentError(
+            f"`{names[1]}` must have the structure of `{names[0]}`, with a TensorSpec or None for each leaf or "
+            f"subtree, but {problem}"
+        )
+    return [Leaf(keystr(path), value, by_path[found[path]]) for path, value in values]
+
+
+def _and_above(path: Any) -> list[Any]:
+    """Return the path of a leaf, and the paths of the containers that it is in."""
+    return [path, *(path[:n] for n, key in enumerate(path) if not isinstance(key, str) or key in "[.")]
+
+
+def described(spec: TensorSpec) -> tuple[Any, ...]:
+    """Return a spec in words, the same on every worker."""
+    return spec.global_shape, spec.partition.describe(), spec.replicated
+
+
+def check_alike(trees: Mapping[int, Sequence[tuple[str, Any]]], name: str = "tree") -> None:
+    """Refuse trees that differ between workers, given by rank as the paths of the leaves and their described specs.
+
+    **Raises:** `PlanError`, which names a leaf and two workers.
+    """
+    (first, expected), *others = sorted(trees.items())
+    for worker, tree in others:
+        here, there = dict(expected), dict(tree)
+        if [*tree] == [*expected]:
+            continue
+        path = [*(path for path in (*here, *there) if here.get(path, "") != there.get(path, "")), *here][0]
+        found = [
+            f"missing from `{name}`" if path not in specs else f"of the spec {specs[path]}" if specs[path] else "there"
+            for specs in (here, there)
+        ]
+        raise PlanError(
+            f"`{name}` must have the same leaves with the same specs on all workers (zero-volume arrays where a worker "
+            f"holds nothing), but `{name}{path}` is {found[0]} on worker {first} and {found[1]} on worker {worker}."
+        )
+
+
+def check_shape(name: str, shape: tuple[int, ...], spec: TensorSpec, expected: tuple[int, ...], on: str = "") -> None:
+    """Refuse an array without the shape of its spec; `on`: the worker that has it, for messages."""
+    if shape != expected:
+        copies = f", replicated along {spec.replicated}" if spec.replicated else ""
+        raise PlanError(
+            f"{on}`{name}` has shape {shape}, but its spec ({shape_text(spec.global_shape)} on "
+            f"{shape_text(spec.partition.shape)} workers{copies}) says {expected} on this worker."
+        )
+
+
+def masked_places(**trees: Any) -> tuple[str, ...]:
+    """Return the paths in `trees`, an optimiser's state, say, of the leaves that a mask of optax has left out."""
+    masked = getattr(sys.modules.get("optax"), "MaskedNode", None)
+    if masked is None:
+        return ()
+    return tuple(
+        f"{name}{keystr(path)}"
+        for name, tree in trees.items()
+        for path, value in jax.tree.leaves_with_path(tree, is_leaf=lambda value: isinstance(value, masked))
+        if isinstance(value, masked)
+    )
+
+
+def different_masks(places: Mapping[int, Sequence[str]]) -> str | None:
+    """Return what to say of masks that differ between workers, given by rank as `masked_places`; None of equal ones."""
+    (first, expected), *others = sorted(places.items())
+    for worker, found in others:
+        if different := sorted({*expected} ^ {*found}):
+            has, lacks = (worker, first) if different[0] in found else (first, worker)
+            return (
+                f"`{different[0]}` is masked on worker {has}, but not on worker {lacks}. A mask that looks at this "
+                "worker's arrays differs, for a placeholder has one dimension. Make it from the specs: "
+                "jax.tree.map(lambda spec: len(spec.global_shape) > 1, specs)."
+            )
+    return None

@@ -1,0 +1,279 @@
+"""Global tensors and the local blocks that stand for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.partitions.partition import CartesianPartition, Partition
+from distdl_jax.plans.alike import ByClass
+from distdl_jax.plans.decomposition import Box, balanced_box, balanced_sizes, box_shape, index_of
+from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.plans.worker_ranks import positions
+from distdl_jax.text import Drawing
+from distdl_jax.validation import checked_axes, checked_dtype, checked_integer, checked_integers
+
+
+@dataclass(frozen=True, init=False)
+class TensorSpec:
+    """A distributed tensor as a whole: its global shape and its partition.
+
+    **Arguments:**
+
+    - `global_shape`: of the whole tensor, n_0 x ... x n_{D-1}; `()` for a scalar.
+    - `partition`: its workers hold the balanced blocks, all others zero-volume arrays.
+    - `replicated`: the dimensions of the partition along which workers hold copies of one block; the others, D of
+      them, cut the tensor. True for all dimensions: every worker of the partition holds the whole tensor. Default:
+      none, so that there are no copies.
+
+    A scalar is on one worker, or replicated.
+
+    **Raises:** `InvalidArgumentError` where the dimensions don't fit.
+
+    >>> import distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1])
+    >>> TensorSpec((6,), P, replicated=(0,)).local_shape, TensorSpec((6, 5, 4), P, replicated=True).local_shape
+    ((6,), (6, 5, 4))
+    """
+
+    global_shape: tuple[int, ...]
+    partition: Partition
+    replicated: tuple[int, ...]
+
+    def __init__(
+        self, global_shape: Sequence[int], partition: Partition, replicated: bool | int | Sequence[int] = False
+    ) -> None:
+        if not isinstance(partition, Partition):
+            raise InvalidTypeError(f"`partition` (={partition!r}) must be a partition.")
+        if partition.size == 0:
+            raise InvalidArgumentError("`partition` has no workers, so none can hold a block.")
+        shape = checked_integers("global_shape", global_shape)
+        if any(n < 0 for n in shape):
+            raise InvalidArgumentError(f"`global_shape` (={shape}) must not hold negative lengths.")
+        on_one = not shape and partition.size == 1
+        axes = _replicated_axes(partition, True if on_one else replicated)
+        everywhere = bool(axes) and len(axes) == partition.dim
+        if not everywhere and len(shape) != partition.dim - len(axes):
+            raise InvalidArgumentError(
+                f"`global_shape` (={shape}) must have as many dimensions as `partition` "
+                f"({shape_text(partition.shape)})" + (f" besides the replicated ones, {axes}." if axes else ".")
+            )
+        # The fields, in the form in which equal ones are equal.
+        vars(self).update(global_shape=shape, partition=partition, replicated=axes)
+
+    @property
+    def box(self) -> Box | None:
+        """The ranges of the whole tensor that this worker's block covers; None where it holds none."""
+        return None if self.partition.rank is None else self._box(self.partition.rank)
+
+    @cached_property
+    def block_shapes(self) -> Mapping[int, tuple[int, ...]]:
+        """The shape of the block of each worker of the partition, by world rank; computed when asked for."""
+        P, cut = self.partition, iter(self.global_shape)
+        labels = ((0,) * p if d in self.replicated else balanced_sizes(next(cut), p) for d, p in enumerate(P.shape))
+        place_of = positions(P.ranks)
+        return ByClass(P.ranks, labels, lambda worker: box_shape(self._box(place_of[worker])))
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape of this worker's block; `(0,)` where it holds none."""
+        return (0,) if self.box is None else box_shape(self.box)
+
+    def shape_on(self, worker: int) -> tuple[int, ...]:
+        """Return the shape of the block, or placeholder, of the worker of a world rank."""
+        return self.block_shapes[worker] if worker in self.block_shapes else self._placeholder(worker)
+
+    def block(self, array: Any) -> Array:
+        """Return this worker's block of a whole array that it has, or its placeholder where it holds no block.
+
+        Nothing moves: every worker has the array, or reads it from a file. (`dj.scatter` cuts one that a single worker
+        has, `dj.data.read` reads blocks.)
+
+        **Arguments:**
+
+        - `array`: of the shape `global_shape` and any dtype of numbers: numpy's, JAX's (also inside jit), or one in a
+          file that is sliced like numpy's (a memory map, a data set of h5py or zarr), of which the block alone is read.
+
+        **Returns:** a JAX array of this dtype, as JAX has it: the block, of `local_shape`; outside the partition a
+        zero-volume array, of `zero_volume_shape`. Along `replicated` dimensions workers get copies.
+
+        **Raises:** `InvalidTypeError` where `array` is none, or doesn't hold numbers; `InvalidArgumentError` where it
+        has another shape.
+
+        >>> import numpy as np, distdl_jax as dj
+        >>> rows = dj.TensorSpec((5, 2), dj.planning_world(3, rank=1).grid([2, 1]))
+        >>> rows.block(np.arange(10).reshape(5, 2)).tolist()
+        [[6, 7], [8, 9]]
+        >>> dj.TensorSpec((5, 2), dj.planning_world(3, rank=2).grid([2, 1])).block(np.zeros((5, 2))).shape
+        (5, 0)
+        """
+        if not (hasattr(array, "shape") and hasattr(array, "dtype")):
+            raise InvalidTypeError(f"`array` (={array!r}) must be an array.")
+        if tuple(array.shape) != self.global_shape:
+            raise InvalidArgumentError(
+                f"`array` (of shape {tuple(array.shape)}) must have the global shape, {self.global_shape}."
+            )
+        dtype = checked_dtype("array.dtype", array.dtype)
+        if self.box is None:
+            return zero_volume_tensor(like=self, dtype=dtype)
+        block = array[tuple(slice(*bounds) for bounds in self.box)]
+        return block if isinstance(block, Array) else device_array(np.asarray(block, dtype))
+
+    def draw(self) -> Drawing:
+        """Draw who owns which block of the whole tensor.
+
+        Nothing moves, and every worker gets the same picture. Of more than 64 workers, it shows the first ones along
+        each dimension.
+
+        **Returns:** a `Drawing`: SVG, which Jupyter shows by itself, with `save`; printed, it is text.
+
+        >>> import distdl_jax as dj
+        >>> print(dj.TensorSpec((5, 4), dj.planning_world(6).grid([2, 2])).draw())
+        5 x 4 on 4 workers, dimensions 0 and 1 split
+               0:2   2:4
+             +-----+-----+
+         0:3 |  0  |  1  |
+             +-----+-----+
+         3:5 |  2  |  3  |
+             +-----+-----+
+        Without a block: workers 4, 5.
+        """
+        from distdl_jax.tools.draw.grids import draw_blocks, spec_as_blocks
+
+        return draw_blocks(spec_as_blocks(self))
+
+    @property
+    def zero_volume_shape(self) -> tuple[int, ...]:
+        """The shape of this worker's placeholder, where it has one: `(batch size, 0)`, or `(0,)` for a scalar.
+
+        The batch size is the length of the first dimension: of this worker's block, or of the whole tensor. Of the
+        output of a layer (`layer.output_spec`) it is what the layer returns on this worker.
+        """
+        return self._placeholder(self.partition.world.rank)
+
+    @property
+    def known_placeholder(self) -> tuple[int, ...] | None:
+        """The shape that `with_placeholders` gave for this worker; None where it gave none."""
+        return self._placeholders.get(self.partition.world.rank)
+
+    @cached_property
+    def first_copies(self) -> CartesianPartition:
+        """The workers that hold the first copy of each block, on a grid with the tensor's dimensions."""
+        P = self.partition
+        ranks = [rank for rank in range(P.size) if not any(index_of(rank, P.shape)[d] for d in self.replicated)]
+        return P.grid(self._grid, ranks)
+
+    @property
+    def counts(self) -> bool:
+        """Whether this worker's block counts in sums over all workers: where it holds a block, and the first copy."""
+        return self.first_copies.active
+
+    @cached_property
+    def _placeholders(self) -> Mapping[int, tuple[int, ...]]:
+        """Placeholder shapes that differ from the default, by world rank."""
+        return {}
+
+    def _placeholder(self, worker: int) -> tuple[int, ...]:
+        default = self.block_shapes.get(worker, self.global_shape)[:1]
+        return self._placeholders.get(worker, (*default, 0))
+
+    def with_placeholders(self, shapes: Mapping[int, tuple[int, ...]]) -> TensorSpec:
+        """Return an equal spec, whose placeholders on other workers have the given shapes, by world rank."""
+        spec = TensorSpec(self.global_shape, self.partition, self.replicated)
+        vars(spec)["_placeholders"] = dict(shapes)
+        return spec
+
+    @cached_property
+    def _grid(self) -> tuple[int, ...]:
+        """The number of blocks in each dimension of the tensor."""
+        cut = tuple(p for d, p in enumerate(self.partition.shape) if d not in self.replicated)
+        return cut or (1,) * len(self.global_shape)
+
+    def _box(self, rank: int) -> Box:
+        index = index_of(rank, self.partition.shape)
+        cut = tuple(i for d, i in enumerate(index) if d not in self.replicated)
+        return balanced_box(self.global_shape, self._grid, cut or (0,) * len(self.global_shape))
+
+    def __repr__(self) -> str:
+        return self._text(repr(self.partition))
+
+    def describe(self) -> str:
+        """Describe the spec in words that are the same on every worker."""
+        return self._text(self.partition.describe())
+
+    def _text(self, partition: str) -> str:
+        copies = f", replicated={self.replicated}" if self.replicated else ""
+        return f"TensorSpec({self.global_shape}, {partition}{copies})"
+
+
+def _replicated_axes(partition: Partition, replicated: bool | int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(replicated, bool):
+        return tuple(range(partition.dim)) if replicated else ()
+    return checked_axes("replicated", replicated, partition.shape)
+
+
+def check_spec(spec: object, name: str = "spec") -> None:
+    """Refuse an argument that is no `TensorSpec`."""
+    if not isinstance(spec, TensorSpec):
+        is_partition = ", but is a partition: TensorSpec(global_shape, P) describes a tensor on it"
+        advice = is_partition if isinstance(spec, Partition) else ""
+        raise InvalidTypeError(f"`{name}` (={spec!r}) must be a TensorSpec{advice}.")
+
+
+def zero_volume_tensor(batch_size: int | None = None, dtype: DTypeLike | None = None, *, like: Any = None) -> Array:
+    """Return a zero-volume array, which stands for a tensor on a worker that owns no part of it.
+
+    **Arguments:**
+
+    - `batch_size`: the length of the first dimension, where the placeholder keeps it; else it has one dimension. Where
+      the batch is split, it is this worker's share: the first dimension of a layer's output is as long as its input's
+      on this worker. `like` spares the counting.
+    - `dtype`: the dtype of the data; only its kind (floating or complex, or neither) counts. Default: the dtype of
+      `like`, where it has one, else JAX's default float.
+    - `like`: in place of `batch_size`, an array on this worker, whose first dimension the placeholder is to have; or a
+      `TensorSpec`, for the placeholder of that tensor: of `layer.output_spec(x_spec)`, in the shape of what the layer
+      returns on this worker.
+
+    **Returns:** an array of shape `(batch_size, 0)`, or `(0,)`.
+
+    **Raises:** `InvalidArgumentError` where both `batch_size` and `like` are given, or `batch_size` is negative;
+    `InvalidTypeError` for another kind of any argument.
+
+    >>> import jax.numpy as jnp
+    >>> zero_volume_tensor(batch_size=4).shape, zero_volume_tensor(like=jnp.ones((3, 5), jnp.bfloat16))
+    ((4, 0), Array([], shape=(3, 0), dtype=bfloat16))
+    """
+    if like is None:
+        return _empty((0,) if batch_size is None else (checked_integer("batch_size", batch_size, 0), 0), dtype)
+    if batch_size is not None:
+        raise InvalidArgumentError(
+            f"Give one of `batch_size` (={batch_size}) and `like`, which has a batch size itself."
+        )
+    if isinstance(like, TensorSpec):
+        return _empty(like.zero_volume_shape, dtype)
+    if not (hasattr(like, "shape") and hasattr(like, "dtype")):
+        raise InvalidTypeError(f"`like` (={like!r}) must be an array or a TensorSpec.")
+    return _empty((*like.shape[:1], 0), like.dtype if dtype is None else dtype)
+
+
+def _empty(shape: tuple[int, ...], dtype: DTypeLike | None) -> Array:
+    return device_array(np.zeros(shape, jnp.result_type(float) if dtype is None else checked_dtype("dtype", dtype)))
+
+
+def device_array(values: np.ndarray[Any, Any]) -> Array:
+    """Copy `values` to an array of JAX's, which is a constant in a trace, too.
+
+    Nothing is compiled, as JAX's own `asarray` and `zeros` do anew for each shape. `device_put` alone would share the
+    memory of `values`.
+    """
+    with jax.ensure_compile_time_eval():
+        return jax.device_put(np.array(values))

@@ -1,0 +1,106 @@
+"""The base of partitions: workers of a world in a given order and shape, as an immutable value."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from distdl_jax.errors import InvalidTypeError
+from distdl_jax.plans import broadcasting
+from distdl_jax.plans.shape_dtype import ranks_text, shape_text
+from distdl_jax.plans.static import Static
+from distdl_jax.tracing.world import World
+from distdl_jax.transports.idle_workers import has_workers
+from distdl_jax.transports.threads.current_world import original_world, world_here
+
+
+class WorkerTeam(Static):
+    """Workers of a world in a given order and shape: what a partition is, apart from how others are made of it.
+
+    Two teams are equal where they are of one class and have the same workers, in the same order, in the same shape.
+    """
+
+    __slots__ = ("_rank", "_ranks", "_shape", "_world")
+
+    _ranks: tuple[int, ...]
+    _shape: tuple[int, ...]
+    _world: World
+    _rank: int | None
+    _is_grid = False
+
+    def _set(self, world: World, ranks: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        object.__setattr__(self, "_world", original_world(world))
+        object.__setattr__(self, "_ranks", ranks)
+        object.__setattr__(self, "_shape", shape)
+        object.__setattr__(self, "_rank", broadcasting.place_of(self._world.rank, ranks))
+        has_workers(self._world, ranks, self._is_grid)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"A partition is immutable, so its `{name}` cannot be set; create another partition.")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"A partition is immutable, so its `{name}` cannot be deleted.")
+
+    @property
+    def world(self) -> World:
+        """The world that the partition's ranks refer to."""
+        return world_here(self._world)
+
+    @property
+    def active(self) -> bool:
+        """Whether this worker is in the team."""
+        return self.rank is not None
+
+    @property
+    def size(self) -> int:
+        """The number of workers in the team."""
+        return len(self._ranks)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of workers per dimension; `(size,)` without a topology."""
+        return self._shape
+
+    @property
+    def dim(self) -> int:
+        """The number of dimensions."""
+        return len(self._shape)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The team's world ranks, in order."""
+        return self._ranks
+
+    @property
+    def rank(self) -> int | None:
+        """This worker's place in the team; None outside it."""
+        world = self.world
+        return self._rank if world is self._world else broadcasting.place_of(world.rank, self._ranks)
+
+    def __copy__(self) -> WorkerTeam:
+        return self
+
+    def __deepcopy__(self, memo: object) -> WorkerTeam:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidTypeError(
+            f"{self!r} can't be pickled: it belongs to the workers that are running. Save its `shape` and `ranks`, of "
+            "which another one is made."
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, WorkerTeam):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        # With and without a topology differ, though their shapes may agree: `index` is a tuple in one, a number in
+        # the other, and a program traced for one must not serve the other.
+        return type(self), id(self._world), self._ranks, self._shape
+
+    def describe(self) -> str:
+        """Return the team and its shape in words, the same on every worker."""
+        return f"{shape_text(self._shape)} ({ranks_text(self._ranks)})"

@@ -1,0 +1,1 @@
+"""What users wrap around functions: jit, check, derivatives, functions of blocks."""

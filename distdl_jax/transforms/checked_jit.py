@@ -1,0 +1,396 @@
+"""`dj.jit` and `dj.check`: the workers' programs, compared before anything of them runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache, partial, update_wrapper, wraps
+from time import perf_counter
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+from weakref import WeakKeyDictionary
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.core import Tracer
+from jax.extend.core import jaxpr_as_fun
+
+from distdl_jax.errors import PLAN_OF, CopiesWarning, PlanError, SetupError
+from distdl_jax.jax_compat import (
+    check_for_nans_again,
+    hiding_frames,
+    is_staged,
+    is_transformed,
+    set_last_program,
+    wait_for_program,
+)
+from distdl_jax.partitions.spec_trees import different_masks, masked_places
+from distdl_jax.tracing.constant_inputs import constants_text
+from distdl_jax.tracing.context import trace_context
+from distdl_jax.tracing.effect_free_call import call_without_effect, unread_inputs
+from distdl_jax.tracing.forward_mode_error import refuse_forward_mode
+from distdl_jax.tracing.program_reader import read_flow
+from distdl_jax.tracing.world import OutsideWorldError, World
+from distdl_jax.transforms.copies import Drift, drift_text, drifts
+from distdl_jax.transports.open_world import world_of, worlds_used
+from distdl_jax.validation import check_function
+from distdl_jax.watchdog.programs.diagnosis import problem_text
+from distdl_jax.watchdog.programs.ir import Flow, Program
+from distdl_jax.watchdog.programs.report import Report
+from distdl_jax.watchdog.source_lines import function_name, warn_user
+from distdl_jax.watchdog.watch.call_log import CallLog, Earlier
+from distdl_jax.watchdog.watch.deadlock import different_earlier_calls
+from distdl_jax.watchdog.watch.dependencies import takes_all
+from distdl_jax.watchdog.watch.log import log
+from distdl_jax.watchdog.watch.status import WorkerStatus, worker_status
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def jit(fun: Callable[P, R], **options: Any) -> CheckedFunction[P, R]: ...
+
+
+@overload
+def jit(fun: None = None, **options: Any) -> Callable[[Callable[P, R]], CheckedFunction[P, R]]: ...
+
+
+def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Compile as `jax.jit` does, and compare the workers' programs on every trace, before anything runs.
+
+    On every new trace each worker reads off what it is about to communicate: which operation, with whom, how many
+    elements of which dtype, from which arguments, also inside scans, conditionals, while loops, `jax.checkpoint` and
+    nested jits. Worker 0 plays the programs against each other; if one of them would wait for ever, two partners don't
+    mean the same, or two workers pass the arguments of calls alike in another order, all workers raise the same
+    `PlanError`, which names the workers, the operations and the source lines. After that a call costs a few
+    microseconds, less than one of `jax.jit`, which JAX makes in Python where a program communicates.
+
+    All workers of the world must call the function, and trace it in the same call: where a shape, dtype or static
+    argument changes on some workers only, that is the error that they raise. Functions that some workers call alone
+    (a metric on the root, say) go with `jax.jit`. A step that lets copies of a parameter drift apart gives a
+    `CopiesWarning`.
+
+    **Arguments:**
+
+    - `fun`: what to compile: a function or a method. Without it, a decorator is returned that takes it.
+    - `options`: those of `jax.jit`: `static_argnums`, `static_argnames`, `donate_argnums`, ...
+
+    **Returns:** what is called like `fun`. It has `jax.jit`'s attributes too (`lower`, `trace`, `clear_cache`, ...).
+
+    **Raises:** `InvalidTypeError` where `fun` is no function; `PlanError`, on all workers, when called.
+
+    >>> import jax.numpy as jnp
+    >>> step = jit(lambda x: 2 * x)
+    >>> float(step(jnp.float32(21)))
+    42.0
+
+    In a call under `jax.grad` the derivative's program is not compared; `jit` the function that takes the gradient.
+    """
+    return partial(jit, **options) if fun is None else CheckedFunction(fun, options)
+
+
+def check(fun: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Report:
+    """Compare what `fun(*args, **kwargs)` would communicate on each worker, without running it.
+
+    Collective in the world: all workers call it, each with its own arguments.
+
+    **Arguments:**
+
+    - `fun`: a function, jitted or not.
+    - `args`, `kwargs`: what it would be called with; of arrays, only shapes and dtypes matter.
+
+    **Returns:** a `Report`, the same on all workers: printed, it lists each worker's operations, messages and bytes;
+    `report.ok` says whether the programs complete together, `report.problem` what doesn't fit; `report.draw()`
+    draws the messages in order, `report.picture()` who sends how much to whom.
+
+    **Raises:** `InvalidTypeError` where `fun` is no function; `SetupError` where it communicates in several worlds; and
+    what `fun` raises while it is traced.
+
+    >>> import jax.numpy as jnp
+    >>> check(lambda x: 2 * x, jnp.ones(3)).ok
+    True
+    """
+    check_function("fun", fun)
+    name = function_name(fun)
+    with worker_status().call(f"check of {name}"), worker_status().traced():
+        traceable = fun if hasattr(fun, "trace") else jax.jit(unequal(fun))
+        with trace_context.set(compared=True, sizes_agreed=True), worlds_used() as worlds:
+            traced = traceable.trace(*args, **kwargs)
+        world, program, flow = _read(traced.jaxpr.jaxpr, worlds)
+        if world is None:
+            raise SetupError(f"{name} {_SEVERAL_WORLDS}")
+
+        def report(contributions: dict[int, tuple[Program, Flow]]) -> Report:
+            programs = {worker: program for worker, (program, _) in contributions.items()}
+            flows = {worker: flow for worker, (_, flow) in contributions.items()}
+            return Report(name, programs, problem_text(name, programs, flows))
+
+        return world.agree(tuple(range(world.size)), f"the check of {name}", (program, flow), report)
+
+
+class CheckedFunction(Generic[P, R]):
+    """A jitted function whose program is compared between the workers on every trace; made by `jit`."""
+
+    def __init__(self, fun: Callable[P, R], options: dict[str, Any]) -> None:
+        check_function("fun", fun)
+        _listen_for_compilations()
+        self._name = function_name(fun)
+        # The outer function has the options that a jitted function within another may not have.
+        inner = {key: value for key, value in options.items() if not key.startswith(("donate", "compiler_options"))}
+        self._inner: Any = jax.jit(unequal(fun), **inner)
+        # The log in which calls count, by worker (of dj.simulate, too): none if one trace counts and another doesn't.
+        self._counts_in: WeakKeyDictionary[WorkerStatus, CallLog | None] = WeakKeyDictionary()
+        self._effects: list[Any] = []  # of the messages that it is known to send: by MPI, in dj.simulate
+
+        @wraps(fun)
+        def compared(*args: Any, **kwargs: Any) -> Any:
+            if not trace_context.compared:
+                self._trace(args, kwargs)
+            return self._inner(*args, **kwargs)
+
+        @wraps(fun)
+        def compared_alone(*args: Any, **kwargs: Any) -> tuple[dict[int, Array], Any]:
+            traced, world = self._trace(args, kwargs)
+            return self._call_without_effect(traced, world, args, kwargs)
+
+        self._jitted: Any = jax.jit(compared, **options)
+        # Of a call that is part of nothing else: with the array that is there when its program is done, if that
+        # communicates, under the number of its effect, for another call of the same function may have another one. (An
+        # effect has an address in its name, and would be a key of its own in JAX's persistent cache, in each process.)
+        self._alone: Any = None if "out_shardings" in options else jax.jit(compared_alone, **options)
+        # Not its __dict__, which is ours where `fun` wraps another checked function.
+        update_wrapper(self, fun, updated=())
+
+    @hiding_frames
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        transformed = is_transformed()
+        if transformed and is_staged():  # it is part of another one, and called no more once that is compiled
+            return self._jitted(*args, **kwargs)
+        status = worker_status()
+        with status.call(self._name, self._counts_in.get(status)):
+            trace_context.to_compile, trace_context.called_with = False, (args, kwargs)
+            try:
+                if transformed or self._alone is None:
+                    return self._jitted(*args, **kwargs)
+                done, result = self._run(args, kwargs) if self._effects else self._alone(*args, **kwargs)
+            except Exception as error:
+                if trace_context.to_compile:  # the caller may catch it, but the others wait
+                    status.cannot_run(f"{type(error).__name__}: {error}"[:MOST_OF_AN_ERROR])
+                refuse_forward_mode(error)
+                raise
+            finally:
+                trace_context.called_with = None
+            for number, array in done.items():
+                set_last_program(self._effects[number], array)
+            return result
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call that communicates: C++ has no frame, so the watchdog knows it by this one."""
+        for effect in self._effects:
+            wait_for_program(effect)
+        return self._alone(*args, **kwargs)
+
+    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, World | None]:
+        """Trace it, and compare what it communicates; return the traced program, and the world that it belongs to."""
+        with worker_status().traced():
+            with trace_context.set(compared=True, sizes_agreed=True), worlds_used() as worlds:
+                traced = self._inner.trace(*args, **kwargs)
+            masked = masked_places(args=args, kwargs=kwargs, **_result_of(traced))
+            drifting = partial(_drifting, traced.jaxpr.jaxpr, args, kwargs)
+            world, log = _compare(self._name, traced.jaxpr.jaxpr, worlds, masked, drifting)
+            counts_in = self._counts_in.setdefault(worker_status(), log)
+            self._counts_in[worker_status()] = log if counts_in is log else None
+        trace_context.to_compile, trace_context.handled = True, sys.exc_info()[1]
+        return traced, world
+
+    def _call_without_effect(
+        self, traced: Any, world: World | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[dict[int, Array], Any]:
+        """Return the result of the traced program, and an array that is there when it is done, by its effect."""
+        effect = None if world is None else world.transport.effect
+        if traced.jaxpr.effects != {effect} or not is_transformed():  # not traced: jax.disable_jit, jax_debug_nans
+            return {}, self._inner(*args, **kwargs)
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        dynamic = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
+        # What it does not read is no argument of the program, as with jax.jit: it may be gone, or donated.
+        unread = {dynamic[i] for i in unread_inputs(traced.jaxpr, len(dynamic))}
+        arrays = [leaves[place] for place in dynamic if place not in unread]
+        result_structure: Any = None  # not of `out_info`: its leaves are no arrays, as a user's node may need
+
+        def of_arrays(*arrays: Array) -> list[Array]:
+            nonlocal result_structure
+            rest, values = iter(arrays), list(leaves)
+            for place in dynamic:
+                like = leaves[place]
+                values[place] = jnp.zeros_like(like) if place in unread else next(rest)
+            args, kwargs = jax.tree.unflatten(structure, values)
+            results, result_structure = jax.tree.flatten(self._inner(*args, **kwargs))
+            return results
+
+        # One equation, the call: to lower it takes no second trace of all that it holds.
+        program = jax.make_jaxpr(of_arrays)(*arrays)
+        if not dynamic:  # XLA takes calls without arguments for constants, and then aborts at scatters, for one
+            return {}, jax.tree.unflatten(result_structure, jaxpr_as_fun(traced.jaxpr)())
+        if effect not in self._effects:
+            self._effects.append(effect)
+        wait_for_program(effect)
+        done, results = call_without_effect(program, effect, arrays)
+        return {self._effects.index(effect): done}, jax.tree.unflatten(result_structure, results)
+
+    def clear_cache(self) -> None:
+        """Have the function traced and compiled anew when it is called next, as that of `jax.jit` does."""
+        for jitted in (self._jitted, self._alone, self._inner):
+            if jitted is not None:
+                jitted.clear_cache()
+
+    def __reduce__(self) -> str:
+        """Copy and pickle it as functions are: a copy is the function itself, a pickle its name."""
+        return getattr(self, "__qualname__", self._name)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else partial(self.__call__, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._jitted, name)
+
+    def __repr__(self) -> str:
+        return f"dj.jit({self._name})"
+
+
+MOST_OF_AN_ERROR = 2000  # characters of a compiler's error that the other workers get
+
+
+def unequal(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that does the same, but is equal to none.
+
+    Equal ones, as layers are, share JAX's traces until one of them is gone, which is sooner on some workers; and a
+    worker whose block of a larger tensor has the shape of one before would not trace what the others do.
+    """
+
+    @wraps(fun)
+    def other(*args: Any, **kwargs: Any) -> Any:
+        return fun(*args, **kwargs)
+
+    return other
+
+
+@cache
+def _listen_for_compilations() -> None:
+    def compiled(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        # JAX says so of a compilation that fails, too, while its error passes.
+        if event == "/jax/core/compile/backend_compile_duration":
+            check_for_nans_again()
+            if sys.exc_info()[1] is trace_context.handled:
+                trace_context.to_compile = False
+
+    jax.monitoring.register_event_duration_secs_listener(compiled)
+
+
+@dataclass(frozen=True)
+class _Contribution:
+    """A worker's program for the comparison: 64-bit numbers or not, operations, where values come from, masked leaves,
+    the calls before it, and the parameters that it may let drift apart."""
+
+    x64: bool
+    program: Program
+    flow: Flow
+    masked: tuple[str, ...]
+    earlier: Earlier = field(compare=False)
+    drifting: dict[str, Drift] = field(compare=False)
+
+
+_SEVERAL_WORLDS = (
+    "communicates over several communicators, none of which has all of its workers, so nobody can compare its "
+    "programs. Make a partition of MPI.COMM_WORLD first."
+)
+
+
+def _result_of(traced: Any) -> dict[str, Any]:
+    """Return what a traced function gives, as `result`; nothing where a user's node takes arrays only."""
+    with suppress(Exception):
+        return {"result": traced.out_info}
+    return {}
+
+
+def _compare(
+    name: str, jaxpr: Any, worlds: list[World], masked: tuple[str, ...], drifting: Callable[[], dict[str, Drift]]
+) -> tuple[World | None, CallLog | None]:
+    """Raise on all workers where the programs of the function don't complete together.
+
+    Returns the world that it belongs to, if any; where all must call it, the log that its calls count in.
+    """
+    world, program, flow = _read(jaxpr, worlds)
+    if world is None:
+        log.warning("%s %s", name, _SEVERAL_WORLDS)
+        return None, None
+    if not program and not worlds and worker_status().is_beside_the_program:
+        return world, None  # a loader's, say: it needs nobody, and comes to it when it likes
+    world.check_devices()
+    if world.size == 1:
+        return world, None
+    start, call_log = perf_counter(), world.calls
+    earlier = Earlier(0, None) if call_log is None else call_log.earlier()
+    x64 = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined, unused-ignore]
+    mine = _Contribution(x64, program, flow, masked, earlier, drifting())
+
+    def decide(contributions: dict[int, _Contribution]) -> tuple[str | None, int | None, str | None]:
+        programs = {worker: one.program for worker, one in contributions.items()}
+        world.remember(name, programs)
+        number = max(one.earlier.number for one in contributions.values()) + 1 if takes_all(programs) else None
+        earlier = {worker: one.earlier for worker, one in contributions.items()}
+        if (problem := _different_widths(contributions)) is not None:
+            return problem, 0, None
+        if (problem := different_masks({worker: one.masked for worker, one in contributions.items()})) is not None:
+            return f"{name}: {problem}", 0, None
+        if (different := different_earlier_calls(name, earlier)) is not None:
+            return different[0], 0, None
+        problem = problem_text(name, programs, {worker: one.flow for worker, one in contributions.items()})
+        return problem, number, drift_text(name, {worker: one.drifting for worker, one in contributions.items()})
+
+    # Whoever runs its operations one by one does not run what is compared.
+    label = f"{PLAN_OF}{name}{' (jax_disable_jit)' if jax.config.jax_disable_jit else ''}"  # type: ignore[attr-defined, unused-ignore]
+    problem, number, warning = world.agree(tuple(range(world.size)), label, mine, decide)
+    log.info("the plan of %s was compared in %.1f ms", name, 1e3 * (perf_counter() - start))
+    if problem is not None:
+        if call_log is not None:
+            call_log.cannot_compare()
+        raise PlanError(problem + constants_text(world, tuple(range(world.size)), f"{PLAN_OF}{name}", jaxpr))
+    if warning is not None and world.rank == 0:
+        warn_user(warning, CopiesWarning)
+    if call_log is None or number is None:
+        return world, None
+    worker_status().agreed_on(call_log, number, name)
+    return world, call_log
+
+
+def _drifting(jaxpr: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Drift]:
+    """Return the parameters that a traced function lets drift apart, by the values that it is called with."""
+    values: list[Any] = jax.tree.leaves(trace_context.called_with)
+    leaves = jax.tree.leaves((args, kwargs))
+    if len(values) != len(leaves):
+        return {}
+    values = [value for value, leaf in zip(values, leaves, strict=True) if isinstance(leaf, Tracer)]
+    names = jaxpr.debug_info.arg_names or ()
+    return drifts(jaxpr, names, values) if len(values) == len(jaxpr.invars) == len(names) else {}
+
+
+def _different_widths(contributions: dict[int, _Contribution]) -> str | None:
+    wide = {worker for worker, one in contributions.items() if one.x64}
+    if len(wide) in (0, len(contributions)):
+        return None
+    narrow = min(set(contributions) - wide)
+    return f"jax_enable_x64 must be the same on all workers, but it is on on {min(wide)} and off on {narrow}."
+
+
+def _read(jaxpr: Any, worlds: list[World]) -> tuple[World | None, Program, Flow]:
+    """Return the world that a program which uses `worlds` belongs to, if any, and what the program communicates."""
+    for world in (world_of(worlds), world_of(())):
+        with suppress(OutsideWorldError):
+            if world is not None:
+                return world, *read_flow(world.transport, jaxpr)
+    return None, (), Flow()

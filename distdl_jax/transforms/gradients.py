@@ -1,0 +1,252 @@
+"""Differentiation of what the workers' scalars sum to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeVar, overload
+
+import jax
+import jax.numpy as jnp
+
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.functional import all_sum_reduce
+from distdl_jax.jax_compat import hiding_frames, mapped_sizes
+from distdl_jax.partitions.partition import Partition, check_workers
+from distdl_jax.tracing.tie import tie
+from distdl_jax.transforms.adjoint_check import same_adjoints
+from distdl_jax.transforms.copies import marked, marked_gradient
+from distdl_jax.transports.agreement.agree import agree
+from distdl_jax.transports.open_world import world_of
+from distdl_jax.validation import check_function, checked_boolean, checked_integers
+from distdl_jax.watchdog.source_lines import function_name
+
+P = ParamSpec("P")
+Aux = TypeVar("Aux")
+
+
+@overload
+def value_and_grad(
+    fun: Callable[P, tuple[Any, Aux]],
+    argnums: int | Sequence[int] = 0,
+    *,
+    has_aux: Literal[True],
+    partition: Partition | None = None,
+    **options: Any,
+) -> Callable[P, tuple[tuple[jax.Array, Aux], Any]]: ...
+
+
+@overload
+def value_and_grad(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: Literal[False] = False,
+    *,
+    partition: Partition | None = None,
+    **options: Any,
+) -> Callable[P, tuple[jax.Array, Any]]: ...
+
+
+@overload
+def value_and_grad(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    partition: Partition | None = None,
+    **options: Any,
+) -> Callable[P, tuple[Any, Any]]: ...
+
+
+def value_and_grad(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    partition: Partition | None = None,
+    **options: Any,
+) -> Callable[P, tuple[Any, Any]]:
+    """Return a function that computes the sum over workers of the scalars that `fun` returns, and its gradient.
+
+    It is `jax.value_and_grad` for a function that returns this worker's part of a scalar. What is differentiated is
+    f = f_0 + ... + f_{P-1}, the sum over workers of what `fun` returns on each, and every worker gets the whole value
+    of f and the gradient with respect to its own arguments. A loss must therefore be divided among the workers (each
+    returns the part of its own samples or outputs, a worker without outputs 0), not repeated by them.
+
+    **Arguments:**
+
+    - `fun`: returns a scalar, or a pair of it and anything else with `has_aux`. On some workers the scalar may be a
+      constant, ignore outputs, or be computed from constants: all workers run the same adjoints all the same, in the
+      reverse order of the movements, also of those in loops, branches, `jax.checkpoint`, `jax.vmap` and nested jits.
+    - `argnums`, `has_aux`, `options`: as in `jax.value_and_grad`.
+    - `partition`: the workers that are summed over, and that all call it. Default: all of COMM_WORLD; in a program that
+      has made partitions of other communicators only, all of the largest of these.
+
+    **Returns:** a function that returns `(value, gradient)`, or `((value, aux), gradient)` with `has_aux`. `aux` is
+    this worker's own.
+
+    **Raises:** what `fun` and `jax.value_and_grad` raise: `TypeError`, say, where `fun` returns no scalar; where one
+    worker raises, the others do too, a `PlanError`. `InvalidTypeError` where `fun` is no function, `argnums` are no
+    integers, `has_aux` is not True or False, or `partition` is none; `PlanError`, on all workers, where their programs
+    would not complete together.
+
+    Like `jax.jit`, it traces `fun`: once, also where it is called outside of jit. It warns (`CopiesWarning`) of a loss
+    that all workers of a sum return alike, so that it counts once for each.
+
+    >>> import jax.numpy as jnp
+    >>> value, gradient = value_and_grad(lambda x: jnp.sum(x**2))(jnp.arange(3.0))
+    >>> float(value), gradient.tolist()
+    (5.0, [0.0, 2.0, 4.0])
+
+    Source: Hewett and Grady (2020), inner products of distributed tensors; `docs/contract.md`.
+    """
+    argnums = _checked_argnums(fun, argnums, partition)
+    has_aux = checked_boolean("has_aux", has_aux)
+    local = _derivative_of_sum(jax.value_and_grad, fun, argnums, has_aux, partition, options)
+
+    @wraps(fun)
+    def value_and_gradient(*args: P.args, **kwargs: P.kwargs) -> tuple[Any, Any]:
+        workers = _everybody() if partition is None else partition
+        value, gradient = local(*args, **kwargs)
+        value, *aux = value if has_aux else (value,)
+        # Under jax.vmap also of a constant: all workers have as many values to sum.
+        value = summed(tie(value, *(x for x in jax.tree.leaves((args, kwargs)) if mapped_sizes(x))), workers)
+        return (value, *aux) if has_aux else value, gradient
+
+    return hiding_frames(value_and_gradient)
+
+
+@overload
+def grad(
+    fun: Callable[P, tuple[Any, Aux]],
+    argnums: int | Sequence[int] = 0,
+    *,
+    has_aux: Literal[True],
+    partition: Partition | None = None,
+    **options: Any,
+) -> Callable[P, tuple[Any, Aux]]: ...
+
+
+@overload
+def grad(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    partition: Partition | None = None,
+    **options: Any,
+) -> Callable[P, Any]: ...
+
+
+def grad(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    partition: Partition | None = None,
+    **options: Any,
+) -> Callable[P, Any]:
+    """Return a function that computes the gradient of the sum over workers of the scalars that `fun` returns.
+
+    It is `jax.grad` for functions that move data, and `value_and_grad` without the value.
+
+    What is differentiated is f_0 + ... + f_{P-1}, as everywhere. The value is not summed, so no message is sent but
+    those of `fun` and their adjoints; the gradient of a gradient is `grad(lambda x: jnp.vdot(grad(f)(x), v))`.
+
+    **Arguments:**
+
+    - `fun`: as in `value_and_grad`: it returns this worker's part of a scalar.
+    - `argnums`, `has_aux`, `options`: as in `jax.grad`.
+    - `partition`: the workers that call it. Default: as in `value_and_grad`.
+
+    **Returns:** a function that returns this worker's gradient, or `(gradient, aux)` with `has_aux`.
+
+    **Raises:** what `fun` and `jax.grad` raise; `InvalidTypeError` as `value_and_grad`; `PlanError`, on all workers,
+    where their programs would not complete together.
+
+    >>> import jax.numpy as jnp
+    >>> grad(lambda x: jnp.sum(x**2))(jnp.arange(3.0)).tolist()
+    [0.0, 2.0, 4.0]
+
+    Source: Hewett and Grady (2020), inner products of distributed tensors; `docs/contract.md`.
+    """
+    argnums = _checked_argnums(fun, argnums, partition)
+    has_aux = checked_boolean("has_aux", has_aux)
+    return _derivative_of_sum(jax.grad, fun, argnums, has_aux, partition, options)
+
+
+def _checked_argnums(fun: Any, argnums: Any, partition: Any) -> int | tuple[int, ...]:
+    """Return `argnums` as integers; refuse arguments that are not what they should be."""
+    check_function("fun", fun)
+    check_workers("partition", partition)
+    numbers = checked_integers("argnums", argnums, or_one=True)
+    return numbers if isinstance(argnums, Iterable) else numbers[0]
+
+
+def _derivative_of_sum(
+    derivative: Callable[..., Callable[..., Any]],
+    fun: Callable[..., Any],
+    argnums: int | tuple[int, ...],
+    has_aux: bool,
+    partition: Partition | None,
+    options: dict[str, Any],
+) -> Callable[..., Any]:
+    """Return `derivative(fun, argnums, has_aux, **options)`, in which all workers run the same adjoints."""
+
+    def local(fun: Callable[..., Any]) -> Callable[..., Any]:
+        return derivative(fun, argnums, has_aux, **options)
+
+    fun = _with_scalar_loss(fun, has_aux)
+
+    @wraps(fun)
+    def differentiated(*args: Any, **kwargs: Any) -> Any:
+        workers = _everybody() if partition is None else partition
+        numbers = argnums if isinstance(argnums, tuple) else (argnums,)
+        places = [n + len(args) * (n < 0) for n in numbers]
+        if not all(0 <= place < len(args) for place in places):
+            raise InvalidArgumentError(f"`argnums` (={argnums}) must name positional arguments, 0 to {len(args) - 1}.")
+        varying, number = marked([args[place] for place in places])
+        args = tuple(varying[places.index(n)] if n in places else arg for n, arg in enumerate(args))
+        result = same_adjoints(workers, local, fun, has_aux, args, kwargs, places, is_loss=True)[0](*args)
+        if derivative is jax.value_and_grad:
+            return result[0], marked_gradient(result[1], number)
+        return (marked_gradient(result[0], number), result[1]) if has_aux else marked_gradient(result, number)
+
+    return hiding_frames(differentiated)
+
+
+_PART = (
+    "return its sum divided by the size of the whole tensor, which is this worker's part of the mean (jnp.mean would "
+    "divide by the size of the block), or use a loss of distdl_jax.nn, like nn.DistributedMSELoss"
+)
+
+
+def _with_scalar_loss(fun: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+    """Return `fun`, which refuses a loss that is no scalar, and says what it returned."""
+
+    @wraps(fun)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        result = fun(*args, **kwargs)
+        loss = result[0] if has_aux and isinstance(result, tuple | list) and result else result
+        is_number = hasattr(loss, "shape") or isinstance(loss, int | float | complex)
+        if not is_number or jnp.shape(loss):
+            what = f"an array of shape {jnp.shape(loss)}: {_PART}" if is_number else type(loss).__name__
+            raise InvalidTypeError(f"`fun` (={function_name(fun)}) must return a scalar loss, but returned {what}.")
+        return result
+
+    return checked
+
+
+def _everybody() -> Partition:
+    world = world_of(())
+    return Partition() if world is None else Partition.of_workers(world, range(world.size))
+
+
+def summed(value: jax.Array, workers: Partition) -> jax.Array:
+    """Return the sum of the workers' values, in the dtype of those that are not Python's numbers."""
+    if workers.size > 1 and workers.active:
+        mine = (str(value.dtype), jax.typeof(value).weak_type)
+        dtypes_of = agree(workers.world, workers.ranks, f"value_and_grad on {workers.describe()}", lambda: mine)
+        dtypes = {dtype for dtype, weak in dtypes_of.values() if not weak} or {dtype for dtype, _ in dtypes_of.values()}
+        value = jax.lax.convert_element_type(value, jnp.result_type(*sorted(dtypes)))  # also of Python's numbers
+    return all_sum_reduce(value, workers, axes_keep=())

@@ -1,0 +1,171 @@
+"""Plain functions of a block: refused where they mix a dimension that is split, unless they say `nn.Local`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from distdl_jax.plans.static import Static
+from distdl_jax.tracing.context import trace_context
+from distdl_jax.tracing.mixed_dimensions import (
+    LOCAL,
+    MixedDimensions,
+    Mixing,
+    Value,
+    block_value,
+    moves_data,
+)
+from distdl_jax.validation import check_function
+from distdl_jax.watchdog.source_lines import function_name
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Local(Static):
+    """A plain function that is meant for each worker's block by itself, whatever it does there.
+
+    `nn.Sequential`, `nn.Residual` and `dj.map_blocks` refuse a function that sums, sorts, slices or multiplies along a
+    dimension which is split, since each worker sees its block alone. `nn.Local(function)` is called as it is.
+
+    **Arguments:**
+
+    - `function`: of one array or of several.
+
+    **Raises:** `InvalidTypeError` where `function` can't be called.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1, 1])
+    >>> network = dj.nn.Sequential(dj.nn.Repartition(P, P), Local(lambda x: x / x.max()))
+    >>> network(({}, {}), jnp.array([[1.0, 2.0]])).tolist()
+    [[0.5, 1.0]]
+    """
+
+    function: Function
+
+    def __post_init__(self) -> None:
+        check_function("function", self.function)
+
+    @property
+    def __name__(self) -> str:
+        return f"Local({function_name(self.function)})"
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Return `function(*args, **options)`."""
+        with jax.named_scope(LOCAL):
+            return self.function(*args, **options)
+
+
+class Followed(NamedTuple):
+    """What functions, one after the other, do to a block.
+
+    - `mixed`, `partial`: what mixes a dimension, and what the result is a partial result of; each with its function.
+    - `result`: what is known of the result.
+    """
+
+    mixed: Mapping[Mixing, Function]
+    partial: Mapping[Mixing, Function]
+    result: Value | None
+
+
+def follow(functions: Sequence[Function], x: Any) -> Followed | None:
+    """Return what the functions do to a block like `x`; None where that can't be told, or they move data themselves."""
+    value: Value | None = block_value(x.shape)
+    of, mixed, partial = jax.ShapeDtypeStruct(x.shape, x.dtype), dict[Mixing, Function](), dict[Mixing, Function]()
+    for function in functions:
+        shape = of.shape
+        try:
+            with trace_context.set(anchors=None):
+                program, of = jax.make_jaxpr(function, return_shape=True)(of)
+        except Exception:
+            return None  # when it is called, it works, or says why it doesn't
+        if moves_data(program.jaxpr):
+            return None
+        flow = MixedDimensions()
+        results = flow.run(program.jaxpr, [value])
+        mixed |= {each: function for each in flow.mixed if each not in mixed}
+        if not isinstance(of, jax.ShapeDtypeStruct):
+            return Followed(mixed, {}, None)
+        stays = isinstance(function, Local) and value is not None and of.shape == shape
+        value = value._replace(partial=frozenset()) if stays and value is not None else results[0]
+        partial = {each: partial.get(each, function) for each in sorted(value.partial if value else ())}
+    return Followed(mixed, partial, value)
+
+
+@lru_cache(maxsize=256)
+def is_elementwise(function: Function, dims: int) -> bool:
+    """Say whether a function of JAX's own is known to work element by element, on blocks of any shape."""
+    if not (getattr(function, "__module__", None) or "").startswith("jax."):
+        return False
+    shape = (3,) * dims
+    followed = follow([function], jax.ShapeDtypeStruct(shape, np.float32))
+    return followed is not None and not followed.mixed and followed.result == block_value(shape)
+
+
+def refusal(
+    followed: Followed | None, split: Mapping[int, int], *, may_be_partial: bool = False, may_merge: bool = False
+) -> str | None:
+    """Return why functions must not be called on blocks; None where they may.
+
+    - `split`: the dimensions of the block that are split, and over how many workers.
+    - `may_be_partial`: whether results may be partial, to be added later. A number may always be: a part of a loss.
+    - `may_merge`: whether dimensions may be merged in another order than in the whole tensor.
+    """
+    if followed is None:
+        return None
+    result = followed.result
+    found = [(mixing, _name(function)) for mixing, function in followed.mixed.items()]
+    if not may_be_partial and result is not None and result.dims:
+        found += [(mixing, _name(function)) for mixing, function in followed.partial.items()]
+    if not may_merge and result is not None:
+        later = {d for dim in result.dims for d, _ in dim[1:] if d is not None}
+        found += [(Mixing(("reshape",), d), "a function in front of a layer") for d in sorted(later)]
+    return next((_sentence(name, mixing, split[mixing.dim]) for mixing, name in found if mixing.dim in split), None)
+
+
+def _name(function: Function) -> str:
+    """Return a function's name, and where the user has defined it."""
+    name = function_name(function)
+    return name.split(" ")[0] if (getattr(function, "__module__", None) or "").startswith("jax.") else name
+
+
+def _sentence(name: str, mixing: Mixing, workers: int) -> str:
+    names = [each.removeprefix("_").removesuffix("_static") for each in (name.split(" ")[0], *mixing.names)]
+    known = next((_ADVICE[each] for each in names if each in _ADVICE), None)
+    instead = f"Use {known}, or put" if known else "Put"
+    return (
+        f"{name} works along dimension {mixing.dim} of the block ({mixing.names[-1]}), which is split over {workers} "
+        f"workers: each would see its own part alone. {instead} a `Repartition` in front that keeps the dimension "
+        "whole; nn.Local(function) says that each block is meant by itself."
+    )
+
+
+_F = "dj.functional."
+_ADVICE = {
+    **dict.fromkeys(("softmax", "log_softmax", "logsumexp"), f"`{_F}max` and `{_F}sum`"),
+    **{name: f"`{_F}{name}`" for name in ("mean", "var", "std", "roll", "take", "top_k", "argmax")},
+    **{f"cum{of}": f"`{_F}cum{of}`" for of in ("sum", "prod", "max", "min")},
+    "norm": f"the root of `{_F}sum` of x * x",
+    "standardize": "`nn.DistributedLayerNorm`",
+    "resize": "`nn.DistributedUpsample`",
+    "scan": f"`{_F}associative_scan`",
+    "reduce_sum": f"`{_F}sum` or `{_F}mean`",
+    **{f"reduce_{of}": f"`{_F}{of}`" for of in ("max", "min")},
+    "fft": f"`{_F}fftn`",
+    "dot_general": "`nn.DistributedLinear`",
+    "conv_general_dilated": "a convolution of `nn`",
+    **dict.fromkeys(("reduce_window_max", "reduce_window_sum"), "a pooling layer of `nn`"),
+    "gather": f"`{_F}take`",
+    "scatter-add": f"`{_F}segment_sum`",
+    "pad": "`nn.DistributedPad`",
+    "unstack": f"`{_F}associative_scan` or `{_F}halo_exchange`",
+    "slice": f"`nn.DistributedCrop` or `{_F}halo_exchange`",
+    "concatenate": "`nn.Concatenate`",
+    "reshape": f"`nn.Flatten` or `{_F}reshape`",
+}
+"""What does on the whole dimension what a function, or an operation of JAX's, does on a block."""

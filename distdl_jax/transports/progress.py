@@ -1,0 +1,186 @@
+"""How far long work is, on worker 0 alone: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from functools import cache
+from operator import length_hint
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from distdl_jax.errors import InvalidTypeError
+from distdl_jax.settings import shows_progress
+from distdl_jax.validation import checked_integer
+from distdl_jax.watchdog.launch.launcher import job_rank
+
+if TYPE_CHECKING:
+    from distdl_jax.tracing.world import World
+
+T = TypeVar("T")
+
+EVERY = 10.0
+"""Seconds between two plain lines, and before the first."""
+
+BAR_AFTER = 1.0
+"""Seconds before a bar appears."""
+
+
+@overload
+def progress(
+    iterable: Iterable[T], *, total: int | None = None, label: str = "", unit: str = "step"
+) -> Progress[T]: ...
+
+
+@overload
+def progress(*, total: int | None = None, label: str = "", unit: str = "step") -> Progress[Any]: ...
+
+
+def progress(
+    iterable: Iterable[Any] | None = None, *, total: int | None = None, label: str = "", unit: str = "step"
+) -> Progress[Any]:
+    """Return an iterable of the same items, which shows on worker 0 of the job how far its loop is.
+
+    On a terminal it is a bar of [tqdm](https://tqdm.github.io), where tqdm is installed (`pip install
+    'distdl_jax[progress]'`). Elsewhere, in a job's log say, it is a plain line on stderr, at most every 10 seconds;
+    work that ends before writes nothing. Other workers write nothing. `DISTDL_JAX_PROGRESS=0` turns it off.
+
+    No worker sends a message for it, so it may be used on some workers only, inside and outside of `dj.simulate`.
+
+    **Arguments:**
+
+    - `iterable`: the items. Leave it out for work that is no loop, and call `advance` of the result inside a `with`.
+    - `total`: how many units there are. Default: the length of `iterable`, where it has one.
+    - `label`: what the work is.
+    - `unit`: the name of one unit; "B" for bytes.
+
+    **Returns:** a `Progress`.
+
+    **Raises:** `InvalidArgumentError`, `InvalidTypeError` for what these can't be.
+
+    >>> import distdl_jax as dj
+    >>> sum(dj.progress(range(5), label="training"))
+    10
+    >>> with dj.progress(total=2**30, label="download", unit="B") as shown:
+    ...     shown.advance(2**29)
+    """
+    if total is not None:
+        total = checked_integer("total", total, 0)
+    elif iterable is not None and (length := length_hint(iterable, -1)) >= 0:
+        total = length
+    for name, value in (("label", label), ("unit", unit)):
+        if not isinstance(value, str):
+            raise InvalidTypeError(f"`{name}` (={value!r}) must be a text.")
+    return Progress(() if iterable is None else iterable, total, label, unit, _is_worker_0())
+
+
+class Progress(Generic[T]):
+    """What `dj.progress` returns: items to go through, or work of which `advance` says how much is done.
+
+    >>> import distdl_jax as dj
+    >>> [item for item in dj.progress("ab")]
+    ['a', 'b']
+    """
+
+    def __init__(self, items: Iterable[T], total: int | None, label: str, unit: str, shows: bool) -> None:
+        """`shows`: whether this worker is the one that shows it."""
+        self._items, self._total, self._label, self._unit = items, total, label, unit
+        self._shows = shows and shows_progress()
+        self._done, self._began = 0, time.monotonic()
+        self._last = self._began
+        self._bar: Any = None
+
+    def __iter__(self) -> Iterator[T]:
+        with self:
+            for item in self._items:
+                yield item
+                self.advance()
+
+    def __enter__(self) -> Progress[T]:
+        self._began = self._last = time.monotonic()
+        self._bar = _bar(self._total, self._label, self._unit) if self._shows else None
+        return self
+
+    def advance(self, count: int = 1) -> None:
+        """Say that `count` more units are done. Not collective."""
+        self._done += count
+        # Whatever stderr is, closed or a program's own object without `flush`: no work ends for that.
+        with suppress(Exception):
+            if self._bar is not None:
+                self._bar.update(count)
+            elif self._shows and time.monotonic() - self._last >= EVERY:
+                self._write()
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(Exception):
+            if self._bar is not None:
+                self._bar.close()
+            elif self._last > self._began:  # short work has written nothing
+                self._write()
+
+    def _write(self) -> None:
+        self._last = time.monotonic()
+        if sys.stderr is not None:  # `print` would then write to stdout
+            print(self._line(self._last - self._began), file=sys.stderr, flush=True)
+
+    def _line(self, seconds: float) -> str:
+        """Return what a plain line says after so many seconds.
+
+        >>> Progress((), 400, "training", "step", False)._line(20.0)
+        'training: 0 of 400 steps, 0:00:20'
+        """
+        count = self._done if self._total is None else self._total
+        size, unit = (2**20, "MiB") if self._unit == "B" else (1, self._unit + "s" * (count != 1))
+        total = "" if self._total is None else f" of {self._total / size:.0f}"
+        parts = [f"{self._done / size:.0f}{total} {unit}", _clock(seconds)]
+        if 0 < self._done < count:
+            parts.append(f"{_clock(seconds * (count - self._done) / self._done)} left")
+        return ": ".join(filter(None, (self._label, ", ".join(parts))))
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+def bytes_shown(world: World, label: str, total: int) -> Progress[Any]:
+    """Return the progress of a worker's bytes, also for a thread that belongs to a worker of `dj.simulate`."""
+    return Progress((), total, label, "B", world.rank == 0)
+
+
+def _is_worker_0() -> bool:
+    """Return whether this is worker 0 of the job, or of the simulation, without opening a world."""
+    if current := sys.modules.get("distdl_jax.transports.threads.current_world"):
+        if (world := current.simulated_world.value) is not None:
+            return bool(world.rank == 0)
+        if current.simulations_run() and threading.current_thread() is not threading.main_thread():
+            return False  # a thread of one of its workers, which one is not known
+    if (mpi := sys.modules.get("mpi4py.MPI")) and mpi.Is_initialized() and not mpi.Is_finalized():
+        return bool(mpi.COMM_WORLD.rank == 0)
+    return not job_rank()
+
+
+def _bar(total: int | None, label: str, unit: str) -> Any:
+    """Return a bar of tqdm's; None without tqdm, and where stderr is no terminal of known width."""
+    try:
+        if not (kind := _kind_of_bar()) or not os.get_terminal_size(sys.stderr.fileno()).columns:
+            return None
+    except Exception:  # no terminal, or a program's own object in the place of stderr
+        return None
+    size: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if unit == "B" else {}
+    return kind(total=total, desc=label or None, delay=BAR_AFTER, dynamic_ncols=True, **({"unit": f" {unit}"} | size))
+
+
+@cache
+def _kind_of_bar() -> Any:
+    """Return tqdm's bar, without its thread and its lock between processes; None without tqdm."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    kind: Any = type("Bar", (tqdm,), {"monitor_interval": 0})
+    kind.set_lock(threading.RLock())
+    return kind

@@ -1,0 +1,167 @@
+"""Which GPU a worker takes, decided before JAX starts, and whether two workers have taken one. Imports no JAX."""
+
+from __future__ import annotations
+
+import ctypes
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from distdl_jax.watchdog.launch.packages import installed_version
+
+PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+"""JAX's packages for NVIDIA's GPUs."""
+
+JAX_TAKES = 0.75
+"""The fraction of a GPU's memory that JAX takes as it starts, unless told otherwise."""
+
+XLA_FLAG = "--xla_gpu_enable_dynamic_slice_fusion=false"
+"""Without it XLA (of jax 0.12) puts a message's slice and the message into one fusion, whose token ends the compiler:
+`Check failed: shape.IsArray() || shape.IsTuple()`."""
+
+
+class Choice(NamedTuple):
+    """What a worker's environment is to have besides, a line to log, and a sentence where workers have no GPU."""
+
+    added: dict[str, str]
+    line: str = ""
+    problem: str = ""
+
+
+class WorkerGpu(NamedTuple):
+    """The GPU of a worker, by the host's name and the GPU's own; and how its messages travel.
+
+    - `bridge`: whether mpi4jax is compiled with CUDA.
+    - `cuda_aware`: whether the MPI library reads a GPU's memory; None where it doesn't say.
+    - `use_cuda_mpi`, `xla_flags`: MPI4JAX_USE_CUDA_MPI, XLA_FLAGS.
+    """
+
+    host: str
+    gpu: str
+    bridge: bool
+    cuda_aware: bool | None
+    use_cuda_mpi: str
+    xla_flags: str
+
+
+def cuda_plugin() -> str | None:
+    """Return JAX's package for NVIDIA's GPUs; None where there is none."""
+    return next((name for name in PLUGINS if installed_version(name)), None)
+
+
+def computes_on_gpu(platforms: str) -> bool:
+    """Return whether JAX takes a GPU where there is one; `platforms` is JAX_PLATFORMS."""
+    return platforms.split(",")[0] in ("", "cuda", "gpu") and cuda_plugin() is not None
+
+
+def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
+    given = environment.get("CUDA_VISIBLE_DEVICES")
+    if given is None:
+        return tuple(map(str, range(len(list(Path("/dev").glob("nvidia[0-9]*"))))))
+    return tuple(name for name in given.split(",") if name not in ("", "-1"))
+
+
+def choose_gpu(
+    environment: Mapping[str, str], gpus: Sequence[str], workers: int, number: int | None, gpu_use: str, host: str
+) -> Choice:
+    """Choose the GPU of one worker.
+
+    **Arguments:**
+
+    - `environment`: the supervisor's. What the user has set stays.
+    - `gpus`: those that the process may use.
+    - `workers`: how many workers share the host; `number`: this worker's among them, None where nobody says so.
+    - `gpu_use`: the setting: "own", "share" or "given".
+    - `host`: its name, for messages.
+    """
+    if not gpus:
+        return Choice({})
+    flags = environment.get("XLA_FLAGS", "")
+    added = {"MPI4JAX_USE_CUDA_MPI": environment.get("MPI4JAX_USE_CUDA_MPI", "0")}
+    added["XLA_FLAGS"] = flags if XLA_FLAG.split("=")[0] in flags else f"{XLA_FLAG} {flags}".strip()
+    if number is None or gpu_use == "given":
+        return Choice(added)
+    here, there = _counted(workers, "worker"), _counted(len(gpus), "GPU")
+    added["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
+    line = f"{here} on {host}, a GPU each: {', '.join(gpus[:workers])}."
+    if workers > len(gpus) and gpu_use == "share":
+        sharing = len(range(number % len(gpus), workers, len(gpus)))
+        if not environment.keys() & {"XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"}:  # JAX refuses both
+            added["XLA_CLIENT_MEM_FRACTION"] = f"{JAX_TAKES / sharing:.3f}"
+        line = f"{here} on {host} share {there} and the memory."
+    elif workers > len(gpus) == 1 and "CUDA_VISIBLE_DEVICES" in environment:
+        line = f"{here} on {host}, GPUs as given."  # Slurm calls the one that it gives to a task 0
+    elif workers > len(gpus):
+        return Choice(
+            {},
+            problem=f"{host} has {there} for {here}: start at most one worker for each GPU, or set "
+            "DISTDL_JAX_GPUS=share, with which workers share GPUs and memory. JAX_PLATFORMS=cpu computes on CPUs.",
+        )
+    return Choice(added, f"distdl_jax: {line}" if number == 0 else "")
+
+
+def gpu_in_use() -> str:
+    """Return the name of the GPU that JAX takes in this process, the first one that CUDA shows; "" where there is none.
+
+    CUDA is asked, for a container may show each process another GPU by the same number.
+    """
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ""
+    device, name = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0) or cuda.cuDeviceGetUuid_v2(name, device):
+        return ""
+    return f"GPU-{uuid.UUID(bytes=bytes(name))}"
+
+
+def gpu_problem(everyone: Sequence[WorkerGpu], gpu_use: str) -> str:
+    """Return a sentence where workers can't compute on their GPUs as they are; "" where they can, as one alone can.
+
+    `everyone` has each worker's, by rank; `gpu` is "" of one that computes on a CPU.
+    """
+    if len(everyone) == 1:
+        return ""  # no messages
+    users: dict[tuple[str, str], list[int]] = {}
+    for worker, mine in enumerate(everyone):
+        if mine.gpu:
+            users.setdefault((mine.host, mine.gpu), []).append(worker)
+        if mine.gpu and not mine.bridge:
+            return (
+                f"Worker {worker} computes on a GPU, but mpi4jax was compiled without CUDA: `make venv GPU=cuda13`, or "
+                "docs/gpu.md, compiles it with. JAX_PLATFORMS=cpu computes on CPUs."
+            )
+        if mine.gpu and mine.use_cuda_mpi in ("1", "true", "on") and mine.cuda_aware is False:
+            return (
+                f"MPI4JAX_USE_CUDA_MPI is {mine.use_cuda_mpi} on worker {worker}, but its MPI library says that it is "
+                "built without CUDA, and would read the GPU's memory as the host's. With 0 messages are copied."
+            )
+        if mine.gpu and XLA_FLAG.split("=")[0] not in mine.xla_flags:
+            return (
+                f"Worker {worker} computes on a GPU, for which XLA can't compile messages of slices unless XLA_FLAGS "
+                f"has {XLA_FLAG}. `python -m distdl_jax` sets it."
+            )
+    for (host, _), sharing in users.items():
+        if len(sharing) > 1 and gpu_use != "share":
+            return (
+                f"Workers {', '.join(map(str, sharing))} on {host} have one GPU. Start them by `python -m distdl_jax`, "
+                "which gives each worker its own, or set DISTDL_JAX_GPUS=share."
+            )
+    return ""
+
+
+def gpu_messages(everyone: Sequence[WorkerGpu]) -> str:
+    """Return how messages between GPUs travel, as a line to log; "" where worker 0 has no GPU."""
+    first = everyone[0]
+    if not first.gpu:
+        return ""
+    if first.use_cuda_mpi in ("1", "true", "on"):
+        return "MPI reads the GPUs' memory (MPI4JAX_USE_CUDA_MPI=1)"
+    aware = {True: "is built with CUDA", False: "is built without CUDA", None: "does not say whether it knows CUDA"}
+    return f"messages of GPUs are copied through the host; the MPI library {aware[first.cuda_aware]}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

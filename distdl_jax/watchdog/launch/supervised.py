@@ -1,0 +1,86 @@
+"""What a worker tells the supervisor that has started it (`python -m distdl_jax`); nothing where there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from typing import NamedTuple
+
+from distdl_jax.watchdog.launch.launcher import job_rank, mark_worker
+
+CHANNEL = "DISTDL_JAX_SUPERVISOR"
+"""The environment variable with the supervisor's process, and the two ends of a pipe: here, written to, and there."""
+
+STARTS_MPI, HAS_MPI, IN_WORLD, ENDS, FAILED = "starts-mpi", "has-mpi", "in-world", "ends", "failed:"
+"""The events: the worker starts MPI, in which all wait for all; MPI is up; the worker is in a world with others; it has
+told the others of its end, or the user of the job's; its program has ended with this status, and who has not come to
+the first partition knows nothing of it."""
+
+exit_status: int | None = None
+"""What the program ends with, once that is known; plain `python` tells nobody of a `SystemExit`."""
+
+
+class _Pipe(NamedTuple):
+    """The pipe to the supervisor, in the process that it was made for; `path` is its other end (Linux)."""
+
+    descriptor: int
+    path: str
+    identity: tuple[int, int]
+    process: int
+
+
+_pipe: _Pipe | None = None
+
+
+def connect() -> None:
+    """Take the pipe over: no process that the worker starts gets it, and each can know that a worker is around it."""
+    global _pipe
+    if channel := os.environ.pop(CHANNEL, ""):
+        supervisor, own, other = map(int, channel.split(":"))
+        get_signal_at_end_of_parent(signal.SIGKILL)  # no worker outlives its supervisor
+        os.kill(supervisor, 0)  # raises where it has ended before that
+        os.set_inheritable(own, False)
+        _pipe = _Pipe(own, f"/proc/{supervisor}/fd/{other}", _identity(own), os.getpid())
+    if job_rank() is not None:
+        mark_worker()
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def tell(event: str) -> None:
+    """Tell the supervisor of an event.
+
+    Where the program has closed all descriptors, its own files have their numbers; then the pipe is opened again.
+    """
+    if _pipe is None or _pipe.process != os.getpid():
+        return
+    text = f"{event}\n".encode()
+    with contextlib.suppress(OSError):
+        if _identity(_pipe.descriptor) == _pipe.identity:
+            os.write(_pipe.descriptor, text)
+            return
+    with contextlib.suppress(OSError):
+        again = os.open(_pipe.path, os.O_WRONLY | os.O_CLOEXEC)
+        with contextlib.closing(os.fdopen(again, "wb", buffering=0)) as pipe:
+            if _identity(again) == _pipe.identity:
+                pipe.write(text)
+
+
+def get_signal_at_end_of_parent(number: int) -> None:
+    """Have the system send this process a signal when the one that has started it ends (Linux: PR_SET_PDEATHSIG)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, number)
+
+
+def program_has_ended(status: int) -> None:
+    """Tell the supervisor how the program has ended: what follows, the end of MPI, may wait for others for ever."""
+    global exit_status
+    exit_status = status
+    if status:
+        tell(f"{FAILED}{status}")

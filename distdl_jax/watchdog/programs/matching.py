@@ -1,0 +1,400 @@
+"""Whether the workers' programs, each blocking at every operation, complete together; and if not, what doesn't fit.
+
+The programs are played against each other without data. A send waits for its receive, as MPI allows it to do; a
+collective waits for its team. No operation can choose its partner, so the order of play decides nothing: one play
+that completes shows that every run does, and one that gets stuck shows that every run may. (A receive from any worker
+can; programs with such are not compared.)
+
+A loop is played until its passes repeat each other; then the equal passes that are left are skipped. Of a loop whose
+length only the data decide two passes are played, on the premise that all workers make equally many; of the branches
+of a conditional, each in turn, on the premise that all take the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+from distdl_jax.plans.waits import follow
+from distdl_jax.plans.worker_ranks import Workers
+from distdl_jax.watchdog.programs.ir import (
+    Cond,
+    Flow,
+    Loop,
+    Operation,
+    Program,
+    count_operations,
+    most_branches,
+    operations,
+    simplified,
+)
+from distdl_jax.watchdog.programs.origins import Mixed, Origins, Pairing
+
+MOST_PLAYED = 500_000
+"""How many operations are played beyond a hundred times those that are written, before a comparison is given up."""
+
+UNKNOWN_LENGTH = 2
+"""How many passes are played of a loop whose length is not known: what one leaves behind comes upon the next."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Where a worker is when nothing moves any more: at `operation`, its `place`-th (from 1), or at its end."""
+
+    worker: int
+    operation: Operation | None
+    place: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first thing that doesn't fit.
+
+    - `reason`: "amount" (two partners name different lengths, dtypes, roots or reductions), "ended" (the partner's
+      program ends without it), "adjoints" (partners run the adjoints of different movements), "partner" (the partner
+      is at an operation that doesn't match), "cycle" (each waits for the next), "mixed" (calls of some workers are in
+      another order) or "undecided" (loops so long, and so different, that the play was given up).
+    - `stops`: where the workers concerned are, the waiting one first.
+    - `mixed`: what they mix.
+    - `branch`: which branch of its conditionals was played; None where there are none.
+    """
+
+    reason: str
+    stops: tuple[Stop, ...]
+    branch: int | None = None
+    mixed: Mixed | None = None
+
+
+def find_mismatch(programs: Mapping[int, Program], flows: Mapping[int, Flow] | None = None) -> Mismatch | None:
+    """Return what keeps the programs (by world rank) from completing; None where they complete, or can't be compared.
+
+    With `flows`, where values come from, also what they mix.
+    Workers with one and the same program cost little more than one of them.
+    """
+    distinct = {id(program): program for program in programs.values()}
+    if any(operation.from_any for program in distinct.values() for operation, _ in operations(program)):
+        return None
+    if len(distinct) == 1 and all(_is_of_all(program, programs.keys()) for program in distinct.values()):
+        return None
+    distinct = {key: simplified(program) for key, program in distinct.items()}
+    programs = {worker: distinct[id(program)] for worker, program in programs.items()}
+    branches = max((most_branches(program) for program in distinct.values()), default=0)
+    for branch in range(max(branches, 1)):
+        if mismatch := Play(programs, branch, flows=flows or {}).run():
+            return mismatch if branches else replace(mismatch, branch=None)
+    return None
+
+
+def find_stops(programs: Mapping[int, Program], absent: frozenset[int]) -> list[Stop]:
+    """Return where each worker stops if those of `absent` never start; the first branch of every conditional is taken.
+
+    Sends without a partner are taken to wait, so a worker may have come further than this says, not less far.
+    """
+    play = Play({worker: simplified(program) for worker, program in programs.items()}, 0, absent)
+    play.run()
+    return [play.stop(worker) for worker in sorted(programs)]
+
+
+class Happening(NamedTuple):
+    """An operation that is done, by a sender and a receiver or a team, and its place in the first one's program."""
+
+    operation: Operation
+    team: Workers
+    place: int
+
+
+def _is_of_all(program: Program, workers: Set[int]) -> bool:
+    """Return whether the program has only collectives of all these workers: then they complete, if all run it."""
+    teams = {() if op.is_message else op.team for op, _ in operations(program)}
+    return all(set(team) == workers for team in teams)
+
+
+class _Pass:
+    """How far a worker is in a program or in the body of a loop: the next item, and the passes left after this one."""
+
+    __slots__ = ("items", "left", "next")
+
+    def __init__(self, items: Program, left: int) -> None:
+        self.items, self.next, self.left = items, 0, left
+
+
+class AtOperation(Protocol):
+    """A worker at a message: which halves of it still wait."""
+
+    rank: int
+    operation: Operation | None
+    sends: bool
+    receives: bool
+
+
+class _Worker:
+    """One worker in play: where it is, and which halves of its operation still wait."""
+
+    def __init__(self, rank: int, program: Program, total: int, branch: int) -> None:
+        self.rank = rank
+        self.operation: Operation | None = None
+        self.sends = self.receives = self.joins = False
+        self.total = total
+        self.new_pass: _Pass | None = None  # the pass of a loop that has started since the last operation
+        self._branch = branch
+        self.stack = [_Pass(program, 0)]
+
+    def advance(self) -> bool:
+        """Go to the next operation; false at the end of the program."""
+        self.operation = None
+        while self.stack:
+            top = self.stack[-1]
+            if top.next == len(top.items):
+                if top.left:
+                    top.left -= 1
+                    top.next = 0
+                    self.new_pass = top
+                else:
+                    self.stack.pop()
+                continue
+            item = top.items[top.next]
+            top.next += 1
+            match item:
+                case Operation():
+                    self.operation = item
+                    self.sends, self.receives = item.dest is not None, item.source is not None or item.from_any
+                    self.joins = not item.is_message
+                    if self.sends or self.receives or self.joins:
+                        return True
+                case Loop(length, body):
+                    self.stack.append(_Pass(body, (UNKNOWN_LENGTH if length is None else length) - 1))
+                case Cond(branches):
+                    self.stack.append(_Pass(branches[min(self._branch, len(branches) - 1)], 0))
+        return False
+
+    @property
+    def waits(self) -> bool:
+        return self.sends or self.receives or self.joins
+
+    def position(self) -> tuple[object, ...]:
+        """Everything that decides what it does next but how many passes are left."""
+        return (*((id(p.items), p.next) for p in self.stack), self.sends, self.receives, self.joins)
+
+    def passes_left(self) -> tuple[int, ...]:
+        return tuple(p.left for p in self.stack)
+
+    def place(self) -> int:
+        """Return the number of the operation that it is at, from 1 in the order in which they are written."""
+        place = 1
+        for p in self.stack:
+            place += count_operations(p.items[: p.next - 1])
+            if p.next and isinstance(item := p.items[p.next - 1], Cond):
+                place += count_operations(sum(item.branches[: min(self._branch, len(item.branches) - 1)], ()))
+        return place
+
+
+class Play:
+    """Programs that are played against each other; `happened` gets what is done, in order."""
+
+    def __init__(
+        self,
+        programs: Mapping[int, Program],
+        branch: int,
+        absent: frozenset[int] = frozenset(),
+        flows: Mapping[int, Flow] | None = None,
+        happened: list[Happening] | None = None,
+    ) -> None:
+        self.happened = happened
+        self._branch = branch
+        self._origins = Origins(programs, flows) if flows else None
+        totals = {id(program): count_operations(program) for program in programs.values()}
+        self._workers = {rank: _Worker(rank, p, totals[id(p)], branch) for rank, p in programs.items()}
+        self._arrived: Counter[Workers] = Counter()
+        self._absent = absent
+        self._pairings: defaultdict[int, Pairing] = defaultdict(Pairing)  # one for each way to tell movements apart
+        self._seen: dict[object, tuple[tuple[int, ...], ...]] = {}
+
+    def run(self) -> Mismatch | None:
+        ready = deque(worker for rank, worker in sorted(self._workers.items()) if rank not in self._absent)
+        left = MOST_PLAYED + 100 * sum(worker.total for worker in self._workers.values())
+        while ready:
+            worker = ready.popleft()
+            while not worker.waits and worker.advance():
+                left -= 1
+                if left == 0:
+                    return self._mismatch("undecided", worker)
+                if worker.new_pass is not None:
+                    self._skip_equal_passes(worker, worker.new_pass)
+                    worker.new_pass = None
+                partners = self._match(worker)
+                if isinstance(partners, Mismatch):
+                    return partners
+                ready.extend(partner for partner in partners if partner is not worker)
+        if self._absent:
+            return None
+        return self._stuck() or self._mixed()
+
+    def _match(self, worker: _Worker) -> list[_Worker] | Mismatch:
+        """Match what can be matched of a worker's new operation; return the workers that were waiting for it."""
+        op = worker.operation
+        assert op is not None
+        if worker.joins:
+            # Who waits in an operation of a team goes nowhere else, so it is enough to count.
+            self._arrived[op.team] += worker.rank in op.team
+            if self._arrived[op.team] < len(op.team):
+                return []
+            self._arrived[op.team] = 0
+            members = [self._workers[rank] for rank in op.team]
+            for other in members:
+                if collective(other.operation) != collective(op):
+                    return self._mismatch("amount", worker, other)
+            if (apart := self._met(members)) is not None:
+                return apart
+            self._note(members[0], op.team)
+            for other in members:
+                other.joins = False
+            return members
+        moved = []
+        for sender, receiver in self._pairs(worker, op):
+            if not fit(sender, receiver):
+                continue
+            partner = receiver if sender is worker else sender
+            if sent(sender) != expected(receiver):
+                return self._mismatch("amount", worker, partner)
+            if (apart := self._met([worker, partner])) is not None:
+                return apart
+            self._note(sender, (sender.rank, receiver.rank))
+            sender.sends = receiver.receives = False
+            moved.append(partner)
+        return moved
+
+    def _pairs(self, worker: _Worker, op: Operation) -> Iterator[tuple[_Worker, _Worker]]:
+        """Yield the senders and receivers, this worker one of them, that a message of its operation may have."""
+        if op.dest in self._workers:
+            yield worker, self._workers[op.dest]
+        for source in op.team if op.from_any else [op.source]:
+            if source in self._workers and worker.receives:
+                yield self._workers[source], worker
+
+    def _note(self, worker: _Worker, team: Workers) -> None:
+        """Keep what happens, in order, where somebody wants to know."""
+        if self.happened is not None and worker.operation is not None:
+            self.happened.append(Happening(worker.operation, team, worker.place()))
+
+    def _met(self, workers: Sequence[_Worker]) -> Mismatch | None:
+        """Note that the workers' operations have met; a mismatch where they are adjoints of different movements."""
+        if self._origins is not None:
+            self._origins.meet([(w.rank, w.operation) for w in workers if w.operation is not None])
+        known = [(w.rank, w.operation.movements) for w in workers if w.operation is not None and w.operation.movements]
+        for way in range(min((len(movements) for _, movements in known), default=0)):
+            pairing, parts = self._pairings[way], [(rank, movements[way]) for rank, movements in known]
+            if not all(part.is_adjoint for _, part in parts):
+                pairing.meet([(rank, part.number) for rank, part in parts])
+                continue
+            for (one, first), (other, second) in pairwise(parts):
+                if pairing.are_apart((one, first.number), (other, second.number)):
+                    return self._mismatch("adjoints", self._workers[one], self._workers[other])
+        return None
+
+    def _skip_equal_passes(self, worker: _Worker, loop: _Pass) -> None:
+        """Skip passes of a loop where all workers are as they were one pass ago, but for passes left: they are equal.
+
+        So many are skipped that every loop concerned keeps at least as many as one period takes.
+        """
+        key = (worker.rank, len(worker.stack), id(loop.items), tuple(w.position() for w in self._workers.values()))
+        now = tuple(w.passes_left() for w in self._workers.values())
+        before, self._seen[key] = self._seen.get(key), now
+        if before is None:
+            return
+        spare = []
+        for w, then, left in zip(self._workers.values(), before, now, strict=True):
+            changed = [level for level in range(len(left)) if then[level] != left[level]]
+            if any(then[level] < left[level] for level in changed) or len(changed) > 1:
+                return
+            for level in changed:
+                period = then[level] - left[level]
+                spare.append((w.stack[level], period, left[level] // period - 1))
+        times = min((count for _, _, count in spare), default=0)
+        if times > 0:
+            for level_pass, period, _ in spare:
+                level_pass.left -= times * period
+
+    def stop(self, rank: int) -> Stop:
+        worker = self._workers[rank]
+        if rank in self._absent:
+            return Stop(rank, None, 0, worker.total)
+        return (
+            Stop(rank, worker.operation, worker.place(), worker.total)
+            if worker.waits
+            else Stop(rank, None, worker.total, worker.total)
+        )
+
+    def _mismatch(self, reason: str, *workers: _Worker) -> Mismatch:
+        return Mismatch(reason, tuple(self.stop(worker.rank) for worker in workers), self._branch)
+
+    def _mixed(self) -> Mismatch | None:
+        if self._origins is None or (mixed := self._origins.find_mixed()) is None:
+            return None
+        stops = tuple(Stop(at.worker, at.operation, at.place, at.total) for at in mixed[:2])
+        return Mismatch("mixed", stops, self._branch, mixed)
+
+    def _partners(self, worker: _Worker) -> list[int]:
+        op = worker.operation
+        assert op is not None
+        if worker.joins:
+            return [rank for rank in op.team if not self._at_same_collective(rank, op)]
+        waits_for = [op.dest] if worker.sends else []
+        return [rank for rank in (*waits_for, op.source if worker.receives else None) if rank is not None]
+
+    def _at_same_collective(self, rank: int, op: Operation) -> bool:
+        other = self._workers.get(rank)
+        return other is not None and other.joins and other.operation is not None and other.operation.team == op.team
+
+    def _stuck(self) -> Mismatch | None:
+        """Return why workers still wait: followed from one to the next until that is plain."""
+        waiting = [worker for _, worker in sorted(self._workers.items()) if worker.waits]
+        if not waiting:
+            return None
+        # A partner that is through, or that waits for the same worker, says more than a cycle of many.
+        for worker in waiting:
+            for rank in self._partners(worker):
+                partner = self._workers.get(rank)
+                if partner is None or not partner.waits:
+                    return Mismatch("ended", (self.stop(worker.rank), *self._ended(rank)), self._branch)
+        for worker in waiting:
+            for rank in self._partners(worker):
+                if worker.rank in self._partners(self._workers[rank]):
+                    return self._mismatch("partner", worker, self._workers[rank])
+        path, start = follow(waiting[0], lambda worker: self._workers[self._partners(worker)[0]])
+        return self._mismatch("cycle", *path[start:])
+
+    def _ended(self, rank: int) -> tuple[Stop, ...]:
+        if rank in self._workers:
+            return (self.stop(rank),)
+        return (Stop(rank, None, 0, 0),)
+
+
+def fit(sender: AtOperation, receiver: AtOperation) -> bool:
+    """Return whether one waits to send the message that the other waits to receive."""
+    sent, received = sender.operation, receiver.operation
+    if sent is None or received is None or not (sender.sends and receiver.receives):
+        return False
+    is_expected = received.from_any or (received.source == sender.rank and received.recv_tag in (None, sent.send_tag))
+    return is_expected and sent.dest == receiver.rank
+
+
+def sent(sender: AtOperation) -> tuple[int, str]:
+    """Return the length and the dtype of the message that is sent: both sides must name the same."""
+    assert sender.operation is not None
+    return sender.operation.count, sender.operation.dtype
+
+
+def expected(receiver: AtOperation) -> tuple[int, str]:
+    """Return the length and the dtype of the message that is expected: both sides must name the same."""
+    assert receiver.operation is not None
+    return receiver.operation.received, receiver.operation.received_dtype or receiver.operation.dtype
+
+
+def collective(op: Operation | None) -> tuple[object, ...]:
+    """Return the facts of a collective that all workers of its team must name alike."""
+    assert op is not None
+    return (op.kind, op.root, op.count, op.dtype, op.op)

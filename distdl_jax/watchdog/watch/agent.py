@@ -1,0 +1,258 @@
+"""One worker's agent in one world: it hands facts and messages to the core, and does what that says.
+
+It decides nothing. The program's thread asks it for failures; the watchdog's thread gives it its turns.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from time import monotonic
+from typing import NoReturn
+
+from distdl_jax.errors import PlanError
+from distdl_jax.plans.worker_ranks import Workers
+from distdl_jax.settings import TimeLimits, current_settings
+from distdl_jax.watchdog.programs.ir import Program
+from distdl_jax.watchdog.watch.abort import end_the_job, mpi_lock, say
+from distdl_jax.watchdog.watch.call_log import CallLog
+from distdl_jax.watchdog.watch.clock import PATIENCE
+from distdl_jax.watchdog.watch.coordinator import COORDINATOR
+from distdl_jax.watchdog.watch.core import Core, Facts
+from distdl_jax.watchdog.watch.deadlock import Kind, State
+from distdl_jax.watchdog.watch.flight_recorder import last_operations
+from distdl_jax.watchdog.watch.messages import Answer, CannotAgree, Detail, EndJob, Mailbox, Message, Say
+from distdl_jax.watchdog.watch.status import Channel, worker_status
+from distdl_jax.watchdog.watch.thread_sampler import (
+    Sample,
+    main_line,
+    main_stack,
+    runs_own_program,
+    stack_text,
+    user_frames,
+)
+
+TO_REPORT = (1.0, 10.0)
+"""Seconds from the order to end the job to the end, at most: so long worker 0 waits for those who have yet to say where
+they are; if it can't end the job, each does."""
+
+MOST_ELSEWHERE = 8000
+"""Of how many characters a text is that another worker writes: so few that it need not be fetched."""
+
+REPORTED_OPERATIONS = 12
+"""How many of a worker's last operations its report lists."""
+
+REPORTED_EVENTS = 16
+"""How many of the coordinator's last transitions worker 0's report lists."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run of a program: its number, where it is, the function whose program it is, and the call, where known."""
+
+    number: int = 0
+    where: str = ""
+    function: str = ""
+    program: int = 0
+
+
+class Agent:
+    """The agent of one worker in one world. `turn` runs in the watchdog's thread, the rest in the program's threads.
+
+    - `members`: the workers of its world, by their ranks in COMM_WORLD.
+    - `epoch`: how many agreements have failed so far.
+    - `calls`: those that count in this world. `channel`: that of its agreements.
+    - `is_covered`: whether another world has all workers of this one, so that its timeout is enough.
+    """
+
+    def __init__(self, mailbox: Mailbox, rank: int, members: Workers, limits: TimeLimits) -> None:
+        self.members = members
+        self.epoch = 0
+        self.calls = CallLog()
+        self.channel: Channel | None = None
+        self.is_covered = False
+        self._mailbox = mailbox
+        self._rank = rank
+        self._size = len(members)
+        self._status = worker_status()
+        self._core = Core.new(rank, members, limits)
+        self._lock = threading.Lock()
+        self._done = 0
+        self._run = Run()
+        self._seen = Facts()
+        self._left: int | None = None
+        self._ends_at = 0.0
+
+    # --- in the program's thread ---
+
+    def raise_if_failed(self) -> None:
+        """Raise what all workers raise, where the coordinator has said so."""
+        if (failure := self._core.reporter.failure(self.epoch)) is not None:
+            self.epoch += 1
+            raise PlanError(failure.text)
+
+    def fail(self, text: str, about: tuple[int, ...] = ()) -> NoReturn:
+        """Make all workers raise `text`; the first that any worker says is the one that counts."""
+        self._post(CannotAgree(self.epoch, text, about), COORDINATOR)
+        while True:  # the wait for the agreement goes on; so does its clock
+            self.raise_if_failed()
+            time.sleep(0.01)
+
+    def remember(self, name: str, programs: Mapping[int, Program]) -> None:
+        """Keep the workers' programs of the function `name`."""
+        with self._lock:
+            self._core = self._core.remember(name, programs)
+
+    # --- at the end of the program ---
+
+    def leave(self, status: int) -> None:
+        """Tell the others that this worker's program has ended, with an exit status where that is known."""
+        self._left = status
+        with mpi_lock:
+            self._mailbox.begin_barrier()
+
+    def all_have_left(self) -> bool:
+        """Return whether the programs of all workers have ended."""
+        with mpi_lock:
+            return self._mailbox.has_met()
+
+    # --- in any thread ---
+
+    def say_elsewhere(self, text: str) -> None:
+        """Have another worker write what this one can't; nothing is done where MPI is in use for long."""
+        if mpi_lock.acquire(timeout=2):
+            try:
+                self._mailbox.post(Say(text[:MOST_ELSEWHERE]), 1 if self._rank == COORDINATOR else COORDINATOR)
+            finally:
+                mpi_lock.release()
+
+    # --- in the watchdog's thread ---
+
+    def turn(self, sample: Sample, now: float) -> None:
+        """Hear the others, tell them what changed; `now` in seconds in which the watchdog was awake."""
+        while (received := self._mailbox.next()) is not None:
+            self._step(partial(Core.hear, message=received[1], now=now))
+        try:
+            self._seen = self._facts(sample)
+        finally:  # what can't be seen of the worker must not stop the clock
+            self._step(partial(Core.turn, facts=self._seen, now=now))
+            end, coordinator = self._core.reporter.end, self._core.coordinator
+            have_all_reported = coordinator is not None and coordinator.end.is_complete
+            if end is not None and (monotonic() > self._ends_at or have_all_reported):
+                end_the_job(f"distdl_jax ends the job. {end.text}\n")
+
+    def _step(self, step: Callable[[Core], tuple[Core, list[tuple[int, Message]]]]) -> None:
+        """Let the core take a step, and do what it says."""
+        goes_on = self._core.reporter.end is None
+        with self._lock:
+            self._core, posts = step(self._core)
+        for worker, message in posts:
+            if isinstance(message, Say) and worker == self._rank:
+                say(message.text)
+            else:
+                self._post(message, worker)
+        if goes_on and (end := self._core.reporter.end) is not None:
+            self._report(end)
+            # Without a question nobody collects the reports of others.
+            self._ends_at = monotonic() + (TO_REPORT[self._rank != COORDINATOR] if end.question else 0.0)
+
+    def _post(self, message: Message, to: int) -> None:
+        with mpi_lock:
+            self._mailbox.post(message, to)
+
+    # --- what is seen of the worker ---
+
+    def _facts(self, sample: Sample) -> Facts:
+        status, channel = self._status, self.channel
+        # A message that moves meanwhile must seem to be on its way: what came is counted first, what went last.
+        received = {} if channel is None else dict(channel.received)
+        agreement = self._agreement()
+        ended = self.calls.ended()  # before the programs are looked at
+        if not sample.run and not status.tokens_pending():
+            self._done = max(self._done, ended)
+        run = self._look_into(sample) if sample.run else Run()
+        calls = self.calls.summary(self._done, any(question.in_full for question in self._core.reporter.questions))
+        calls = replace(calls, passed=max(calls.passed, run.program), mixed=status.mixed)
+        # Where it is costs a stack; so it is looked up for what runs long, and for those who ask.
+        where = main_line() if self._core.reporter.questions and not run.where else run.where
+        where = where if self._left is None else ""
+        return Facts(
+            calls,
+            agreement,
+            sample.run,
+            run.program,
+            run.function,
+            sample.compiles > 0,
+            where,
+            self._left,
+            self.is_covered,
+            Detail(sample.compiled, {} if channel is None else dict(channel.sent), received),
+        )
+
+    def _agreement(self) -> State | None:
+        """Return the agreement that the worker is in, of this world or another."""
+        waiting = self._status.waiting
+        if waiting is None:
+            return None
+        agent, waits_for = waiting.channel and waiting.channel.monitor, waiting.waits_for
+        kind: Kind = "agreeing" if agent is self else "elsewhere"
+        if agent is self:
+            pass
+        elif isinstance(agent, Agent):
+            waits_for = self._here(agent.members, tuple(agent.members[worker] for worker in waits_for))
+        elif agent is None:  # they open a world
+            waits_for = self._here(waits_for, waits_for)
+        else:
+            return None
+        return State(kind, waiting.where, waiting.label, waits_for, waiting.number)
+
+    def _here(self, world: Workers, workers: Workers) -> Workers:
+        """Return the ranks in this world of `workers`, ranks in COMM_WORLD, if it has all of their `world`."""
+        return tuple(map(self.members.index, workers)) if set(self.members) >= set(world) else ()
+
+    def watches(self, workers: Workers) -> bool:
+        """Return whether this agent's timeout counts for a wait for these, by their ranks in COMM_WORLD."""
+        goes_on = self._left is None or not self.all_have_left()
+        return set(self.members) >= set(workers) and not self.is_covered and goes_on
+
+    def _look_into(self, sample: Sample) -> Run:
+        """Return what is known of a run of a program, once it has lasted for a while."""
+        if self._run.number == sample.run or sample.seconds < PATIENCE:
+            return self._run if self._run.number == sample.run else Run()
+        status = self._status
+        record, number = status.threads.get(status.shown), self.calls.number
+        stack = main_stack()
+        lines = user_frames(stack)
+        run = Run(sample.run, str(lines[0]) if lines else "")
+        if sample.token is not None:
+            if (of := status.run_of(sample.token)) is not None:
+                run = replace(run, function=of.name, program=of.number if of.log is self.calls else 0)
+        elif record is not None and record.call and runs_own_program(stack):
+            is_counted = record.log is self.calls and self.calls.inside and number == self.calls.number
+            run = replace(run, function=record.call, program=number if is_counted else 0)
+        self._run = run
+        return run
+
+    # --- the end ---
+
+    def _report(self, end: EndJob) -> None:
+        """Write where this worker is; worker 0, what its coordinator was told last, too."""
+        who = f"Worker {self._rank} of {self._size}, process {os.getpid()}"
+        state = self._core.reporter.reported
+        lines = [f"{who}, {state.describe()}. Its Python stack:", stack_text(user_frames(main_stack())).rstrip("\n")]
+        if operations := last_operations():
+            lines += ["Its last operations:", *operations[-REPORTED_OPERATIONS:]]
+        if (coordinator := self._core.coordinator) is not None:
+            lines += [
+                "What worker 0 was told last, and did, by its own clock:",
+                *coordinator.story()[-REPORTED_EVENTS:],
+            ]
+            if current_settings().debug:
+                lines += ["What worker 0 knows:", coordinator.dump()]
+        say("\n".join(lines) + "\n")
+        if end.question:
+            self._post(Answer(self._rank, state, question=end.question), COORDINATOR)

@@ -1,0 +1,139 @@
+"""Messages between the workers' reporters and the coordinator of their world: one question, one answer, few orders."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+from distdl_jax.watchdog.watch.deadlock import Kind, State
+
+# --- to the coordinator ---
+
+
+class Wait(NamedTuple):
+    """A wait of a worker that goes on: its kind, its number among those of the kind, and how long it has lasted."""
+
+    kind: Kind
+    episode: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Detail:
+    """Facts that only an answer carries.
+
+    - `compiled`: how many seconds ago the worker last compiled; 0 while it does.
+    - `sent`, `received`: the numbers of messages of agreements to, and from, each other worker.
+    """
+
+    compiled: float = float("inf")
+    sent: Mapping[int, int] = field(default_factory=dict)
+    received: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The state of a worker: the answer to `question`, or (0) a change that nobody has asked for.
+
+    `waits`: the waits that have lasted long enough for the timeout to look at them.
+    """
+
+    worker: int
+    state: State
+    waits: tuple[Wait, ...] = ()
+    question: int = 0
+    detail: Detail = field(default=Detail())
+
+
+@dataclass(frozen=True)
+class OpenQuestion:
+    """A question to some workers, by its number, and the answers so far. Without a number nobody is asked."""
+
+    number: int = 0
+    workers: Collection[int] = ()
+    answers: Mapping[int, Answer] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The workers that have not answered."""
+        return tuple(worker for worker in self.workers if worker not in self.answers)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a question was asked, and all have answered it."""
+        return self.number > 0 and len(self.answers) == len(self.workers)
+
+    def with_answer(self, answer: Answer) -> OpenQuestion:
+        """Take in an answer, if it is one to this question."""
+        if not self.number or answer.question != self.number:
+            return self
+        return replace(self, answers={**self.answers, answer.worker: answer})
+
+
+@dataclass(frozen=True)
+class CannotAgree:
+    """A worker has found that the programs differ; `epoch` counts the failures before this one."""
+
+    epoch: int
+    text: str
+    about: tuple[int, ...] = ()
+
+
+# --- to a worker ---
+
+
+@dataclass(frozen=True)
+class Question:
+    """What are you doing now? `in_full`: with all calls that you remember."""
+
+    number: int
+    in_full: bool = False
+
+
+@dataclass(frozen=True)
+class Fail:
+    """Raise `text`, in this epoch."""
+
+    epoch: int
+    text: str
+    about: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Say:
+    """Print this line. Nothing ends."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class EndJob:
+    """Report where you are, and answer `question`; then the job ends. Without a question it ends at once."""
+
+    question: int
+    text: str
+    about: tuple[int, ...] = ()
+
+
+ToCoordinator = Answer | CannotAgree
+ToWorker = Question | Fail | Say | EndJob
+Message = ToCoordinator | ToWorker
+Posts = list[tuple[int, ToWorker]]
+"""Messages, each after the worker that is to get it."""
+
+
+class Mailbox(Protocol):
+    """Transport of messages between the workers of one world. Nothing blocks."""
+
+    def post(self, message: Message, to: int) -> None:
+        """Send to a worker."""
+
+    def next(self) -> tuple[int, Message] | None:
+        """Return a message that has arrived, after its sender; None where there is none."""
+
+    def begin_barrier(self) -> None:
+        """Tell all workers that this one is here."""
+
+    def has_met(self) -> bool:
+        """Return whether all workers have begun the barrier."""

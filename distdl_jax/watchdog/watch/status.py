@@ -1,0 +1,306 @@
+"""What a worker is doing, written by the threads that run its program and read by its watchdog.
+
+Each thread has one record. A training step pays next to nothing for it: its fields are written in one step each.
+
+| what the thread does                        | call  | log                  | traces | waiting | counts            |
+|---------------------------------------------|-------|----------------------|--------|---------|-------------------|
+| calls a checked function                    | name  | None, if not known   | no     | None    | begins in the log |
+| traces it                                   | name  | as before            | yes    | None    |                   |
+| agrees with others on something             | any   | as before            | any    | set     |                   |
+| has agreed with all on the function's plan  | name  | of the plan's world  | yes    | None    | passed in the log |
+| returns                                     | ""    | None                 | no     | None    | ends in the log   |
+| raises, before it has told others anything  | ""    | None                 | no     | None    | undone in the log |
+
+A call inside another one is part of it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+from distdl_jax.jax_compat import dispatched_by_this_thread
+from distdl_jax.watchdog.watch.call_log import REMEMBERED, CallLog
+
+RUNS_REMEMBERED = 8
+"""Of how many programs that were dispatched the calls are remembered."""
+
+
+class Channel(Protocol):
+    """Where a waiting worker looks for messages, what watches over it, and how many have been sent and received."""
+
+    monitor: Any
+
+    @property
+    def sent(self) -> Mapping[int, int]:
+        """To each other worker."""
+
+    @property
+    def received(self) -> Mapping[int, int]:
+        """From each other worker."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """An agreement that the worker takes part in: its number, over which channel (None before there is one), for what
+    label, from which source line, for which workers it still waits (by rank in COMM_WORLD, where there is no channel
+    yet), and in which thread."""
+
+    number: int
+    channel: Channel | None
+    label: str
+    where: str
+    waits_for: tuple[int, ...]
+    thread: int
+
+
+class Dispatched(NamedTuple):
+    """What tells how far the program of a call is; of which call, by its number in which world (None: it does not
+    count); and the function's name."""
+
+    buffers: list[Any]
+    log: CallLog | None
+    number: int
+    name: str
+
+
+@dataclass(eq=False)
+class ThreadRecord:
+    """What one thread does.
+
+    - `thread`: its number. `programs`: what tells how far the programs are that it has dispatched.
+    - `call`: the checked function that it is in, "" outside. `log`: where the call counts; None where not known.
+    - `traces`: whether it traces the function. `waiting`: the agreement that it is in.
+    - `worlds`: the worlds whose partitions it has used; None where nobody wants to know.
+    - `before`: the tokens of its last call that is over.
+    """
+
+    thread: int
+    programs: Callable[[], list[Any]]
+    call: str = ""
+    log: CallLog | None = None
+    traces: bool = False
+    waiting: Waiting | None = None
+    worlds: list[Any] | None = None
+    before: list[Any] = field(default_factory=list)
+
+
+class WorkerStatus:
+    """The state of one worker.
+
+    - `rank`, `size`: its number among the workers that were launched together, and how many they are. If not given,
+      those of MPI's COMM_WORLD, once MPI has started.
+    - `threads`: the records of the threads that have called: agreements, or checked functions.
+    - `calls`: the last calls of checked functions that it has begun, as number and name.
+    - `home`: the thread that has agreed with others last, or made a call that counts. `shown`: whose stack is reported.
+    - `mixed`: whether it has run programs that communicate outside calls that count.
+    - `dispatched`: of the last calls that are over, their programs, which may go on.
+    """
+
+    def __init__(self, rank: int | None = None, size: int | None = None) -> None:
+        self._rank = rank
+        self._size = size
+        self._local = threading.local()
+        self.threads: dict[int, ThreadRecord] = {}
+        self.calls: deque[tuple[int, str]] = deque([(0, "")], maxlen=REMEMBERED)
+        self.home = self.shown = 0
+        self.mixed = False
+        self.dispatched: deque[Dispatched] = deque(maxlen=RUNS_REMEMBERED)
+        self._agreements = 0
+
+    @property
+    def rank(self) -> int:
+        """This worker's number."""
+        return _mpi_rank_and_size()[0] if self._rank is None else self._rank
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return _mpi_rank_and_size()[1] if self._size is None else self._size
+
+    @property
+    def here(self) -> ThreadRecord:
+        """The record of this thread."""
+        if (record := getattr(self._local, "record", None)) is None:
+            record = self._local.record = ThreadRecord(threading.get_ident(), dispatched_by_this_thread())
+        return record
+
+    @property
+    def in_call(self) -> bool:
+        """Whether a thread is in a call of a checked function."""
+        return any(record.call for record in list(self.threads.values()))
+
+    @property
+    def tracing(self) -> bool:
+        """Whether a thread traces a checked function that it calls."""
+        return any(record.call and record.traces for record in list(self.threads.values()))
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """The agreement that the worker is in, None outside: in several threads, that which began first."""
+        waits = (record.waiting for record in list(self.threads.values()))
+        return min((wait for wait in waits if wait is not None), key=lambda wait: wait.number, default=None)
+
+    @property
+    def is_beside_the_program(self) -> bool:
+        """Whether this thread is another one than the program's main one, in a process that is one worker."""
+        return self is _of_process and threading.current_thread() is not threading.main_thread()
+
+    def is_called_here(self) -> ThreadRecord:
+        """Record that this thread calls, so that it is sampled from now on; return its record."""
+        record = self.here
+        if self.threads.get(record.thread) is not record:
+            self.threads[record.thread] = record
+        return record
+
+    def uses(self, world: Any) -> None:
+        """Record that what the worker does is about partitions of this world."""
+        if (worlds := self.here.worlds) is not None:
+            worlds.append(world)
+
+    def run_of(self, token: Any) -> Dispatched | None:
+        """Return the run of a call's program that has this token; None where that is not known."""
+        # The first that has it: later calls that have dispatched nothing have the same.
+        return next((run for run in list(self.dispatched) if any(token is buffer for buffer in run.buffers)), None)
+
+    def tokens_pending(self) -> bool:
+        """Return whether a program that communicates goes on beside the threads that call."""
+        records = list(self.threads.values())
+        return any(is_pending(buffer, True) for record in records for buffer in record.programs())
+
+    # --- transitions ---
+
+    @contextmanager
+    def agreeing(self, channel: Channel | None, label: str, where: str, waits_for: tuple[int, ...]) -> Iterator[None]:
+        """Record that the worker waits for others to agree on something."""
+        here = self.is_called_here()
+        self.home = here.thread
+        self._agreements += 1
+        outer, here.waiting = here.waiting, Waiting(self._agreements, channel, label, where, waits_for, here.thread)
+        try:
+            yield
+        finally:
+            here.waiting = outer
+
+    def still_waits_for(self, workers: tuple[int, ...]) -> None:
+        """Record for whom it still waits."""
+        if (waiting := self.here.waiting) is not None:
+            self.here.waiting = replace(waiting, waits_for=workers)
+
+    @contextmanager
+    def call(self, name: str, log: CallLog | None = None) -> Iterator[None]:
+        """Record that a checked function is called; calls inside it are part of it.
+
+        `log`: that of the world in which the function is known to communicate.
+        """
+        here, others = self.here, (record.log for record in list(self.threads.values()))
+        if here.call or (log is not None and any(log is other for other in others)):
+            yield  # a part of it; or beside one that counts in the same world, in another thread: one needs nobody
+            return
+        self.is_called_here()
+        tokens = here.programs()
+        self._note_runs(here, tokens)
+        self.home = here.thread if log is not None else self.home
+        here.log = log  # before anything says that the worker is in it, or that it has been
+        here.call = name
+        self.calls.append((self.calls[-1][0] + 1, name))
+        if log is not None:
+            log.begin(name)
+        completed, agreements = False, self._agreements
+        try:
+            yield
+            completed = True
+        finally:
+            after = here.programs()
+            shared = completed or self._agreements != agreements or list(map(id, tokens)) != list(map(id, after))
+            self._end_call(here, completed, shared, after)
+
+    def _end_call(self, here: ThreadRecord, completed: bool, shared: bool, tokens: list[Any]) -> None:
+        log, number = here.log, 0 if here.log is None else here.log.number
+        if log is None:  # others may have skipped it
+            self._note_runs(here, tokens)
+        here.before = tokens
+        self.dispatched.append(Dispatched(tokens, log, number, here.call))
+        if log is not None:
+            if shared:
+                log.end(completed)
+            else:
+                log.undo()
+        here.call, here.log = "", None
+
+    def _note_runs(self, here: ThreadRecord, tokens: list[Any]) -> None:
+        """Record whether this thread has run something since its last call."""
+        last = here.before
+        self.mixed = self.mixed or any(all(token is not other for other in last) for token in tokens)
+
+    def agreed_on(self, log: CallLog, number: int, name: str) -> None:
+        """Record that all workers of a world have agreed on the plan of this thread's call."""
+        here = self.here
+        if here.call:
+            log.agree(number, name)
+            if here.log is not None and here.log is not log:
+                here.log.cannot_compare()
+            here.log = log
+
+    def cannot_run(self, why: str) -> None:
+        """Record that the program of this thread's call will never run, though all have agreed on its plan."""
+        if (log := self.here.log) is not None:
+            log.cannot_run(why)
+
+    @contextmanager
+    def traced(self) -> Iterator[None]:
+        """Record that this thread traces the function that it calls; where it calls none, nothing follows."""
+        here = self.here
+        outer, here.traces = here.traces, True
+        if here.log is not None:
+            here.log.tracing = True
+        try:
+            yield
+        finally:
+            here.traces = outer
+            if here.log is not None:
+                here.log.tracing = False
+
+
+def is_pending(token: Any, unknown: bool) -> bool:
+    """Return whether the program that gives this token goes on, and `unknown` where JAX can't say.
+
+    To ask opens a file now and then (jaxlib's random numbers), and a worker may have no descriptor left.
+    """
+    try:
+        return not token.is_deleted() and not token.is_ready()
+    except Exception:
+        return unknown
+
+
+_of_process = WorkerStatus()
+_acting: ContextVar[WorkerStatus] = ContextVar("worker_status", default=_of_process)
+
+
+def worker_status() -> WorkerStatus:
+    """Return the status of the worker that this thread acts for; outside `acting_as`, the process's own."""
+    return _acting.get()
+
+
+@contextmanager
+def acting_as(status: WorkerStatus) -> Iterator[None]:
+    """Inside, this thread is a worker of its own, one of several in this process."""
+    before = _acting.set(status)
+    try:
+        yield
+    finally:
+        _acting.reset(before)
+
+
+def _mpi_rank_and_size() -> tuple[int, int]:
+    # Without importing mpi4py, which would start MPI.
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return 0, 1
+    return mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()

@@ -1,0 +1,201 @@
+"""The thread that gives every agent of this process its turns, and what happens when the program ends.
+
+All that a world of several workers does to the process is here: a thread, a handler of `atexit`, and `sys.excepthook`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import jax
+
+from distdl_jax.errors import ONE_PROGRAM
+from distdl_jax.watchdog.launch import supervised
+from distdl_jax.watchdog.watch import excepthook
+from distdl_jax.watchdog.watch.abort import end_the_job, is_forked, mpi_has_ended, mpi_lock, say, say_elsewhere
+from distdl_jax.watchdog.watch.agent import Agent
+from distdl_jax.watchdog.watch.clock import COMPILATION, FIRST_LINE, AwakeClock, last_line, lines_within, seconds_text
+from distdl_jax.watchdog.watch.log import log
+from distdl_jax.watchdog.watch.status import WorkerStatus, worker_status
+from distdl_jax.watchdog.watch.thread_sampler import Sample, Sampler, main_line, prepare_to_write_stacks
+
+PAUSE = 0.05
+"""Seconds between two turns."""
+
+LONG_COMPILATION = 300.0
+"""Seconds after which a line says that a worker compiles; the next one comes after twice as many, and so on."""
+
+
+class WatchdogThread:
+    """Watches the program of one worker, from the first world that is opened to the end, or to `dj.close()`."""
+
+    def __init__(self) -> None:
+        self._failed: set[str] = set()
+        self._limit = 0.0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._agents: list[Agent] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._waits_since: tuple[int, float] = (0, 0.0)
+        self._told = 0.0
+        self._speaks_after = 0.0
+
+    def add(self, agent: Agent) -> None:
+        """Give one more agent its turns, from now on."""
+        for other in self._agents:  # of equal worlds the first covers the others
+            agent.is_covered = agent.is_covered or set(agent.members) <= set(other.members)
+            other.is_covered = other.is_covered or set(other.members) < set(agent.members)
+        self._agents = [*self._agents, agent]
+        say_elsewhere.append(agent.say_elsewhere)
+
+    def begin(self, limit: float) -> None:
+        """Begin; `limit` is the clock's, in seconds, as long as there is no reporter that keeps it."""
+        self._limit = limit
+        if self._thread is not None:
+            return
+        status = worker_status()
+        status.is_called_here()
+        prepare_to_write_stacks()
+        excepthook.install()
+        self._thread = threading.Thread(
+            target=self._run, args=(status, self._stop), name="distdl_jax watchdog", daemon=True
+        )
+        self._thread.start()
+        # After everything that others register later, before MPI is finalised.
+        atexit.register(self._leave, status)
+        supervised.tell(supervised.IN_WORLD)
+
+    def close(self) -> None:
+        """Undo what `begin` has done, once the workers of all worlds have come to it."""
+        if self._end():
+            atexit.unregister(self._leave)
+            excepthook.remove()
+            say_elsewhere.clear()
+            self._forget()
+
+    def _run(self, status: WorkerStatus, stop: threading.Event) -> None:
+        sampler, clock = Sampler(status), AwakeClock(time.monotonic())
+        while not stop.wait(PAUSE) and not mpi_has_ended():
+            self._turn(sampler, clock, status)
+
+    def _turn(self, sampler: Sampler, clock: AwakeClock, status: WorkerStatus) -> None:
+        now = clock.turn(time.monotonic())
+        with self._surviving():
+            self._look_at_the_clock(status, now)
+        sample = Sample()
+        with self._surviving():
+            sample = sampler.look(now)
+            self._speak_of_compilation(status, sample.compiles)
+        with mpi_lock:
+            for agent in self._agents:
+                with self._surviving():
+                    agent.turn(sample, now)
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """Log what is raised inside, once, and go on: without its watchdog a worker is silent."""
+        try:
+            yield
+        except Exception as error:
+            if repr(error) not in self._failed:
+                self._failed.add(repr(error))
+                with suppress(Exception):  # where the log goes may be closed
+                    log.exception("The watchdog failed; it goes on.")
+
+    def _speak_of_compilation(self, status: WorkerStatus, seconds: float) -> None:
+        if not seconds or not self._speaks_after:
+            self._speaks_after = min(LONG_COMPILATION, self._limit or LONG_COMPILATION)
+        if seconds > self._speaks_after:
+            self._speaks_after = 2 * seconds
+            counts = f" Who has waited for {COMPILATION * self._limit:g} s by then ends the job." if self._limit else ""
+            say(
+                f"distdl_jax: worker {status.rank} has compiled for {seconds_text(seconds)}, at {main_line()}; one XLA "
+                f"program, or many without a pause.{counts}\n"
+            )
+
+    def _look_at_the_clock(self, status: WorkerStatus, now: float) -> None:
+        """End the job where the worker waits for too long to open a world whose workers no other one has all of."""
+        waiting = status.waiting
+        if waiting is None or waiting.channel is not None:
+            return
+        if any(agent.watches(waiting.waits_for) for agent in self._agents):
+            return
+        if self._waits_since[0] != waiting.number:
+            self._waits_since, self._told = (waiting.number, now), 0.0
+        seconds = now - self._waits_since[1]
+        # Nobody knows what the others do yet; two may speak, for one of them may be whom the others wait for.
+        speaks = status.rank in sorted({status.rank, *waiting.waits_for})[:2]
+        if speaks and (line := last_line(lines_within(self._limit), seconds)) > self._told:
+            self._told = line
+            say(
+                f"distdl_jax: Worker {status.rank} has waited for {seconds_text(seconds)}, at {waiting.where}, for "
+                f"others to come to {waiting.label}. The job goes on.\n"
+            )
+        if self._limit and seconds > self._limit:
+            end_the_job(
+                f"A worker has waited for {self._limit:g} s (DISTDL_JAX_TIMEOUT, in seconds; 0 turns it off), at "
+                f"{waiting.where}, for others to come to {waiting.label}. {ONE_PROGRAM}\n"
+            )
+
+    def leave(self) -> None:
+        """Tell the others that this worker's program has ended, and wait until theirs have, too."""
+        if self._thread is not None:
+            self._leave(worker_status())
+
+    def _leave(self, status: WorkerStatus) -> None:
+        if self._end():
+            with suppress(RuntimeError):
+                threading.Thread(target=_look_at_what_remains, args=(status, self._limit), daemon=True).start()
+
+    def _end(self) -> bool:
+        """Wait for the ends of all programs, and stop; return False where there is nothing to stop."""
+        if is_forked() or mpi_has_ended() or self._stop.is_set() or self._thread is None:
+            return False
+        try:
+            jax.effects_barrier()  # what is still under way may need the others
+        except Exception as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+        for agent in self._agents:
+            agent.leave(supervised.exit_status or int(excepthook.has_raised()))
+        while not all(agent.all_have_left() for agent in self._agents):
+            time.sleep(0.005)
+        supervised.tell(supervised.ENDS)
+        self._stop.set()
+        self._thread.join()
+        return True
+
+
+def _look_at_what_remains(status: WorkerStatus, limit: float) -> None:
+    """Beside what a process still does when the programs of all workers have ended: the exit handlers that were there
+    before the first world, which may wait for another worker that is past its own. The clock ends only what agrees."""
+    clock, pause = AwakeClock(time.monotonic()), min(FIRST_LINE, limit or FIRST_LINE)
+    says_at, agreement, began = pause, 0, 0.0
+    while not mpi_has_ended():
+        time.sleep(PAUSE)
+        now, waiting = clock.turn(time.monotonic()), status.waiting
+        number = 0 if waiting is None else waiting.number
+        if number != agreement:
+            agreement, began = number, now
+        is_over = bool(limit and agreement) and now - began > limit
+        if not is_over and now < says_at:
+            continue
+        text = (
+            f"the programs of all workers have ended, but {seconds_text(now)} later worker {status.rank} (process "
+            f"{os.getpid()}) is still at {main_line()}."
+        )
+        if is_over:
+            end_the_job(f"distdl_jax ends the job: {text} {ONE_PROGRAM}\n")
+        say(f"distdl_jax: {text}\n")
+        says_at, pause = now + 2 * pause, 2 * pause
+
+
+watchdog_thread = WatchdogThread()
+"""That of this process."""

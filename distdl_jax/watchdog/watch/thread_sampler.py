@@ -1,0 +1,220 @@
+"""What the threads that call are doing, seen from another one: whether one is in a compiled program, or compiles one.
+
+The frames of a thread that runs must not be followed from another: it may leave them at any moment, and CPython 3.11
+then crashes. So only the innermost one is looked at; a whole stack is written by `faulthandler`, in one go.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, NamedTuple
+
+import jax
+
+from distdl_jax.jax_compat import activity
+from distdl_jax.watchdog.source_lines import is_library, is_of_python
+from distdl_jax.watchdog.watch.status import WorkerStatus, is_pending, worker_status
+
+_JIT = str(Path(__file__).parents[2] / "transforms" / "checked_jit.py")
+_RUN = "_run"
+_OF_JAX = str(Path(jax.__file__).parent) + os.sep
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the worker does.
+
+    - `run`: the number of the run of a program that goes on, 0 for none. `seconds`: for how long it has been seen.
+      `token`: that of the run, where it goes on beside the thread.
+    - `compiles`: for how many seconds the worker has compiled without a pause, 0.0 where it does not. `compiled`: how
+      many seconds ago it last did.
+    """
+
+    run: int = 0
+    seconds: float = 0.0
+    token: Any = None
+    compiles: float = 0.0
+    compiled: float = float("inf")
+
+
+class Line(NamedTuple):
+    """One line of a stack."""
+
+    file: str
+    number: str
+    function: str
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.number} in {self.function}"
+
+
+class SampledRun(NamedTuple):
+    """A run of a program: its number, since when it has been seen, the thread that has dispatched it, its own token
+    where it goes on beside the thread, and the thread's tokens meanwhile.
+
+    The next program that communicates finds other tokens. (One that does not is called without a frame of Python's, but
+    for its first time.)
+    """
+
+    number: int
+    began: float
+    thread: int
+    token: Any
+    tokens: list[Any]
+
+
+class Sampler:
+    """Looks from time to time at the threads that have called, or at the main one where there is none."""
+
+    def __init__(self, status: WorkerStatus) -> None:
+        self._status = status
+        self._runs: dict[tuple[int, ...], SampledRun] = {}
+        self._number = 0
+        self._compiles, self._compiled_at = 0.0, -float("inf")
+        self._looked_at = 0.0
+
+    def look(self, now: float) -> Sample:
+        """Return what the worker does `now`, in seconds in which the watchdog was awake."""
+        since, self._looked_at = now - self._looked_at, now
+        frames = sys._current_frames()
+        threads = self._status.threads
+        for thread in [thread for thread in list(threads) if thread not in frames]:
+            threads.pop(thread)
+        activities = {thread: _activity(frame) for thread, frame in frames.items()}
+        if "compiling" in activities.values():  # in any thread: the others may wait for it
+            self._compiles, self._compiled_at = self._compiles + since, now
+        else:
+            self._compiles = 0.0
+        self._look_at_runs(activities, now)
+        # A program that goes on beside its thread has begun before the one that the thread is in.
+        runs = sorted(self._runs.values(), key=lambda run: (run.token is None, run.number))
+        run = runs[0] if runs else SampledRun(0, now, self._status.home, None, [])
+        waiting = self._status.waiting
+        self._status.shown = run.thread if waiting is None else waiting.thread
+        return Sample(run.number, now - run.began, run.token, self._compiles, now - self._compiled_at)
+
+    def _look_at_runs(self, activities: Mapping[int, str | None], now: float) -> None:
+        in_calls: dict[tuple[int, ...], SampledRun] = {}
+        beside = {key: run for key, run in self._runs.items() if run.token is not None}
+        for thread in list(self._status.threads) or [threading.main_thread().ident or 0]:
+            record = self._status.threads.get(thread)
+            tokens = [] if record is None else record.programs()
+            if activities.get(thread) == "executing":
+                key = (thread, *map(id, tokens))
+                in_calls[key] = self._runs.get(key) or self._new_run(now, thread, None, tokens)
+            for token in tokens:
+                if (0, id(token)) not in beside:
+                    beside[0, id(token)] = self._new_run(now, thread, token, [])
+        self._runs = in_calls | {key: run for key, run in beside.items() if is_pending(run.token, False)}
+
+    def _new_run(self, now: float, thread: int, token: Any, tokens: list[Any]) -> SampledRun:
+        self._number += 1
+        return SampledRun(self._number, now, thread, token, tokens)
+
+
+def _activity(innermost: FrameType) -> str | None:
+    code = innermost.f_code
+    is_run = code.co_filename == _JIT and code.co_name == _RUN  # what is called from C++ has no frame of its own
+    return "executing" if is_run else activity(innermost)
+
+
+@cache
+def _stack_file() -> IO[str] | None:
+    """Open the file that stacks are written to, once: later there may be no descriptor left."""
+    try:
+        return os.fdopen(os.memfd_create("stacks"), "w+")
+    except (AttributeError, OSError):
+        with suppress(OSError):
+            return tempfile.TemporaryFile("w+")
+    return None
+
+
+def prepare_to_write_stacks() -> None:
+    """Open what that takes."""
+    _stack_file()
+
+
+_writing_stacks = threading.Lock()
+
+
+def main_stack() -> list[Line]:
+    """Return the stack of the thread that calls, the innermost line first; safe while it runs.
+
+    The main thread's, where none has called or it has ended; empty where it can't be written.
+    """
+    if (file := _stack_file()) is None:
+        return []
+    with _writing_stacks:
+        try:
+            file.seek(0)
+            file.truncate()
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            text = file.read()
+        except (OSError, ValueError):
+            return []
+    threads = re.split(r"^(?:Current thread|Thread) (0x[0-9a-f]+).*\n", text, flags=re.M)
+    stacks = {int(ident, 16): lines for ident, lines in zip(threads[1::2], threads[2::2], strict=False)}
+    idents = (worker_status().shown, threading.main_thread().ident or 0)
+    lines = next((stacks[ident] for ident in idents if ident in stacks), "")
+    found = [Line(*found) for found in re.findall(r'^  File "(.*)", line (\S+) in (.*)$', lines, re.M)]
+    return found or _innermost_line(idents)
+
+
+def _innermost_line(idents: Iterable[int]) -> list[Line]:
+    """Return the innermost line of the first of these threads that runs Python: `faulthandler` writes 100 threads at
+    most.
+    """
+    frames = sys._current_frames()
+    frame = next((frames[ident] for ident in idents if ident in frames), None)
+    return [] if frame is None else [Line(frame.f_code.co_filename, str(frame.f_lineno), frame.f_code.co_name)]
+
+
+def runs_own_program(stack: list[Line]) -> bool:
+    """Return whether a stack is in the program of the checked function that is called, not in one inside its trace.
+
+    In the former case no frames of other code lie between the two.
+    """
+    if not stack or not (stack[0].file == _JIT or stack[0].file.endswith("jax/_src/interpreters/pxla.py")):
+        return False
+    for place, line in enumerate(stack):
+        if line.file == _JIT:
+            functions = [further.function for further in stack[place:] if further.file == _JIT]
+            return functions in (["__call__"], [_RUN, "__call__"])
+        if not line.file.startswith(_OF_JAX):
+            return False
+    return False
+
+
+def user_frames(stack: list[Line]) -> list[Line]:
+    """Return the lines outside libraries; all of them where there are none."""
+    return [line for line in stack if not is_library(line.file)] or stack
+
+
+def main_line() -> str:
+    """Return the user's line that the main thread is at."""
+    stack = user_frames(main_stack())
+    lines = [line for line in stack if not is_of_python(line.file)] or stack
+    if not lines:  # a main thread that runs no Python is past the program
+        return "its end (an exit handler, say)"
+    if lines[-1].function == "_shutdown" and is_of_python(lines[-1].file):
+        others = [thread.name for thread in threading.enumerate() if not thread.daemon]
+        names = ", ".join(name for name in others if name != threading.main_thread().name)
+        return f"its end, where it waits for its threads ({names})"
+    return str(lines[0])
+
+
+def stack_text(stack: list[Line]) -> str:
+    """Return a stack as Python prints it, the innermost line last."""
+    return "".join(f'  File "{line.file}", line {line.number}, in {line.function}\n' for line in reversed(stack))

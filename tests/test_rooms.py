@@ -1,0 +1,53 @@
+"""The rooms of the library stand on floors, and imports go down: the table of docs/design.md."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FLOORS = tuple(
+    tuple(re.findall(r"`(\w+)", row.split("|")[1]))
+    for row in re.findall(r"^\| `.*$", (ROOT / "docs" / "design.md").read_text(), re.M)
+)
+"""From the top, the rooms of each floor: the first column of the page's table of rooms."""
+
+FLOOR = {room: number for number, rooms in enumerate(reversed(FLOORS)) for room in rooms}
+DOORS = {"__init__", "__main__", "onednn"}
+"""What users import and start, which may import all."""
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Yield the rooms that a module imports from, and whether it does so when a function is called."""
+    tree = ast.parse(path.read_text())
+    inside = {id(node) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for node in ast.walk(f)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("distdl_jax"):
+            parts = node.module.split(".")
+            for room in [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]:
+                yield room, id(node) in inside
+
+
+def test_every_room_stands_on_a_floor() -> None:
+    rooms = {path.relative_to(ROOT / "distdl_jax").parts[0].removesuffix(".py") for path in modules()}
+    assert rooms - DOORS == set(FLOOR)
+
+
+def test_imports_go_down() -> None:
+    """But for the program as a type, which `tracing` has of `watchdog`; and `tools`, which functions import."""
+    found = []
+    for path in modules():
+        room = path.relative_to(ROOT / "distdl_jax").parts[0].removesuffix(".py")
+        for other, in_a_function in imports(path) if room not in DOORS else ():
+            is_asked_for = other == "tools" and in_a_function
+            is_side = (room, other) == ("tracing", "watchdog") or FLOOR[room] == FLOOR.get(other) == 0
+            if other != room and not is_asked_for and not is_side and FLOOR.get(other, -1) >= FLOOR[room]:
+                found.append(f"{path.relative_to(ROOT)} imports from {other}")
+    assert not found
+
+
+def modules() -> list[Path]:
+    """Return all modules of the library."""
+    return sorted((ROOT / "distdl_jax").rglob("*.py"))
