@@ -138,12 +138,24 @@ _KNOWN: Final = {
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of the machines that `load` knows."""
+    """Return the names of the machines that `load` knows.
+
+    **Returns:** a tuple of texts.
+
+    >>> names()
+    ('infiniband-hdr', 'omni-path', 'perlmutter-cpu', 'workstation')
+    """
     return tuple(_KNOWN)
 
 
 def load(name: str) -> Machine:
-    """Return a machine by its name; its `source` says where the numbers come from.
+    """Return a machine by its name.
+
+    **Arguments:**
+
+    - `name`: one of `names()`.
+
+    **Returns:** the `Machine`; its `source` says where the numbers come from.
 
     **Raises:** `InvalidArgumentError` where there is none of this name.
 
@@ -186,6 +198,11 @@ def measure() -> Machine:
     **Returns:** the `Machine`, the same on every worker. Printed, it is a call that makes it again.
 
     **Raises:** `InvalidArgumentError` in a world of one worker, or whose workers are not processes.
+
+    >>> import distdl_jax as dj
+    >>> def worker():
+    ...     machine = dj.machine.measure()
+    ...     print(machine)  # dj.Machine(latency=1.1e-06, bandwidth=7.9e+09, ...)
     """
     P = Partition()
     if P.size == 1 or not P.world.may_measure:
