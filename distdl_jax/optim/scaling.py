@@ -16,7 +16,7 @@ from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.functional.all_reduce import all_reduce
 from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.partitions.partition import Partition, check_workers
-from distdl_jax.plans.static import Static
+from distdl_jax.partitions.static import Static
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import check_function, check_number, checked_integer, is_real
 

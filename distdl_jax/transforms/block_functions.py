@@ -16,8 +16,8 @@ from distdl_jax.errors import DistDLError, InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import outside, zero_volume_shape
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.partitions.partition import Partition, check_partitions
+from distdl_jax.partitions.static import Static
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.static import Static
 from distdl_jax.tracing.tie import tie
 from distdl_jax.transforms.plain_functions import follow, is_elementwise, refusal
 from distdl_jax.transports.agreement.agree import agree

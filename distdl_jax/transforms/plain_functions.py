@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from distdl_jax.plans.static import Static
+from distdl_jax.partitions.static import Static
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.mixed_dimensions import (
     LOCAL,

@@ -73,7 +73,23 @@ def norms(P: dj.Partition) -> Network:
     return layers, dj.TensorSpec((3, 4, 9, 7), conv)
 
 
-@pytest.mark.parametrize("build", [lenet, linear, residual, channels, norms])
+def skips(P: dj.Partition) -> Network:
+    """Skips that are added, and concatenated along channels that are split and along rows, whose pieces move."""
+    conv = P.grid([1, 2, 2, 1])
+
+    def layer(c_in: int, c_out: int) -> nn.DistributedConv2d:
+        return nn.DistributedConv2d(conv, in_channels=c_in, out_channels=c_out, kernel_size=3, padding=1)
+
+    layers = nn.Sequential(
+        layer(2, 3),
+        nn.Skip(nn.Sequential(layer(3, 4), jax.nn.relu)),
+        nn.Skip(nn.Sequential(layer(7, 7)), axis=2),
+        nn.Skip(nn.Sequential(layer(7, 7)), join="add"),
+    )
+    return layers, dj.TensorSpec((2, 2, 9, 7), conv)
+
+
+@pytest.mark.parametrize("build", [lenet, linear, residual, channels, norms, skips])
 def test_plans_foresee_every_operation_of_a_training_step(build: Build) -> None:
     """In order, with partners, tags, lengths and dtypes."""
     check_foreseen(build)

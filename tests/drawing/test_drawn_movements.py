@@ -44,8 +44,8 @@ def layer_operations(
 
 
 def communicated(communication: Any, worker: int) -> Iterator[Operation]:
-    """Yield the operations of a worker."""
-    for each in communication:
+    """Yield the operations of a worker; what a loop moves again and again is drawn once."""
+    for each in {id(getattr(each, "plan", each)): each for each in communication}.values():
         yield from each.plan.operations(worker) if isinstance(each, Mark) else (each,)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import distdl_jax as dj
 from distdl_jax import functional, nn
-from distdl_jax.plans.static import Static
+from distdl_jax.partitions.static import Static
 
 ROOMS = (dj, nn, dj.optim, dj.data, dj.random)
 CLASSES = {

@@ -37,9 +37,9 @@ from distdl_jax.nn.base.parameters import (
     unboxed,
 )
 from distdl_jax.partitions.partition import Partition
+from distdl_jax.partitions.static import Static
 from distdl_jax.partitions.tensors import TensorSpec, check_spec
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.static import Static
 from distdl_jax.plans.worker_ranks import union
 from distdl_jax.text import Drawing
 from distdl_jax.tracing.layer_call import passed_to

@@ -26,9 +26,9 @@ from distdl_jax.nn.networks.network import params_of_part
 from distdl_jax.nn.networks.sequential import Sequential
 from distdl_jax.nn.norm.per_sample import DistributedLayerNorm
 from distdl_jax.partitions.partition import Partition, check_partitions
+from distdl_jax.partitions.static import Static
 from distdl_jax.plans.decomposition import balanced_ranges
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.plans.static import Static
 from distdl_jax.transports.agreement.shapes import exchange_named_shapes
 from distdl_jax.validation import check_function, check_key, checked_integer
 

@@ -18,9 +18,9 @@ from distdl_jax.functional.block_checks import common_dtype, outside, owned_grid
 from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.nn.base.layer import describe
 from distdl_jax.partitions.partition import Partition, check_partitions
+from distdl_jax.partitions.static import Static
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.plans.static import Static
 from distdl_jax.tracing.tie import tie
 from distdl_jax.transports.agreement.shapes import exchange_named_shapes
 

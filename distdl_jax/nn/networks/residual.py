@@ -16,7 +16,7 @@ from distdl_jax.functional.plan import BlocksPlan, Plan, ShapeDtypes
 from distdl_jax.nn.base.layer import Ends, Layer, ends_of
 from distdl_jax.nn.networks.layer_compatibility import function_runs, in_equal_blocks, rearranged, team_of
 from distdl_jax.nn.networks.network import Network, RunPart, last_partition, params_of_part
-from distdl_jax.nn.shape.concatenate import Concatenate
+from distdl_jax.nn.shape.concatenate import Concatenate, ConcatenationPlan
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.plans.alike import derived, representatives, workers_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
@@ -164,6 +164,14 @@ class Residual(Network):
 
 
 @dataclass(frozen=True)
+class SkipPlan(BlocksPlan):
+    """The plan of the body, that of the concatenation (None for a sum), and all workers' blocks of the output."""
+
+    body: Plan
+    join: ConcatenationPlan | None
+
+
+@dataclass(frozen=True)
 class Skip(Network):
     """y = x beside body(x), along a dimension that may be split: the skip of a U-Net, as a layer of an `nn.Sequential`.
 
@@ -244,16 +252,18 @@ class Skip(Network):
         assert self.input_partition is not None
         return self.input_partition
 
-    def plan(self, x: ShapeDtypes, params: Mapping[int, Params] | None = None) -> BlocksPlan:
+    def plan(self, x: ShapeDtypes, params: Mapping[int, Params] | None = None) -> SkipPlan:
         """Plan the blocks of the output: without a message, and the same on every worker.
 
         **Raises:** `PlanError` where x or a parameter does not fit, or the outputs don't fit each other.
         """
         if self.join == "add":
-            return BlocksPlan(Residual(self.body).plan(x, params).outputs)
+            of_sum = Residual(self.body).plan(x, params)
+            return SkipPlan(of_sum.outputs, of_sum.body, None)
         with place_of_errors("body", self.body):
-            y = self.body.plan(x, params_of_part(params, "body")).after(x)
-        return BlocksPlan({**x, **Concatenate(self._partition, self.axis).plan([x, y]).outputs})
+            body = self.body.plan(x, params_of_part(params, "body"))
+        join = Concatenate(self._partition, self.axis).plan([x, body.after(x)])
+        return SkipPlan({**x, **join.outputs}, body, join)
 
     def _forward(self, run: RunPart, x: Array) -> Array:
         with jax.named_scope("Skip"):

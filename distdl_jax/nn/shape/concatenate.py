@@ -15,10 +15,10 @@ from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes, taking_part
 from distdl_jax.nn.base.layer import describe
 from distdl_jax.partitions.partition import Partition, check_partitions
+from distdl_jax.partitions.static import Static
 from distdl_jax.plans.decomposition import balanced_ranges, intersect_ranges
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.static import Static
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import World
 from distdl_jax.transports.agreement.shapes import exchange_named_shapes

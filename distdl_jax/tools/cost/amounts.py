@@ -87,14 +87,20 @@ class Amounts:
             self._count_communication("backward", [(each.workers, each.trace.backward(of_x)) for each in layer.classes])
 
     def _count_join(self, join: Joined, backward: bool) -> None:
-        """Add the sum, or the product, of two ways' outputs."""
+        """Add the sum, the product, or the concatenation of two ways' outputs."""
         for worker, workers in groups(join.y):
             y = join.y[worker]
-            self.flops_forward[workers] += y.size
+            self.flops_forward[workers] += y.size * (join.kind != "concatenation")
             passes = 1 + (backward and join.has_gradient)
-            if join.is_product and passes > 1:
+            if join.kind == "product" and passes > 1:
                 self.flops_input[workers] += 2 * y.size
             self.memory_traffic[workers] += 3 * passes * y.size * y.dtype.itemsize
+
+        for movement, has_gradient in join.movements:
+            everyone = np.arange(len(self.parameters))
+            self._count_communication("forward", [(everyone, (Mark(movement, False),))])
+            if backward and has_gradient:
+                self._count_communication("backward", [(everyone, (Mark(movement, True),))])
 
     def _count_communication(self, back: str, of_classes: Sequence[tuple[np.ndarray, Communication]]) -> None:
         """Add what classes of workers communicate "forward", or "backward"."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ from distdl_jax.functional.mark import Mark
 from distdl_jax.functional.plan import MovementPlan, Plan, ShapeDtypes
 from distdl_jax.nn.base.layer import Layer
 from distdl_jax.nn.dense.squeeze_excitation import DistributedSqueezeExcitation, ScalingPlan
-from distdl_jax.nn.networks.residual import WAYS, Residual, ResidualPlan
+from distdl_jax.nn.networks.residual import WAYS, Residual, ResidualPlan, Skip, SkipPlan
 from distdl_jax.nn.networks.sequential import Sequential, SequentialPlan
 from distdl_jax.partitions.spec_trees import is_spec
 from distdl_jax.tools.cost.traced import traced_by_all
@@ -54,16 +54,18 @@ class CountedLayer:
 
 @dataclass(frozen=True)
 class Joined:
-    """Two ways from one input, whose outputs are added, or multiplied: None for the input as it is.
+    """Two ways from one input, whose outputs are added, multiplied, or concatenated: None for the input as it is.
 
     - `place`, `y`, `has_gradient`: as of a layer; `has_gradient` of the outputs.
+    - `movements`: what moves before they are concatenated, and whether it has a gradient.
     """
 
     place: str
     ways: tuple[Chain | None, Chain | None]
-    is_product: bool
+    kind: Literal["sum", "product", "concatenation"]
     y: ShapeDtypes = field(hash=False)
     has_gradient: bool
+    movements: tuple[tuple[MovementPlan, bool], ...] = ()
 
 
 Chain = tuple[CountedLayer | Joined, ...]
@@ -92,15 +94,26 @@ class Counter:
                     for name, way, of_way in ways
                 )
                 after = has_gradient or has_gradient_after(body or ()) or has_gradient_after(shortcut or ())
-                return (Joined(place, (body, shortcut), False, plan.outputs, after),)
+                return (Joined(place, (body, shortcut), "sum", plan.outputs, after),)
+            case Skip(), SkipPlan():
+                return (self._skip(layer, plan, x, place, has_gradient),)
             case DistributedSqueezeExcitation(), ScalingPlan():
                 maps = zip(layer._parts, (plan.fc1, plan.fc2), strict=True)
                 pool = self.chain(layer._pool, plan.pool, x, place, has_gradient)
                 named = ((name, (part, of_part)) for (name, part), of_part in maps)
                 scales = pool + self._one_after_the_other(named, plan.pool.after(x), place, has_gradient)
-                return (Joined(place, (None, scales), True, plan.outputs, True),)
+                return (Joined(place, (None, scales), "product", plan.outputs, True),)
         uses_params = isinstance(layer, Layer) and bool(jax.tree.leaves(layer.param_specs(), is_leaf=is_spec))
         return (CountedLayer(place, self._classes(layer, plan, x), plan.after(x), uses_params, has_gradient),)
+
+    def _skip(self, layer: Skip, plan: SkipPlan, x: ShapeDtypes, place: str, has_gradient: bool) -> Joined:
+        body = self.chain(layer.body, plan.body, x, _within(place, "body"), has_gradient)
+        after = has_gradient or has_gradient_after(body)
+        if plan.join is None:
+            return Joined(place, (body, None), "sum", plan.outputs, after)
+        pieces = zip(plan.join.pieces, (has_gradient, after), strict=True)
+        moved = tuple((piece, its) for piece, its in pieces if piece.halos.owned.ranges != piece.halos.needed)
+        return Joined(place, (None, body), "concatenation", plan.outputs, after, moved)
 
     def _one_after_the_other(
         self, parts: Iterable[tuple[Any, tuple[Any, Plan]]], x: ShapeDtypes, place: str, has_gradient: bool
@@ -137,6 +150,7 @@ def forward_movements(chain: Chain) -> list[LayerMovement]:
     found: list[LayerMovement] = []
     for layer in nodes_in(chain):
         if isinstance(layer, Joined):
+            found += [LayerMovement(layer.place, movement) for movement, _ in layer.movements]
             continue
         marks: dict[int, Mark] = {}
         for _, trace in sorted(layer.classes, key=lambda each: -len(each.trace.forward)):

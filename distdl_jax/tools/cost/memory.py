@@ -88,7 +88,13 @@ class _Tape:
                 x = self._compute(node, node.trace(self.worker), x)
             else:
                 x, other = (x if way is None else self.run(way, x) for way in node.ways)
-                x = self._multiply(x, other, node.place) if node.is_product else self._add(x, other)
+                if node.kind == "sum":
+                    x = self._add(x, other)
+                elif node.kind == "product":
+                    x = self._multiply(x, other, node.place)
+                else:
+                    y = node.y[self.worker]
+                    x = self._concatenate((x, other), y.size * y.dtype.itemsize)
         return x
 
     def _gradient(self, place: str) -> list[_Block]:
@@ -141,6 +147,21 @@ class _Tape:
                 self.operations.append(_Operation((x, scales, dy), made))
                 for block, cotangent in zip((x, scales), made, strict=True):
                     self._add_cotangent(block, cotangent)
+
+        self.backward.append(back)
+        return y
+
+    def _concatenate(self, parts: tuple[_Block, _Block], nbytes: int) -> _Block:
+        """Record a concatenation, whose cotangent is cut into those of its parts."""
+        y = _Block(nbytes, any(part.has_gradient for part in parts))
+        self.operations.append(_Operation(parts, (y,)))
+
+        def back() -> None:
+            if (dy := self.cotangents.pop(y, None)) is not None:
+                made = [_Block(part.nbytes) for part in parts]
+                self.operations.append(_Operation((dy,), made))
+                for part, cotangent in zip(parts, made, strict=True):
+                    self._add_cotangent(part, cotangent)
 
         self.backward.append(back)
         return y
