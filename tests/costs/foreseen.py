@@ -55,10 +55,17 @@ def check_foreseen(build: Build, size: int = 4) -> None:
 
 def step_operations(chain: Chain, worker: int, *, backward: bool = True, of_x: bool = False) -> Iterator[Operation]:
     """Yield what a worker communicates in a training step, in order; `of_x`: with the gradient of the first input."""
-    layers = [node for node in nodes_in(chain) if isinstance(node, CountedLayer)]
+    layers = list(nodes_in(chain))
     for layer in layers:
-        yield from communicated(layer.trace(worker).forward, worker)
+        if isinstance(layer, CountedLayer):
+            yield from communicated(layer.trace(worker).forward, worker)
+        else:
+            yield from (op for movement, _ in layer.movements for op in movement.operations(worker))
     for layer in reversed(layers) if backward else ():
+        if not isinstance(layer, CountedLayer):
+            for movement, has_gradient in reversed(layer.movements):
+                yield from movement.operations(worker, adjoint=True) if has_gradient or of_x else ()
+            continue
         with_x = of_x or layer.has_gradient
         if with_x or layer.uses_params:
             yield from communicated(layer.trace(worker).backward(with_x), worker)

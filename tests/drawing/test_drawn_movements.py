@@ -39,14 +39,22 @@ def layer_operations(
     """Return what workers communicate forward in a layer, by its trace."""
     plan = layer.plan(x, **options)
     chain = Counter(P.world, SINGLE).chain(layer, plan, x)
-    layers = [node for node in nodes_in(chain) if isinstance(node, CountedLayer)]
-    return {w: [op for each in layers for op in communicated(each.trace(w).forward, w)] for w in x}
+
+    def forward(worker: int) -> Iterator[Operation]:
+        for node in nodes_in(chain):
+            if isinstance(node, CountedLayer):
+                yield from communicated(node.trace(worker).forward, worker)
+            else:
+                yield from (op for movement, _ in node.movements for op in movement.operations(worker))
+
+    return {worker: list(forward(worker)) for worker in x}
 
 
 def communicated(communication: Any, worker: int) -> Iterator[Operation]:
     """Yield the operations of a worker; what a loop moves again and again is drawn once."""
-    for each in {id(getattr(each, "plan", each)): each for each in communication}.values():
-        yield from each.plan.operations(worker) if isinstance(each, Mark) else (each,)
+    for mark in {id(each.plan): each for each in communication if isinstance(each, Mark)}.values():
+        yield from mark.plan.operations(worker)
+    yield from (each for each in communication if not isinstance(each, Mark))
 
 
 @pytest.mark.parametrize("case", [case for case in PRIMITIVES if case.world <= 8], ids=str)
@@ -77,7 +85,7 @@ SHAPES = {
     **dict.fromkeys(("DistributedConv1d", "DistributedConvTranspose1d", "DistributedConvLSTMCell1d"), (2, 2, 8)),
     **dict.fromkeys(("DistributedSpectralConv1d", "DistributedFNOBlock"), (2, 2, 8)),
     **dict.fromkeys(("DistributedPReLU", "DistributedBatchNorm", "DistributedLayerNorm"), (4, 3)),
-    **dict.fromkeys(("Remat", "Precision", "SpectralNorm", "Residual", "Pipeline"), (4, 3)),
+    **dict.fromkeys(("Remat", "Precision", "SpectralNorm", "Residual", "Skip", "Pipeline"), (4, 3)),
     **dict.fromkeys(("DistributedGRUCell", "DistributedLSTMCell"), (4, 3)),
     "DistributedRMSNorm": (3, 4),
     "DistributedInstanceNorm": (2, 3, 4),
