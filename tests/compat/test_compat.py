@@ -1,4 +1,4 @@
-"""Each item of both compat.py has a test, in one of test_compat_*.py, and nothing else is private."""
+"""Each item of both jax_compat.py has a test, in one of test_compat_*.py, and nothing else is private."""
 
 import ast
 import importlib
@@ -10,7 +10,7 @@ import pytest
 from jobs import ROOT
 from private_parts import tested, what_breaks
 
-from distdl_jax import compat
+from distdl_jax import jax_compat
 from distdl_jax.transports.mpi import compat as mpi_compat
 
 
@@ -19,7 +19,7 @@ def test_each_item_has_a_test_and_says_what_would_replace_it() -> None:
         importlib.import_module(tests)
     items = {
         name: item
-        for module in (compat, mpi_compat)
+        for module in (jax_compat, mpi_compat)
         for name, item in vars(module).items()
         if getattr(item, "__module__", "") == module.__name__ and not inspect.isclass(item) and not name.startswith("_")
     }
@@ -35,7 +35,7 @@ def test_a_failure_gives_the_sentence() -> None:
     with pytest.raises(
         AssertionError, match=r"^distdl_jax\.compat\.source_frames: Yield the frames (.|\n)* would replace"
     ):
-        what_breaks(compat.source_frames)(breaks)()
+        what_breaks(jax_compat.source_frames)(breaks)()
 
 
 def imported(file: Any) -> set[str]:
@@ -52,4 +52,4 @@ def imported(file: Any) -> set[str]:
 def test_nothing_else_imports_what_is_private() -> None:
     files = [file for folder in ("distdl_jax", "benchmarks", "examples") for file in (ROOT / folder).rglob("*.py")]
     guilty = [file for file in files if any("._src" in name for name in imported(file))]
-    assert set(guilty) == {Path(str(module.__file__)) for module in (compat, mpi_compat)}
+    assert set(guilty) == {Path(str(module.__file__)) for module in (jax_compat, mpi_compat)}

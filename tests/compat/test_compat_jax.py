@@ -20,25 +20,25 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, mlir
 from private_parts import calls, what_breaks, while_watched
 
-from distdl_jax import compat
+from distdl_jax import jax_compat
 from distdl_jax.transports.threads import workers
 
 
-@what_breaks(compat.hiding_frames)
+@what_breaks(jax_compat.hiding_frames)
 def test_frames_of_the_library_are_hidden() -> None:
     before = jax.config.jax_traceback_filtering  # type: ignore[attr-defined]
     try:
         for filtering, shown in (("quiet_remove_frames", False), ("off", True)):
             jax.config.update("jax_traceback_filtering", filtering)
             with pytest.raises(ZeroDivisionError) as found:
-                compat.hiding_frames(lambda: [1 // divisor for divisor in (0,)])()
+                jax_compat.hiding_frames(lambda: [1 // divisor for divisor in (0,)])()
             files = [frame.filename for frame in traceback.extract_tb(found.value.__traceback__)]
             assert files[-1] == __file__ and any("traceback_util" in file for file in files) == shown
     finally:
         jax.config.update("jax_traceback_filtering", before)
 
 
-@what_breaks(compat.source_frames)
+@what_breaks(jax_compat.source_frames)
 def test_the_lines_of_an_equation() -> None:
     def inner(x: Any) -> Any:
         return jnp.sin(x)
@@ -47,12 +47,12 @@ def test_the_lines_of_an_equation() -> None:
         return inner(x)
 
     (equation,) = jax.make_jaxpr(outer)(1.0).eqns
-    first, second, *_ = compat.source_frames(equation.source_info.traceback)
+    first, second, *_ = jax_compat.source_frames(equation.source_info.traceback)
     for frame, function in ((first, inner), (second, outer)):
         assert frame.file_name == __file__
         assert frame.function_name.endswith(function.__name__)
         assert frame.start_line == inspect.getsourcelines(function)[1] + 1
-    assert list(compat.source_frames(None)) == []
+    assert list(jax_compat.source_frames(None)) == []
 
 
 def squared_twice(x: Any) -> Any:
@@ -60,7 +60,7 @@ def squared_twice(x: Any) -> Any:
         return jax.jit(jnp.square)(jax.checkpoint(jnp.sin)(x))
 
 
-@what_breaks(compat.bound_again)
+@what_breaks(jax_compat.bound_again)
 def test_a_program_evaluated_equation_by_equation() -> None:
     """It gives what the function gives, and its equations keep their lines, scopes and settings."""
 
@@ -74,7 +74,7 @@ def test_a_program_evaluated_equation_by_equation() -> None:
         values = {program.jaxpr.invars[0]: x}
         for eqn in program.jaxpr.eqns:
             args = [values[var] for var in eqn.invars]
-            values.update(zip(eqn.outvars, compat.bound_again(eqn, args), strict=True))
+            values.update(zip(eqn.outvars, jax_compat.bound_again(eqn, args), strict=True))
         return values[program.jaxpr.outvars[0]]
 
     assert again(X) == f(X)
@@ -82,25 +82,25 @@ def test_a_program_evaluated_equation_by_equation() -> None:
     same = jax.make_jaxpr(again)(X)
     assert str(same) == str(program)
     for got, expected in zip(same.jaxpr.eqns, program.jaxpr.eqns, strict=True):
-        lines = [next(compat.source_frames(eqn.source_info.traceback)).start_line for eqn in (got, expected)]
+        lines = [next(jax_compat.source_frames(eqn.source_info.traceback)).start_line for eqn in (got, expected)]
         assert lines[0] == lines[1]
         assert str(got.source_info.name_stack) == str(expected.source_info.name_stack)
 
 
-@what_breaks(compat.at_line_of)
+@what_breaks(jax_compat.at_line_of)
 def test_what_is_traced_takes_the_line_of_an_equation() -> None:
     first = jax.make_jaxpr(squared_twice)(1.0).jaxpr.eqns[0]
 
     def elsewhere(x: Any) -> Any:
-        with compat.at_line_of(first):
+        with jax_compat.at_line_of(first):
             return lax.sin(x)
 
     (eqn,) = jax.make_jaxpr(elsewhere)(1.0).jaxpr.eqns
-    assert next(compat.source_frames(eqn.source_info.traceback)).function_name.endswith("squared_twice")
+    assert next(jax_compat.source_frames(eqn.source_info.traceback)).function_name.endswith("squared_twice")
     assert str(eqn.source_info.name_stack) == "inner"
 
 
-@what_breaks(compat.linearize_at_once)
+@what_breaks(jax_compat.linearize_at_once)
 def test_a_linear_operation_is_differentiated_without_tracing_its_rule() -> None:
     """Once it is, which tells what JAX expects. An integer argument has no derivative."""
     weighted, traced = Primitive("weighted"), []
@@ -116,7 +116,7 @@ def test_a_linear_operation_is_differentiated_without_tracing_its_rule() -> None
     weighted.def_impl(lambda x, y, by: jnp.asarray(by * x + y, x.dtype))
     weighted.def_abstract_eval(lambda x, y, by: x)
     ad.primitive_jvps[weighted] = differentiated
-    compat.linearize_at_once(weighted, tangent)
+    jax_compat.linearize_at_once(weighted, tangent)
 
     def used(x: Any, y: Any) -> Any:
         return weighted.bind(x, y, by=3) * 2
@@ -135,10 +135,10 @@ def test_a_linear_operation_is_differentiated_without_tracing_its_rule() -> None
 
 def is_in(kind: str) -> Callable[[], bool]:
     """Return whether the main thread is in the function."""
-    return lambda: compat.activity(sys._current_frames()[threading.main_thread().ident or 0]) == kind
+    return lambda: jax_compat.activity(sys._current_frames()[threading.main_thread().ident or 0]) == kind
 
 
-@what_breaks(compat.activity)
+@what_breaks(jax_compat.activity)
 def test_a_main_thread_that_executes_is_recognised() -> None:
     def execute(may_end: threading.Event) -> None:
         def poll() -> Any:
@@ -155,7 +155,7 @@ def test_a_main_thread_that_executes_is_recognised() -> None:
     assert while_watched(is_in("executing"), execute)
 
 
-@what_breaks(compat.activity)
+@what_breaks(jax_compat.activity)
 def test_a_main_thread_that_compiles_is_recognised() -> None:
     def compile_programs(may_end: threading.Event) -> None:
         factor = 0.0
@@ -172,12 +172,12 @@ def test_a_main_thread_that_compiles_is_recognised() -> None:
     assert while_watched(is_in("compiling"), compile_programs)
 
 
-@what_breaks(compat.is_transformed)
+@what_breaks(jax_compat.is_transformed)
 def test_whether_something_is_transformed() -> None:
     seen: list[bool] = []
 
     def f(x: Any) -> Any:
-        seen.append(compat.is_transformed())
+        seen.append(jax_compat.is_transformed())
         return x * x
 
     f(1.0)
@@ -189,7 +189,7 @@ def test_whether_something_is_transformed() -> None:
 
 def test_a_device_of_its_own_runs_programs_in_the_calling_thread() -> None:
     called: list[Any] = []
-    call = calls(compat.ordered_effect("test"), called)
+    call = calls(jax_compat.ordered_effect("test"), called)
     environment = dict(os.environ)
     device = workers.new_cpu_device(1)
     assert os.environ == environment and device.platform == "cpu" and device != jax.devices("cpu")[0]
@@ -202,22 +202,22 @@ def test_a_device_of_its_own_runs_programs_in_the_calling_thread() -> None:
     assert float(y + jnp.ones(())) == float(y) + 1  # arrays go from one client to another
 
 
-@what_breaks(compat.found_not_finite)
+@what_breaks(jax_compat.found_not_finite)
 def test_found_not_finite() -> None:
     """While JAX runs a function again to find where a NaN arises."""
     found = []
 
     @jax.jit
     def logarithm(x: Any) -> Any:
-        found.append(compat.found_not_finite())
+        found.append(jax_compat.found_not_finite())
         return jnp.log(x)
 
     with jax.debug_nans(True), pytest.raises(FloatingPointError):
         logarithm(-1.0)
-    assert found == [None, ("jit(logarithm)", "nan")] and compat.found_not_finite() is None
+    assert found == [None, ("jit(logarithm)", "nan")] and jax_compat.found_not_finite() is None
 
 
-@what_breaks(compat.check_for_nans_again)
+@what_breaks(jax_compat.check_for_nans_again)
 def test_nans_are_found_after_what_turns_the_check_off() -> None:
     logarithm = jax.jit(lambda x: jnp.log(x))
     jax.config.update("jax_debug_nans", True)
@@ -225,30 +225,30 @@ def test_nans_are_found_after_what_turns_the_check_off() -> None:
         for _ in range(2):
             logarithm(1.0)
         with jax.debug_nans(False):  # as JAX itself does while it lowers a `custom_vmap`
-            compat.check_for_nans_again()
+            jax_compat.check_for_nans_again()
             assert np.isnan(logarithm(-1.0))
-        compat.check_for_nans_again()
+        jax_compat.check_for_nans_again()
         with pytest.raises(FloatingPointError):
             logarithm(-1.0)
     finally:
         jax.config.update("jax_debug_nans", False)
 
 
-@what_breaks(compat.scan_counts)
+@what_breaks(jax_compat.scan_counts)
 def test_the_arguments_of_a_scan() -> None:
     def f(x: Any, w: Any) -> Any:
         return lax.scan(lambda carry, a: ((carry[0] * w + a, carry[0]), a), (x, x), jnp.ones((3, 2)))
 
     (eqn,) = (eqn for eqn in jax.make_jaxpr(f)(jnp.ones(2), 2.0).eqns if eqn.primitive.name == "scan")
-    assert compat.scan_counts(eqn) == (1, 2) and len(eqn.invars) == 4
+    assert jax_compat.scan_counts(eqn) == (1, 2) and len(eqn.invars) == 4
 
 
-@what_breaks(compat.is_staged)
+@what_breaks(jax_compat.is_staged)
 def test_whether_a_program_is_traced() -> None:
     seen: list[bool] = []
 
     def f(x: Any) -> Any:
-        seen.append(compat.is_staged())
+        seen.append(jax_compat.is_staged())
         return jnp.sum(x)
 
     x = jnp.ones(3)
@@ -259,15 +259,15 @@ def test_whether_a_program_is_traced() -> None:
         call(x)
     lax.scan(lambda carry, x: (f(x), None), 0.0, x)
     assert not any(seen[:eager]) and all(seen[eager:]) and len(seen) > eager >= 4
-    assert not compat.is_staged()
+    assert not jax_compat.is_staged()
 
 
-@what_breaks(compat.mapped_sizes)
+@what_breaks(jax_compat.mapped_sizes)
 def test_mapped_sizes() -> None:
     found = []
 
     def look(x: Any, y: Any) -> Any:
-        found.append((compat.mapped_sizes(x), compat.mapped_sizes(y)))
+        found.append((jax_compat.mapped_sizes(x), jax_compat.mapped_sizes(y)))
         return x * y
 
     jax.vmap(jax.vmap(look), in_axes=(0, None))(jnp.ones((3, 2)), jnp.ones(2))
@@ -277,13 +277,13 @@ def test_mapped_sizes() -> None:
     assert found == [((2, 3), (2,)), ((5,), (5,)), ((4,), (4,)), ((), ())]
 
 
-@what_breaks(compat.add_dependency)
+@what_breaks(jax_compat.add_dependency)
 def test_a_value_that_is_read_after_a_token() -> None:
     """The order is in the compiled program, where an optimization barrier is not."""
     doubled = Primitive("doubled_after_a_token")
     doubled.def_abstract_eval(lambda x: x)
     mlir.register_lowering(
-        doubled, lambda context, x: [compat.add_dependency(context, x, stablehlo.create_token())], platform="cpu"
+        doubled, lambda context, x: [jax_compat.add_dependency(context, x, stablehlo.create_token())], platform="cpu"
     )
     function = jax.jit(lambda x: 2 * doubled.bind(x + 1))
     program = function.lower(jnp.ones(3)).compile()
@@ -293,10 +293,10 @@ def test_a_value_that_is_read_after_a_token() -> None:
     assert np.array_equal(exported.call(jnp.ones(3)), np.full(3, 4.0))
 
 
-@what_breaks(compat.count_constants_among_residuals)
+@what_breaks(jax_compat.count_constants_among_residuals)
 def test_residuals_of_second_derivatives_through_a_loop() -> None:
     """The function has a constant of its own, of the shape of its arguments."""
-    compat.install_jax_patches()
+    jax_compat.install_jax_patches()
 
     @jax.custom_vjp
     def f(x: Any, y: Any) -> Any:
@@ -323,10 +323,10 @@ def test_residuals_of_second_derivatives_through_a_loop() -> None:
     np.testing.assert_allclose(got, want, 1e-12)
 
 
-@what_breaks(compat.count_constants_among_residuals)
+@what_breaks(jax_compat.count_constants_among_residuals)
 def test_residuals_of_a_function_that_is_checked() -> None:
     """An error may be found before it: its two numbers go in front of the arguments."""
-    compat.install_jax_patches()
+    jax_compat.install_jax_patches()
 
     @jax.custom_vjp
     def product(x: Any, y: Any) -> Any:

@@ -13,12 +13,12 @@ from jax.experimental import io_callback
 from mpi4py import MPI
 from private_parts import calls, what_breaks, while_watched
 
-from distdl_jax import compat
+from distdl_jax import jax_compat
 from distdl_jax.transports.mpi.compat import import_mpi4jax
 
 
 @pytest.mark.world(2)
-@what_breaks(compat.dispatched_by_this_thread)
+@what_breaks(jax_compat.dispatched_by_this_thread)
 def test_a_program_under_way_is_seen_from_another_thread() -> None:
     """The program waits for the other worker, which sends once it was seen to wait."""
     comm, x = MPI.COMM_WORLD, np.ones((300, 300))
@@ -28,7 +28,7 @@ def test_a_program_under_way_is_seen_from_another_thread() -> None:
         jax.jit(lambda x: mpi4jax.send(x, dest=0, comm=comm))(x)
         jax.effects_barrier()
         return
-    buffers = compat.dispatched_by_this_thread()
+    buffers = jax_compat.dispatched_by_this_thread()
 
     def look() -> bool:
         return any(not buffer.is_deleted() and not buffer.is_ready() for buffer in buffers())
@@ -45,28 +45,28 @@ def test_a_program_under_way_is_seen_from_another_thread() -> None:
     assert not look()
 
 
-@what_breaks(compat.install_jax_patches)
-@what_breaks(compat.remove_jax_patches)
+@what_breaks(jax_compat.install_jax_patches)
+@what_breaks(jax_compat.remove_jax_patches)
 def test_patches_of_jax_are_removed() -> None:
     from jax._src.dispatch import RuntimeTokenSet
 
-    compat.remove_jax_patches()
+    jax_compat.remove_jax_patches()
     own = RuntimeTokenSet.get_token_input
-    compat.install_jax_patches()
-    compat.install_jax_patches()
+    jax_compat.install_jax_patches()
+    jax_compat.install_jax_patches()
     patched: Any = RuntimeTokenSet.get_token_input
     assert patched.__wrapped__ is own
-    compat.remove_jax_patches()
+    jax_compat.remove_jax_patches()
     assert RuntimeTokenSet.get_token_input is own
-    compat.install_jax_patches()
+    jax_compat.install_jax_patches()
 
 
-@what_breaks(compat.hand_tokens_back)
+@what_breaks(jax_compat.hand_tokens_back)
 def test_a_program_takes_the_token_of_the_one_before_it() -> None:
     """In the order of the calls; what a program raised is raised where it is waited for, and the next ones run."""
     from jax._src.dispatch import runtime_tokens
 
-    compat.install_jax_patches()
+    jax_compat.install_jax_patches()
     called: list[float] = []
 
     def note(x: Any) -> Any:
@@ -91,19 +91,19 @@ def test_a_program_takes_the_token_of_the_one_before_it() -> None:
     assert float(program(3.0)) == 4
 
 
-@what_breaks(compat.wait_for_program)
+@what_breaks(jax_compat.wait_for_program)
 def test_the_last_program_is_waited_for_and_what_it_raised_is_raised() -> None:
-    effect, x, seen = compat.ordered_effect("test"), jnp.eye(300), []
+    effect, x, seen = jax_compat.ordered_effect("test"), jnp.eye(300), []
 
     def wait() -> None:  # in a thread of its own, which has tokens of its own
-        compat.wait_for_program(effect)  # there is none
-        compat.set_last_program(effect, jax.jit(lambda x: lax.fori_loop(0, 300, lambda _, y: y @ x, x))(x))
-        compat.wait_for_program(effect)
-        (done,) = compat.dispatched_by_this_thread()()
+        jax_compat.wait_for_program(effect)  # there is none
+        jax_compat.set_last_program(effect, jax.jit(lambda x: lax.fori_loop(0, 300, lambda _, y: y @ x, x))(x))
+        jax_compat.wait_for_program(effect)
+        (done,) = jax_compat.dispatched_by_this_thread()()
         seen.append(done.is_ready())
         done.delete()  # there are few ways to have a program fail beside the thread; so does its result
         with pytest.raises(RuntimeError, match="deleted"):
-            compat.wait_for_program(effect)
+            jax_compat.wait_for_program(effect)
         seen.append("deleted")
 
     thread = threading.Thread(target=wait)
@@ -112,22 +112,22 @@ def test_the_last_program_is_waited_for_and_what_it_raised_is_raised() -> None:
     assert seen == [True, "deleted"]
 
 
-@what_breaks(compat.set_last_program)
+@what_breaks(jax_compat.set_last_program)
 def test_a_program_comes_after_the_one_that_is_set() -> None:
     called: list[Any] = []
-    effect = compat.ordered_effect("test")
+    effect = jax_compat.ordered_effect("test")
     call, done = calls(effect, called), jax.jit(lambda x: x)(np.zeros(0, bool))
-    compat.set_last_program(effect, done)
-    assert compat.dispatched_by_this_thread()()[-1] is done
+    jax_compat.set_last_program(effect, done)
+    assert jax_compat.dispatched_by_this_thread()()[-1] is done
     jax.jit(call)(1.0).block_until_ready()
-    assert compat.dispatched_by_this_thread()()[-1] is not done and [x for x, _ in called] == [1]
+    assert jax_compat.dispatched_by_this_thread()()[-1] is not done and [x for x, _ in called] == [1]
     jax.effects_barrier()
-    assert compat.dispatched_by_this_thread()() == []
+    assert jax_compat.dispatched_by_this_thread()() == []
 
 
-@what_breaks(compat.give_tokens_to_compiled_functions)
+@what_breaks(jax_compat.give_tokens_to_compiled_functions)
 def test_a_compiled_function_with_ordered_effects_runs_again() -> None:
-    compat.install_jax_patches()
+    jax_compat.install_jax_patches()
     called: list[float] = []
 
     def note(x: Any) -> Any:
@@ -139,10 +139,10 @@ def test_a_compiled_function_with_ordered_effects_runs_again() -> None:
     assert [float(compiled(float(n))) for n in range(3)] == [1, 2, 3] and called == [0, 1, 2]
 
 
-@what_breaks(compat.ordered_effect)
+@what_breaks(jax_compat.ordered_effect)
 def test_an_ordered_effect_in_all_structures() -> None:
     called: list[Any] = []
-    call = calls(compat.ordered_effect("test"), called)
+    call = calls(jax_compat.ordered_effect("test"), called)
 
     @jax.custom_vjp
     def f(x: Any) -> Any:
