@@ -33,7 +33,7 @@ def test_a_failure_gives_the_sentence() -> None:
         raise AttributeError("jax has no such name")
 
     with pytest.raises(
-        AssertionError, match=r"^distdl_jax\.compat\.source_frames: Yield the frames (.|\n)* would replace"
+        AssertionError, match=r"^distdl_jax\.jax_compat\.source_frames: Yield the frames (.|\n)* would replace"
     ):
         what_breaks(jax_compat.source_frames)(breaks)()
 
