@@ -12,7 +12,7 @@ TYPE_CHECKING = False  # `typing` would come from the folder that `python -m dis
 if TYPE_CHECKING:
     from typing import Any
 
-    from distdl_jax import checkpoint, data, functional, graphs, nn, optim, random, solvers
+    from distdl_jax import checkpoint, data, functional, graphs, machine, nn, optim, random, solvers
     from distdl_jax.errors import (
         CheckpointError,
         CopiesWarning,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from distdl_jax.partitions.tensors import TensorSpec, zero_volume_tensor
     from distdl_jax.plans.shape_dtype import ShapeDtype
     from distdl_jax.tools.advise.advise import advise
-    from distdl_jax.tools.cost import machine
     from distdl_jax.tools.cost.cost import cost
     from distdl_jax.tools.cost.machine import Machine
     from distdl_jax.tools.profile.profile import profile
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 # The module of each public name. It is imported when the name is first asked for: the supervisors of
 # `python -m distdl_jax` need none of it, nor JAX.
 _MODULES = {
-    "": ("checkpoint", "data", "functional", "graphs", "nn", "optim", "random", "solvers"),
+    "": ("checkpoint", "data", "functional", "graphs", "machine", "nn", "optim", "random", "solvers"),
     "transforms.forward_mode": ("hvp", "jvp", "linear_transpose", "linearize"),
     "transforms.gradients": ("grad", "value_and_grad"),
     "transports.threads.simulate": ("simulate",),
@@ -77,7 +76,6 @@ _MODULES = {
     "transports.progress": ("progress",),
     "transforms.replica_check": ("check_replicated",),
     "tools.advise.advise": ("advise",),
-    "tools.cost": ("machine",),
     "tools.cost.cost": ("cost",),
     "tools.cost.machine": ("Machine",),
     "partitions.tensors": ("TensorSpec", "zero_volume_tensor"),

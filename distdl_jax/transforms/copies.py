@@ -43,6 +43,7 @@ class Sum(NamedTuple):
     - `divisor`: what the user divides by, apart from means; None where the value may have been scaled by anything.
     - `elements`: how many entries of this worker's blocks are summed; `lengths`: of the dimensions that they are along.
     - `is_constant`: whether it depends on no argument. `is_scalar`: whether it is one number, perhaps repeated.
+    - `is_scaled`: whether it was multiplied with a number, or divided by one, since the last function that isn't linear.
     """
 
     team: Workers = ()
@@ -52,6 +53,7 @@ class Sum(NamedTuple):
     line: str = ""
     is_constant: bool = False
     is_scalar: bool = False
+    is_scaled: bool = False
 
 
 _UNKNOWN = Sum(divisor=None)
@@ -104,7 +106,7 @@ def _is_mean(divisor: float, elements: int, workers: int, lengths: Sequence[int]
     """
     if elements == workers or not math.isclose(divisor, elements, rel_tol=1e-6):
         return False
-    return not any(length and workers % length == 0 for length in lengths)
+    return not any(length > 1 and workers % length == 0 for length in lengths)
 
 
 class _Sums(DataFlow[Sum]):
@@ -153,7 +155,9 @@ class _Sums(DataFlow[Sum]):
         is_product = name in _PRODUCTS and len(varying) == len(args)
         if name in _NONLINEAR or is_product:
             if not any(arg.team for arg in varying):
-                return Sum(is_scalar=not eqn.outvars[0].aval.shape)
+                # A number within may be that of copies, as in a sum of squares of x / sqrt(n p). Arrays are data.
+                divisor = None if all(arg.is_scaled for arg in varying) else 1.0
+                return Sum(divisor=divisor, is_scalar=not eqn.outvars[0].aval.shape)
             # Not of a mean over workers, say.
             return varying[0] if not is_product and len(varying) == len(args) and varying[0].divisor == 1 else _UNKNOWN
         return varying[0] if len(varying) == 1 and name in _ORDERS else _UNKNOWN
@@ -178,10 +182,12 @@ def _scaled(eqn: Any, args: list[Sum]) -> Sum:
         return args[0]._replace(elements=1, lengths=()) if is_ratio else _UNKNOWN
     if is_quotient and x.elements > 1 and _is_of_mean(eqn):
         return x
-    if not isinstance(literal, Literal) or np.ndim(literal.val) or not literal.val or x.divisor is None:
+    if not isinstance(literal, Literal) or np.ndim(literal.val) or not literal.val:
         return _UNKNOWN
     number = abs(float(literal.val))
-    return x._replace(divisor=x.divisor * (number if is_quotient else 1 / number))
+    if x.divisor is None:
+        return x._replace(is_scaled=True)
+    return x._replace(divisor=x.divisor * (number if is_quotient else 1 / number), is_scaled=True)
 
 
 def _is_of_mean(eqn: Any) -> bool:
@@ -202,12 +208,12 @@ class Drift(NamedTuple):
 
     - `parameter`: a digest of its value. `data`: those of what the gradient depends on without a movement in between,
       by name.
-    - `is_scalar`: whether it is a scalar, of which equal values prove little: a gate that begins with 1, say.
+    - `is_telling`: whether equal values say that it is a copy: not those of a few numbers, or of zeros and ones.
     """
 
     parameter: bytes
     data: dict[str, bytes]
-    is_scalar: bool
+    is_telling: bool
 
 
 class _Update(NamedTuple):
@@ -257,31 +263,34 @@ def drifts(jaxpr: Any, names: Sequence[str], values: Sequence[Any]) -> dict[str,
     results = flow.run(jaxpr, [_Update(of=leaf, own=1 << leaf) for leaf in range(len(jaxpr.invars))])
     found: dict[str, Drift] = {}
     for leaf in sorted({fact.of for fact in results if fact.is_updated and fact.of is not None}):
-        parameter = _digest(values[leaf], of_parameter=True)
+        parameter = _digest(values[leaf])
         own = flow.own_data.get(leaf, 0) & ~(1 << leaf)
         data = {names[k]: _digest(value) for k, value in enumerate(values) if own >> k & 1} if parameter else {}
         if parameter is not None and data:
             digests = {name: digest for name, digest in data.items() if digest}
-            found[names[leaf]] = Drift(parameter, digests, not np.ndim(values[leaf]))
+            found[names[leaf]] = Drift(parameter, digests, _is_telling(values[leaf]))
     return found
 
 
 def drift_text(name: str, drifts: Mapping[int, Mapping[str, Drift]]) -> str | None:
-    """Return the warning of a parameter of which workers hold equal copies, and whose updates differ."""
+    """Return the warning of a parameter of which workers hold equal copies, and whose updates differ.
+
+    Where another parameter differs between workers, each may have a model, or a part of one, of its own.
+    """
     names = dict.fromkeys(chain.from_iterable(drifts.values()))
     everywhere = {name: [found[name] for found in drifts.values() if name in found] for name in names}
     different = {name for name, copies in everywhere.items() if len({copy.parameter for copy in copies}) > 1}
     for parameter, copies in everywhere.items():
-        if len(copies) < 2 or parameter in different or (different and copies[0].is_scalar):
+        if len(copies) < 2 or different or not copies[0].is_telling:
             continue
         data = {key: {copy.data.get(key) for copy in copies} for key in copies[0].data}
         own = next((key for key, digests in data.items() if len(digests) > 1 and None not in digests), None)
         if own is not None:
             return (
-                f"{name} updates `{parameter}`, of which {len(copies)} workers hold the same copy, on each worker from "
-                f"the gradient of its own copy and its own `{own}`: after this call the copies differ. Use "
-                f"dj.replicated(`{parameter}`, P) in the loss, which adds up the gradient over the copies, or a layer "
-                f"with a spec. {_MEANT}"
+                f"{name} updates `{parameter}`, of which {len(copies)} workers hold equal values, on each worker from "
+                f"the gradient of its own values and its own `{own}`: after this call they differ. If they are copies "
+                f"of one parameter, use dj.replicated(`{parameter}`, P) in the loss, which adds up the gradient over "
+                f"the copies, or a layer with a spec. {_MEANT}"
             )
     return None
 
@@ -289,20 +298,32 @@ def drift_text(name: str, drifts: Mapping[int, Mapping[str, Drift]]) -> str | No
 _SAMPLE = 4096
 
 
-def _digest(value: Any, of_parameter: bool = False) -> bytes | None:
-    """Return a digest of some entries of an array; None where there are none, or a parameter is like any other.
-
-    Zeros, ones or an identity may be blocks of a whole; scalars can't be.
-    """
+def _sampled(value: Any) -> np.ndarray | None:
+    """Return some entries of an array; None where there are none to be had."""
     if isinstance(value, Tracer) or not hasattr(value, "dtype"):
         return None
     with suppress(TypeError, ValueError, RuntimeError):
         array = np.asarray(value).ravel()
-        sample = array[:: max(1, array.size // _SAMPLE)]
-        different = np.unique(sample.astype(np.complex128)).size if of_parameter and np.ndim(value) else 0
-        if array.size and (not of_parameter or not np.ndim(value) or (different >= 8 and 2 * different > sample.size)):
-            return blake2b(sample.tobytes(), digest_size=8).digest()
+        return array[:: max(1, array.size // _SAMPLE)] if array.size else None
     return None
+
+
+def _digest(value: Any) -> bytes | None:
+    """Return a digest of some entries of an array; None where there are none to be had."""
+    sample = _sampled(value)
+    return None if sample is None else blake2b(sample.tobytes(), digest_size=8).digest()
+
+
+def _is_telling(parameter: Any) -> bool:
+    """Return whether equal values of a parameter say that it is a copy.
+
+    Zeros, ones, an identity, or a few numbers may be blocks of a whole; scalars can't be.
+    """
+    sample = _sampled(parameter)
+    if sample is None or not np.ndim(parameter):
+        return sample is not None
+    different = np.unique(sample.astype(np.complex128)).size
+    return different >= 8 and 2 * different > sample.size
 
 
 class _Updates(DataFlow[_Update]):

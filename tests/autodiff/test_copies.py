@@ -80,6 +80,8 @@ LOSSES: dict[str, tuple[Callable[[Any, dj.CartesianPartition], Loss], bool]] = {
     "the mean of one number each": (lambda x, P: lambda w: F.mean(jnp.sum(x * w).reshape(1, 1), P).sum(), False),
     "a root by the workers": (lambda x, P: lambda w: total(jnp.sqrt(jnp.sum((x * w) ** 2)), P) / WORKERS, False),
     "a mean of one's own": (lambda x, P: lambda w: mean(total(jnp.sum((x * w) ** 2), P)), False),
+    "divided within": (lambda x, P: lambda w: total(jnp.sum((x * w / WORKERS**0.5) ** 2), P), False),
+    "divided within a root": (lambda x, P: lambda w: jnp.sqrt(total(jnp.sum((x * w / WORKERS) ** 2), P)), False),
     "on one worker": (lambda x, P: lambda w: total(jnp.sum((x * w) ** 2), P) * (P.rank == 0), False),
     "chosen on one worker": (
         lambda x, P: lambda w: jnp.where(P.rank == 0, total(jnp.sum((x * w) ** 2), P), 0),
@@ -138,13 +140,13 @@ def test_a_worker_alone_and_a_part_of_them() -> None:
 
     def program() -> None:
         P = dj.Partition().grid([dj.Partition().size, 1])
-        dj.value_and_grad(lambda w: total(jnp.sum((w * P.rank) ** 2), P))(jnp.ones(3))
+        dj.value_and_grad(lambda w: total(jnp.sum((w - P.rank) ** 2), P))(jnp.ones(3))
 
     assert warned(program, 1) == []
 
     def rows() -> None:
         P = dj.Partition().grid([2, 2])
-        dj.value_and_grad(lambda w: F.all_sum_reduce(jnp.sum((w * P.rank) ** 2), P, axes_reduce=0))(jnp.ones(3))
+        dj.value_and_grad(lambda w: F.all_sum_reduce(jnp.sum((w - P.rank) ** 2), P, axes_reduce=0))(jnp.ones(3))
 
     (text,) = warned(rows, 4)
     assert "on 2 workers" in text
@@ -227,7 +229,7 @@ def test_parameters_that_drift(name: str) -> None:
     said = warned(calls(step))
     assert len(said) == drifts, said
     for text in said:
-        assert "updates `params['s']`, of which 2 workers hold the same copy" in text and "its own `x`" in text
+        assert "updates `params['s']`, of which 2 workers hold equal values" in text and "its own `x`" in text
 
 
 def test_what_is_no_copy_or_does_not_drift() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -150,7 +151,32 @@ def test_what_can_not_be_foreseen_is_refused() -> None:
         dj.cost(jax.nn.relu, spec)
     with pytest.raises(dj.PlanError, match="`x` has shape"):
         dj.cost(layer, dj.TensorSpec((4, 6), P))
+    with pytest.raises(dj.InvalidTypeError, match=r"`backward` \(='no'\) must be True or False"):
+        dj.cost(layer, spec, backward="no")  # type: ignore[arg-type]
+    with pytest.raises(dj.InvalidTypeError, match=r"`dtype` \(='foo'\) must be a dtype"):
+        dj.cost(layer, spec, dtype="foo")
     many = dj.planning_world(300).grid([300, 1, 1])
     again = nn.Remat(nn.DistributedConv1d(many, in_channels=1, out_channels=2, kernel_size=1))
     with pytest.raises(dj.PlanError, match=r"Remat can't .* traced on all of them: on 256 at most"):
         dj.cost(again, dj.TensorSpec((300, 1, 5), many))
+
+
+def by_value(x: jax.Array) -> jax.Array:
+    """Depends on a value in Python."""
+    return x if x.sum() > 0 else -x
+
+
+def until(x: jax.Array) -> jax.Array:
+    """Has no derivative in reverse."""
+    return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (0, x))[1]
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [(by_value, "`network` can't be planned: a part of it depends on values"), (until, "1 Local.*Reverse-mode")],
+)
+def test_a_program_that_can_not_be_traced_is_refused_in_a_sentence(function: Any, words: str) -> None:
+    P = dj.planning_world(2).grid([2, 1])
+    network = nn.Sequential(nn.DistributedLinear(P, in_features=4, out_features=4), nn.Local(function))
+    with pytest.raises(dj.PlanError, match=words):
+        dj.cost(network, dj.TensorSpec((8, 4), P))

@@ -1,5 +1,1 @@
-"""What a training step of a network costs each worker, from its plans; and machines, for an estimate of seconds."""
-
-from distdl_jax.tools.cost import machine
-
-__all__ = ["machine"]
+"""What a training step of a network costs each worker, from its traced program; and machines."""

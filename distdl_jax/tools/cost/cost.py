@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.functional.plan import ShapeDtypes
 from distdl_jax.nn.base.layer import Layer
 from distdl_jax.nn.networks.network import Network
@@ -31,7 +31,7 @@ from distdl_jax.tools.cost.layers import Chain, Counter, nodes_in
 from distdl_jax.tools.cost.machine import Machine, given_machine
 from distdl_jax.tools.cost.memory import WorkerMemory, worker_memory
 from distdl_jax.tools.cost.show import LayerCost, in_columns, picture, table, to_json
-from distdl_jax.validation import checked_boolean
+from distdl_jax.validation import checked_boolean, checked_dtype
 
 OPTIMISERS = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "lion": 1, "adam": 2, "adamw": 2}
 """How many numbers an optimiser stores for each parameter."""
@@ -65,7 +65,7 @@ def placed_layers(layer: Callable[..., Any], place: str = "") -> Iterator[Placed
         yield PlacedLayer(place, None, layer._computes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cost:
     """What a training step of a network costs each worker.
 
@@ -207,12 +207,12 @@ def cost(
     >>> dj.cost(layer, dj.TensorSpec((1, 1, 8, 8), P)).messages.tolist()
     [4, 3, 4, 3]
     """
-    if not isinstance(network, Layer):
+    if not isinstance(network, Layer) or isinstance(network, type):
         raise InvalidTypeError(f"`network` (={network!r}) must be a layer; put functions into an nn.Sequential.")
     check_spec(x_spec, "x_spec")
-    if optimiser not in OPTIMISERS:
+    if not isinstance(optimiser, str) or optimiser not in OPTIMISERS:
         raise InvalidArgumentError(f"`optimiser` (={optimiser!r}) must be one of {', '.join(OPTIMISERS)}.")
-    world, number = x_spec.partition.world, np.dtype(dtype)
+    world, number = x_spec.partition.world, checked_dtype("dtype", dtype)
     size = world.size
     takes_indices = getattr(network, "takes_indices", False)
     of_x = np.dtype(np.int32) if takes_indices else number
@@ -224,7 +224,14 @@ def cost(
     x = derived(lambda worker: ShapeDtype(x_spec.shape_on(worker), of_x), shapes)
     params = _param_blocks(network, number, size) if takes_indices else None
     estimates_on = None if machine is None else given_machine(machine)
-    chain = Counter(world, number).chain(network, network.plan(x, params), x)
+    backward = checked_boolean("backward", backward)
+    try:
+        plan = network.plan(x, params)
+    except jax.errors.JAXTypeError as error:
+        raise PlanError(
+            f"`network` can't be planned: a part of it depends on values ({str(error).splitlines()[0]})."
+        ) from error
+    chain = Counter(world, number).chain(network, plan, x)
     copies, layers = OPTIMISERS[optimiser], list(placed_layers(network))
     amounts = {layer.place: Amounts.none(size) for layer in layers}
     for node in nodes_in(chain):

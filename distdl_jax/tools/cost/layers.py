@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from distdl_jax.errors import SetupError
+from distdl_jax.errors import DistDLError, PlanError, SetupError
 from distdl_jax.functional.mark import Mark
 from distdl_jax.functional.plan import MovementPlan, Plan, ShapeDtypes
 from distdl_jax.nn.base.layer import Layer
@@ -104,7 +104,20 @@ class Counter:
                 scales = pool + self._one_after_the_other(named, plan.pool.after(x), place, has_gradient)
                 return (Joined(place, (None, scales), "product", plan.outputs, True),)
         uses_params = isinstance(layer, Layer) and bool(jax.tree.leaves(layer.param_specs(), is_leaf=is_spec))
-        return (CountedLayer(place, self._classes(layer, plan, x), plan.after(x), uses_params, has_gradient),)
+        try:
+            classes = self._classes(layer, plan, x)
+        except DistDLError:
+            raise
+        except (jax.errors.JAXTypeError, ValueError) as error:
+            name = getattr(layer, "__name__", type(layer).__name__)
+            depends = (
+                "its program depends on values" if isinstance(error, jax.errors.JAXTypeError) else "JAX refuses it"
+            )
+            raise PlanError(
+                f"{f'{place} {name}'.strip()} can't be counted, forward and backward, from its traced program: {depends} "
+                f"({str(error).splitlines()[0]})."
+            ) from error
+        return (CountedLayer(place, classes, plan.after(x), uses_params, has_gradient),)
 
     def _skip(self, layer: Skip, plan: SkipPlan, x: ShapeDtypes, place: str, has_gradient: bool) -> Joined:
         body = self.chain(layer.body, plan.body, x, _within(place, "body"), has_gradient)

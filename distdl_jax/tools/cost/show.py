@@ -22,7 +22,7 @@ ESTIMATE = "estimated ms"
 NOTE = "The estimate is a third off, more or less: not for ranking partitions."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerCost:
     """What one layer costs.
 
