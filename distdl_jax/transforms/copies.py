@@ -43,7 +43,7 @@ class Sum(NamedTuple):
     - `divisor`: what the user divides by, apart from means; None where the value may have been scaled by anything.
     - `elements`: how many entries of this worker's blocks are summed; `lengths`: of the dimensions that they are along.
     - `is_constant`: whether it depends on no argument. `is_scalar`: whether it is one number, perhaps repeated.
-    - `is_scaled`: whether it was multiplied with a number, or divided by one, since the last function that isn't linear.
+    - `is_scaled`: whether it was multiplied with a number, or divided by one, since the last nonlinear function.
     """
 
     team: Workers = ()

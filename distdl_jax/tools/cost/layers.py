@@ -110,11 +110,9 @@ class Counter:
             raise
         except (jax.errors.JAXTypeError, ValueError) as error:
             name = getattr(layer, "__name__", type(layer).__name__)
-            depends = (
-                "its program depends on values" if isinstance(error, jax.errors.JAXTypeError) else "JAX refuses it"
-            )
+            reason = "it depends on values" if isinstance(error, jax.errors.JAXTypeError) else "JAX refuses it"
             raise PlanError(
-                f"{f'{place} {name}'.strip()} can't be counted, forward and backward, from its traced program: {depends} "
+                f"{f'{place} {name}'.strip()} can't be counted, forward and backward, from its traced program: {reason} "
                 f"({str(error).splitlines()[0]})."
             ) from error
         return (CountedLayer(place, classes, plan.after(x), uses_params, has_gradient),)
