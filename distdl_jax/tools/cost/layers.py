@@ -112,7 +112,7 @@ class Counter:
             name = getattr(layer, "__name__", type(layer).__name__)
             reason = "it depends on values" if isinstance(error, jax.errors.JAXTypeError) else "JAX refuses it"
             raise PlanError(
-                f"{f'{place} {name}'.strip()} can't be counted, forward and backward, from its traced program: {reason} "
+                f"{f'{place} {name}'.strip()} can't be counted from its program, forward and backward: {reason} "
                 f"({str(error).splitlines()[0]})."
             ) from error
         return (CountedLayer(place, classes, plan.after(x), uses_params, has_gradient),)
