@@ -181,15 +181,15 @@ def section(study: Study) -> str:
 
 HEAD = f"""# How networks scale
 
-<!-- search: scaling, strong scaling, weak scaling, scalability, efficiency, speedup, number of workers, large jobs, thousands of ranks, supercomputer, exascale -->
+<!-- search: strong scaling, weak scaling, efficiency, speedup, thousands of ranks, supercomputer, exascale -->
 
-What the worker that has most sends, computes and stores in a training step, as [`dj.cost`](cost.md) counts it. Messages,
-bytes and flops are exact, memory is within 15 % for most networks. Seconds are an estimate from the five numbers of `{MACHINE}`, a third off or more:
-nothing on this page was run on such a machine.
+What the worker that has most sends, computes and stores in a training step, as [`dj.cost`](cost.md) counts it.
+Messages, bytes and flops are exact, memory is within 15 % for most networks. Seconds are an estimate from the five
+numbers of `{MACHINE}`, a third off or more: nothing on this page was run on such a machine.
 
 A worker is one core. It holds a box of the U-Net's and the FNO's tensors, nearly a cube, and consecutive tokens of the
-transformer. A collective operation counts as one message. "A worker" in a title: each worker's part stays the same (weak
-scaling); else the tensor does (strong scaling).
+transformer. A collective operation counts as one message. "A worker" in a title: each worker's part stays the same
+(weak scaling); else the tensor does (strong scaling).
 
 A halo takes as many messages on any number of workers, and its bytes fall with the surface of a box. An FNO's Fourier
 transform moves the whole tensor, so its messages grow with the workers.
