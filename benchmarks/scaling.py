@@ -181,19 +181,18 @@ def section(study: Study) -> str:
 
 HEAD = f"""# How networks scale
 
-What the worker that has most sends, computes and stores in a training step, on 1 to 131,072 workers. Messages, bytes
-and flops are exact: [`dj.cost`](cost.md) counts them from the plans of the network, without any worker. Memory is
-within 15 % for most networks. Seconds are an estimate from the five numbers of `{MACHINE}`, a third off or more:
-nothing on this page was run on such a machine.
+<!-- search: strong scaling, weak scaling, efficiency, speedup, thousands of ranks, supercomputer, exascale -->
 
-A worker is one core. Each worker of the U-Net and the FNO holds a box of the tensor; the boxes are as near to cubes as
-the number of workers allows. Each worker of the transformer holds tokens that follow each other. A collective operation
-counts as one message.
+What the worker that has most sends, computes and stores in a training step, as [`dj.cost`](cost.md) counts it.
+Messages, bytes and flops are exact, memory is within 15 % for most networks. Seconds are an estimate from the five
+numbers of `{MACHINE}`, a third off or more: nothing on this page was run on such a machine.
 
-Strong scaling: the tensor stays the same. Weak scaling: each worker's part stays the same. A halo takes as many
-messages on any number of workers, and its bytes fall with the surface of a box. An FNO's Fourier transform moves the
-whole tensor, so its messages grow with the number of workers. A network stops scaling where its messages take as long
-as its arithmetic.
+A worker is one core. It holds a box of the U-Net's and the FNO's tensors, nearly a cube, and consecutive tokens of the
+transformer. A collective operation counts as one message. "A worker" in a title: each worker's part stays the same
+(weak scaling); else the tensor does (strong scaling).
+
+A halo takes as many messages on any number of workers, and its bytes fall with the surface of a box. An FNO's Fourier
+transform moves the whole tensor, so its messages grow with the workers.
 
 `python benchmarks/scaling.py` wrote this page; with other networks it writes yours."""
 
