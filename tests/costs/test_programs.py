@@ -180,3 +180,11 @@ def test_a_program_that_can_not_be_traced_is_refused_in_a_sentence(function: Any
     network = nn.Sequential(nn.DistributedLinear(P, in_features=4, out_features=4), nn.Local(function))
     with pytest.raises(dj.PlanError, match=words):
         dj.cost(network, dj.TensorSpec((8, 4), P))
+
+
+def test_a_spec_of_another_planning_world_will_do() -> None:
+    """Counts, and the picture, are those of a spec of the layers' own world."""
+    layers, own = lenet(dj.planning_world(4))
+    other = dj.TensorSpec(own.global_shape, dj.planning_world(4).grid([1, 1, 1, 1], [0]))
+    assert dj.cost(layers, other).to_json() == dj.cost(layers, own).to_json()
+    assert layers.draw(other).text == layers.draw(own).text

@@ -212,7 +212,9 @@ def cost(
     check_spec(x_spec, "x_spec")
     if not isinstance(optimiser, str) or optimiser not in OPTIMISERS:
         raise InvalidArgumentError(f"`optimiser` (={optimiser!r}) must be one of {', '.join(OPTIMISERS)}.")
-    world, number = x_spec.partition.world, checked_dtype("dtype", dtype)
+    # A spec may be of another planning world than the layers.
+    world = (getattr(network, "input_partition", None) or x_spec.partition).world
+    number = checked_dtype("dtype", dtype)
     size = world.size
     takes_indices = getattr(network, "takes_indices", False)
     of_x = np.dtype(np.int32) if takes_indices else number

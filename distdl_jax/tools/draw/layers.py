@@ -63,7 +63,8 @@ def draw_layer(layer: Any, x_spec: TensorSpec, dtype: DTypeLike, **options: Any)
         notes.append("The output is no tensor of balanced blocks, so it is not drawn as a whole.")
     before, movements = spec_as_blocks(x_spec, "x"), None
     with suppress(PlanError):  # on more workers than all of which a layer can be traced on
-        movements = forward_movements(Counter(x_spec.partition.world, np.dtype(dtype)).chain(layer, plan, x))
+        world = (layer.input_partition or x_spec.partition).world  # of which the spec need not be, to plan
+        movements = forward_movements(Counter(world, np.dtype(dtype)).chain(layer, plan, x))
     return draw_plan(type(layer).__name__, plan, before, parameters, after, notes, movements)
 
 
