@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -37,7 +38,17 @@ def test_something_is_imported() -> None:
 
 def test_the_version_is_the_same_everywhere() -> None:
     version = import_module("distdl_jax").__version__
-    citation, changes = ((ROOT / name).read_text() for name in ("CITATION.cff", "CHANGELOG.md"))
+    files = ("CITATION.cff", "CHANGELOG.md", "recipe/meta.yaml")
+    citation, changes, recipe = ((ROOT / name).read_text() for name in files)
     assert f"\nversion: {version}\n" in citation
+    assert f'{{% set version = "{version}" %}}' in recipe
     newest = re.search(r"^## ([0-9.]+)", changes, re.MULTILINE)
     assert newest is not None and newest[1] == version
+
+
+def test_the_recipe_needs_what_pyproject_needs() -> None:
+    recipe = (ROOT / "recipe" / "meta.yaml").read_text()
+    run = recipe.partition("\n  run:\n")[2].partition("\n\n")[0]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {dependency.replace(">=", " >=") for dependency in project["dependencies"]}
+    assert set(re.findall(r"    - (.*)", run)) == wanted | {"python >={{ python_min }}", "{{ mpi }}"}
