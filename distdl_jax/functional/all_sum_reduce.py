@@ -50,7 +50,7 @@ class AllSum(TeamMovement):
     """One worker's part of an all-sum-reduction."""
 
     @property
-    def copies(self) -> Workers:
+    def same_on(self) -> Workers:
         """The workers that all have the same result."""
         return self.team
 
