@@ -24,7 +24,7 @@ PY := $(VENV)/bin/python
 JAX ?=
 
 # What may be tracked at the root.
-AT_THE_ROOT := LICENSE|MANIFEST\.in|Makefile|README\.md|CHANGELOG\.md|CITATION\.cff|CONTRIBUTING\.md|mkdocs\.yml|pyproject\.toml|\.gitignore|CODE_OF_CONDUCT\.md|GOVERNANCE\.md|SECURITY\.md|\.pre-commit-config\.yaml
+AT_THE_ROOT := LICENSE|MANIFEST\.in|Makefile|README\.md|CHANGELOG\.md|CITATION\.cff|CONTRIBUTING\.md|mkdocs\.yml|pyproject\.toml|\.gitignore|CODE_OF_CONDUCT\.md|\.pre-commit-config\.yaml
 
 # An environment holds absolute paths: its stamp is good for this directory only.
 STAMP := $(VENV)/ready-$(shell pwd -P | cksum | cut -d ' ' -f 1)
