@@ -184,7 +184,7 @@ def _scaled(eqn: Any, args: list[Sum]) -> Sum:
         return x
     if not isinstance(literal, Literal) or np.ndim(literal.val) or not literal.val:
         return _UNKNOWN
-    number = abs(float(literal.val))
+    number = abs(complex(literal.val))
     if x.divisor is None:
         return x._replace(is_scaled=True)
     return x._replace(divisor=x.divisor * (number if is_quotient else 1 / number), is_scaled=True)

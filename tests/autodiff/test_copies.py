@@ -83,6 +83,7 @@ LOSSES: dict[str, tuple[Callable[[Any, dj.CartesianPartition], Loss], bool]] = {
     "divided within": (lambda x, P: lambda w: total(jnp.sum((x * w / WORKERS**0.5) ** 2), P), False),
     "divided within a root": (lambda x, P: lambda w: jnp.sqrt(total(jnp.sum((x * w / WORKERS) ** 2), P)), False),
     "gathered": (lambda x, P: lambda w: jnp.sum(F.all_gather((x * w) ** 2, P, 0)), False),
+    "complex": (lambda x, P: lambda w: total(jnp.sum(jnp.abs(2j * x * w) ** 2), P) / WORKERS, False),
     "on one worker": (lambda x, P: lambda w: total(jnp.sum((x * w) ** 2), P) * (P.rank == 0), False),
     "chosen on one worker": (
         lambda x, P: lambda w: jnp.where(P.rank == 0, total(jnp.sum((x * w) ** 2), P), 0),
