@@ -82,7 +82,7 @@ def reduction(P_x: On, op: str, axes: Sequence[int], *sizes: Any, world: int = 4
 
 
 def top_k(P_x: On, k: int, axis: int, shapes: tuple[Shape, ...]) -> Case:
-    """Of the values; `tests/primitives/test_top_k.py` is about the indices."""
+    """Of the values; `tests/functional/test_top_k.py` is about the indices."""
     return Case(
         f"top_k of {k} {listed(shapes)} {P_x} along {axis}",
         len(shapes),

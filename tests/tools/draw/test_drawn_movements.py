@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drawing.reading import SVG, areas, drawn_bytes, of_class, parsed, planned_bytes, title_of
 from every_layer import LAYERS as EVERY_LAYER
-from layers.test_output_specs import LAYERS, ON
 from matrix.case import Case
 from matrix.cases import PRIMITIVES, shape_dtypes
+from nn.base.test_output_specs import LAYERS, ON
 from playing import planned
+from tools.draw.reading import SVG, areas, drawn_bytes, of_class, parsed, planned_bytes, title_of
 
 import distdl_jax as dj
 from distdl_jax import nn

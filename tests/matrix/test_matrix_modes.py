@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from launcher.examples import LONG
+
 from matrix.adjoints import check_exactly
 from matrix.covering import covering
 from matrix.everything import DTYPES, MODES, SMALL, WORLDS, dtypes_in, in_batches, transformations_in

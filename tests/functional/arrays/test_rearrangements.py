@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from all_workers import refusal
-from arrays.beside import beside
+from functional.arrays.beside import beside
 from matrix.partitions import On, on
 from sequential import Beside, check_beside, cut
 

@@ -11,6 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from launcher.examples import LONG
+
+import distdl_jax as dj
+from distdl_jax import nn
 from matrix.adjoints import check_exactly, moved, wanted
 from matrix.case import Case
 from matrix.cases import of_world
@@ -19,9 +22,6 @@ from matrix.everything import INEXACT, INTEGERS, share, takes
 from matrix.painting import painted, smooth
 from matrix.partitions import blocks, on
 from matrix.programs import compare, run
-
-import distdl_jax as dj
-from distdl_jax import nn
 
 
 @pytest.mark.primitives

@@ -5,7 +5,7 @@ from math import prod
 from pathlib import Path
 
 import pytest
-from drawing.reading import of_class, parsed, title_of
+from tools.draw.reading import of_class, parsed, title_of
 
 import distdl_jax as dj
 from distdl_jax import nn

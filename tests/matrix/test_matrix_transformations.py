@@ -17,12 +17,12 @@ from typing import Any
 import jax
 import pytest
 from launcher.examples import LONG
+
+import distdl_jax as dj
 from matrix.cases import PRIMITIVES, of_world
 from matrix.everything import share
 from matrix.programs import compare, expected, transformed
 from matrix.transformations import DERIVATIVES, TRANSFORMATIONS
-
-import distdl_jax as dj
 
 TOLERANCE = 1e-12
 PARTS = 8 if LONG > 1 else 1

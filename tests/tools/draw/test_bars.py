@@ -1,7 +1,7 @@
 """Bars in a table: one scale for all rows, parts that add up, and text that says the same."""
 
 import pytest
-from drawing.reading import SVG, parsed, title_of
+from tools.draw.reading import SVG, parsed, title_of
 
 from distdl_jax.tools.draw.bars import FILLS, LONGEST, bars
 

@@ -1,6 +1,6 @@
 """Networks that are drawn: layers of all families whose plans say what they do, with uneven and empty blocks.
 
-`PYTHONPATH=tests python tests/costs/drawn.py FIRST COUNT` checks so many of them.
+`PYTHONPATH=tests python tests/tools/cost/drawn.py FIRST COUNT` checks so many of them.
 """
 
 from __future__ import annotations

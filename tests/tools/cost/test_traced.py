@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from foreseen import FLOAT32, communicated, step_operations, without_team
-from layers.test_output_specs import LAYERS
+from nn.base.test_output_specs import LAYERS
 
 import distdl_jax as dj
 from distdl_jax import nn

@@ -12,7 +12,7 @@ from convolution.programs import block, run, slices
 import distdl_jax as dj
 from distdl_jax import nn
 
-ORACLE = Path(__file__).parents[1] / "oracle"
+ORACLE = Path(__file__).parents[2] / "oracle"
 RECORDED = {
     4: "fconv1d_P3_k4p1_even fconv1d_P4_k3p1 fconv2d_P2x2_k3p1 fconv2d_P2x2_k7p3s2 fconv3d_P2x2x1_k345 "
     "maxpool1d_P3_k3s2p1 maxpool2d_P2x2_k3s2d2 avgpool2d_P2x2_k3s1p1",

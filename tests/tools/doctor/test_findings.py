@@ -15,7 +15,7 @@ from distdl_jax.tools.doctor.findings import Finding, as_json, as_text, merged
 from distdl_jax.transports.mpi.launch_checks import Installation
 from distdl_jax.watchdog.launch.gpus import WorkerGpu
 
-PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+PAGE = Path(__file__).parents[3] / "docs" / "doctor.md"
 GIB = 2**30
 HOST = job.Host("node0", 8, tuple(range(8)), 60 * GIB, 32 * GIB, {"XLA": 2, "oneDNN": 2}, "NPROC=2")
 ONE_THREAD = {"threads": {"XLA": 1, "oneDNN": 1}}

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from drawing.reading import of_class, parsed
+from tools.draw.reading import of_class, parsed
 
 import distdl_jax as dj
 from distdl_jax import functional as F

@@ -3,8 +3,8 @@
 import importlib.util
 
 import pytest
-from drawing.reading import parsed
 from jobs import ROOT
+from tools.draw.reading import parsed
 
 FOLDER = ROOT / "docs" / "pictures"
 SPEC = importlib.util.spec_from_file_location("documentation_pictures", FOLDER / "draw.py")

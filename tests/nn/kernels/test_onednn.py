@@ -1,4 +1,4 @@
-"""oneDNN's convolutions: how they are compiled, found and refused. What they compute: tests/kernels."""
+"""oneDNN's convolutions: how they are compiled, found and refused. What they compute: test_convolution.py."""
 
 import ctypes
 
