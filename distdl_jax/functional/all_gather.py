@@ -17,8 +17,8 @@ from distdl_jax.plans.broadcasting import team_at
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, box_shape
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.messages import ExchangePlan
-from distdl_jax.plans.recursive_doubling import doubling_steps
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.trees import doubling_steps
 from distdl_jax.tracing.world import Workers
 from distdl_jax.transports.agreement.arguments import compared
 from distdl_jax.validation import checked_axes

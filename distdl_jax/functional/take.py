@@ -15,8 +15,7 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.functional.block_checks import block_or_placeholder, common_dtype, owned_grid
 from distdl_jax.functional.box_exchange import BoxPlan
 from distdl_jax.functional.plan import ShapeDtypes, plan_and_run, taking_part
-from distdl_jax.functional.row_exchange import RowExchange
-from distdl_jax.functional.rows import Rows
+from distdl_jax.functional.rows import RowExchange, Rows
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.messages import ExchangePlan

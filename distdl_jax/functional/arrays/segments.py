@@ -21,6 +21,7 @@ from distdl_jax.functional.take import TakePlan, checked_segments, segment_sum, 
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_range, balanced_ranges, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.text import documented
 from distdl_jax.tracing.materialize import materialize
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import Workers, World
@@ -136,128 +137,102 @@ def _checked_line(segment_ids: Any, num_segments: int) -> tuple[Rows, int]:
     return ids, n
 
 
+_BY_SEGMENT = """
+**Arguments:**
+
+- `x`: this worker's block where it is in P_x, unbalanced or empty, of $numbers.
+  Elsewhere a zero-volume array.
+- `P_x`: the partition of x.
+- `segment_ids`: the numbers of all entries of the whole along `axis`, 0 to `num_segments` - 1, the same on every
+  worker: integers in numpy, $ids.
+- `num_segments`: how many segments there are.
+- `axis`: the dimension of x that they number; a negative one counts from the end.
+$result
+
+**Raises:** as `segment_sum`$refused.
+
+>>> import jax, distdl_jax as dj
+>>> $name(jax.numpy.array([1.0, 5.0, 1.0]), dj.Partition().grid([1]), [1, 0, 1], 2).tolist()
+$example
+
+Source: $source.
+"""
+_ONE_FOR_EACH = {
+    "refused": "",
+    "ids": "of one dimension",
+    "result": """\
+- `P_y`: the partition of the result, as in `segment_sum`. Default: P_x, whose workers cut the segments.
+
+**Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array; in neither, `x`.""",
+}
+
+
 @compared
+@documented(
+    _BY_SEGMENT,
+    **_ONE_FOR_EACH,
+    numbers="real numbers",
+    example="[5.0, 1.0]",
+    source="`jax.ops.segment_max`; the aggregation of PointNet and EdgeConv",
+)
 def segment_max(
     x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
 ) -> Array:
     """Return the largest of the entries of a split tensor with the same number: `jax.ops.segment_max` of the whole.
 
-    y[a.., i, b..] = the largest x[a.., e, b..] with segment_ids[e] = i, and where there is none the least number of the
-    dtype, minus infinity of floating ones. An entry goes to the worker that owns its segment, where it is not there
+    y[a.., i, b..] = the largest x[a.., e, b..] with segment_ids[e] = i, and if there is none the least number of the
+    dtype, minus infinity of floating ones. An entry goes to the worker that owns its segment if it is not there
     already; sorted by segment, few have to. Entries that are equal, and the largest, share the gradient equally.
-
-    **Arguments:**
-
-    - `x`: this worker's block where it is in P_x, unbalanced or empty, of real numbers. Elsewhere a zero-volume array.
-    - `P_x`: the partition of x.
-    - `segment_ids`: the numbers of all entries of the whole along `axis`, 0 to `num_segments` - 1, the same on every
-      worker: integers in numpy, of one dimension.
-    - `num_segments`: how many segments there are.
-    - `axis`: the dimension of x that they number; a negative one counts from the end.
-    - `P_y`: the partition of y, of as many dimensions as x. Default: P_x, whose workers cut the segments.
-
-    **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array; in neither, `x`.
-
-    **Raises:** as `segment_sum`.
-
-    >>> import jax, distdl_jax as dj
-    >>> segment_max(jax.numpy.array([1.0, 2.0, 3.0]), dj.Partition().grid([1]), [1, 0, 1], 2).tolist()
-    [2.0, 3.0]
-
-    Source: `jax.ops.segment_max`; the aggregation of PointNet and EdgeConv.
     """
     return _grouped(x, P_x, segment_ids, num_segments, axis, P_y, "max")
 
 
 @compared
+@documented(_BY_SEGMENT, **_ONE_FOR_EACH, numbers="real numbers", example="[5.0, 1.0]", source="`jax.ops.segment_min`")
 def segment_min(
     x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
 ) -> Array:
     """Return the smallest of the entries of a split tensor with the same number: `jax.ops.segment_min` of the whole.
 
-    As `segment_max`, of which it is the opposite; where no entry has the number, the largest number of the dtype.
-
-    **Arguments:**
-
-    - `x`: this worker's block where it is in P_x, unbalanced or empty, of real numbers. Elsewhere a zero-volume array.
-    - `P_x`: the partition of x.
-    - `segment_ids`: the numbers of all entries of the whole along `axis`, 0 to `num_segments` - 1, the same on every
-      worker: integers in numpy, of one dimension.
-    - `num_segments`: how many segments there are.
-    - `axis`: the dimension of x that they number; a negative one counts from the end.
-    - `P_y`: the partition of y, of as many dimensions as x. Default: P_x, whose workers cut the segments.
-
-    **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array; in neither, `x`.
-
-    **Raises:** as `segment_sum`.
-
-    >>> import jax, distdl_jax as dj
-    >>> segment_min(jax.numpy.array([1.0, 2.0, 3.0]), dj.Partition().grid([1]), [1, 0, 1], 2).tolist()
-    [2.0, 1.0]
-
-    Source: `jax.ops.segment_min`.
+    It is the opposite of `segment_max`; if no entry has the number, the largest number of the dtype.
     """
     return _grouped(x, P_x, segment_ids, num_segments, axis, P_y, "min")
 
 
 @compared
+@documented(
+    _BY_SEGMENT,
+    numbers="floating-point numbers",
+    refused="",
+    ids="of one dimension",
+    result="\n**Returns:** this worker's block, cut as x; outside P_x, `x`.",
+    example="[0.5, 1.0, 0.5]",
+    source="Veličković et al. (2018), arXiv:1710.10903; jraph's function of the same name",
+)
 def segment_softmax(x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0) -> Array:
     """Apply the softmax to the entries of a split tensor with the same number: the attention of graph networks.
 
     y[a.., e, b..] = exp(x[a.., e, b..]) / the sum of the same over all entries with the number of e. An entry goes to
-    the worker that owns its segment and back, where it is not there already; sorted by segment, few have to.
-
-    **Arguments:**
-
-    - `x`: this worker's block where it is in P_x, unbalanced or empty, of floating numbers; half precisions are
-      computed in float32. Elsewhere a zero-volume array.
-    - `P_x`: the partition of x.
-    - `segment_ids`: the numbers of all entries of the whole along `axis`, 0 to `num_segments` - 1, the same on every
-      worker: integers in numpy, of one dimension.
-    - `num_segments`: how many segments there are.
-    - `axis`: the dimension of x that they number; a negative one counts from the end.
-
-    **Returns:** this worker's block, cut as x; outside P_x, `x`.
-
-    **Raises:** as `segment_sum`.
-
-    >>> import jax, distdl_jax as dj
-    >>> segment_softmax(jax.numpy.array([1.0, 5.0, 1.0]), dj.Partition().grid([1]), [1, 0, 1], 2).tolist()
-    [0.5, 1.0, 0.5]
-
-    Source: Veličković et al. (2018), arXiv:1710.10903; jraph's function of the same name.
+    the worker that owns its segment and back, if it is not there already; sorted by segment, few have to. Half
+    precisions are computed in float32.
     """
     return _grouped(x, P_x, segment_ids, num_segments, axis, None, "softmax")
 
 
 @compared
+@documented(
+    _BY_SEGMENT,
+    **_ONE_FOR_EACH | {"ids": "of one dimension or more", "refused": "; `InvalidTypeError` for booleans"},
+    numbers="any numbers",
+    example="[5.0, 1.0]",
+    source="jraph's function of the same name; GraphSAGE's mean, Hamilton et al. (2017), arXiv:1706.02216",
+)
 def segment_mean(
     x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
 ) -> Array:
     """Return the mean of the entries of a split tensor with the same number: `segment_sum` divided by their number.
 
-    Where no entry has the number the mean is 0, as jraph's.
-
-    **Arguments:**
-
-    - `x`: this worker's block where it is in P_x, unbalanced or empty, of any numbers; means of integers are floating.
-      Elsewhere a zero-volume array.
-    - `P_x`: the partition of x.
-    - `segment_ids`: the numbers of all entries of the whole along `axis`, 0 to `num_segments` - 1, the same on every
-      worker: integers in numpy, of one dimension or more.
-    - `num_segments`: how many segments there are.
-    - `axis`: the dimension of x that they number; a negative one counts from the end.
-    - `P_y`: the partition of y, as in `segment_sum`. Default: P_x.
-
-    **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array; in neither, `x`.
-
-    **Raises:** as `segment_sum`; `InvalidTypeError` for booleans.
-
-    >>> import jax, distdl_jax as dj
-    >>> segment_mean(jax.numpy.array([1.0, 2.0, 3.0]), dj.Partition().grid([1]), [1, 0, 1], 3).tolist()
-    [2.0, 2.0, 0.0]
-
-    Source: jraph's function of the same name; GraphSAGE's mean, Hamilton et al. (2017), arXiv:1706.02216.
+    If no entry has the number the mean is 0, as jraph's. Means of integers are floating-point.
     """
     check_partitions(P_x=P_x)
     axis, (ids, n) = checked_axis("axis", axis, P_x.shape), checked_segments(segment_ids, num_segments)
