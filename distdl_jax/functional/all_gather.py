@@ -132,7 +132,7 @@ def all_gather(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
 
     **Returns:** the gathered block; outside P_x, `x`.
 
-    **Raises:** `InvalidArgumentError` for a dimension that P_x doesn't have; `PlanError` where the blocks of the
+    **Raises:** `InvalidArgumentError` for a dimension that P_x doesn't have; `PlanError` if the blocks of the
     workers that gather together don't form a grid.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
@@ -167,7 +167,7 @@ def reduce_scatter(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array
 
     **Returns:** this worker's block of the sum; outside P_x, `x`.
 
-    **Raises:** `InvalidArgumentError` for a dimension that P_x doesn't have; `PlanError` where the terms of a sum
+    **Raises:** `InvalidArgumentError` for a dimension that P_x doesn't have; `PlanError` if the terms of a sum
     differ in shape.
 
     >>> import jax.numpy as jnp, distdl_jax as dj

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -23,7 +22,7 @@ from distdl_jax.functional.collectives import (
     allreduce_in_team,
     allreduce_operations,
 )
-from distdl_jax.functional.plan import Plan, ShapeDtypes, plan_and_run
+from distdl_jax.functional.plan import Computation, ShapeDtypes, plan_and_run
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_axes
 from distdl_jax.plans.decomposition import ProductGrid, ranges_of_sizes
@@ -104,8 +103,11 @@ class ExtremumPlan(AllSumPlan):
 
 
 @dataclass(frozen=True)
-class _ComputingPlan(Plan):
-    """A reduction that computes before or after it moves; `sums` holds its teams and their blocks."""
+class MeanPlan(Computation):
+    """The mean of each team's blocks, summed in at least float32; of integers and booleans, in JAX's float.
+
+    `sums` holds the teams and their blocks.
+    """
 
     sums: AllSumPlan
 
@@ -113,22 +115,11 @@ class _ComputingPlan(Plan):
     def workers(self) -> Workers:
         return self.sums.workers
 
-    @abstractmethod
-    def run(self, world: World, x: Array) -> Array:
-        """Return this worker's block afterwards, given its block `x`."""
-
-
-@dataclass(frozen=True)
-class MeanPlan(_ComputingPlan):
-    """The mean of each team's blocks, summed in at least float32; of integers and booleans, in JAX's float."""
-
     def output(self, worker: int) -> ShapeDtype:
         block = self.sums.inputs[worker]
         return ShapeDtype(block.shape, np.dtype(jnp.result_type(block.dtype, float)))
 
-    def run(self, world: World, x: Array) -> Array:
-        if world.rank not in self.workers:
-            return x
+    def computed(self, world: World, x: Array) -> Array:
         total = self._wide_sums.run(world, x.astype(self._wide_sums.inputs[world.rank].dtype))
         return (total / len(self.sums.team_of[world.rank])).astype(self.output(world.rank).dtype)
 
@@ -141,8 +132,17 @@ class MeanPlan(_ComputingPlan):
 
 
 @dataclass(frozen=True)
-class ProductPlan(_ComputingPlan):
-    """The product of each team's blocks, computed from all of them side by side: its derivative is exact at 0, too."""
+class ProductPlan(Computation):
+    """The product of each team's blocks, computed from all of them side by side: its derivative is exact at 0, too.
+
+    `sums` holds the teams and their blocks.
+    """
+
+    sums: AllSumPlan
+
+    @property
+    def workers(self) -> Workers:
+        return self.sums.workers
 
     def output(self, worker: int) -> ShapeDtype:
         return self.sums.inputs[worker]
@@ -154,8 +154,8 @@ class ProductPlan(_ComputingPlan):
         row = ShapeDtype((1, block.size), block.dtype)
         return GatherPlan("all_reduce", dict.fromkeys(team, row), block.dtype, rows, (0,), gathers=True)
 
-    def run(self, world: World, x: Array) -> Array:
-        if world.rank not in self.workers or len(self.sums.team_of[world.rank]) == 1:
+    def computed(self, world: World, x: Array) -> Array:
+        if len(self.sums.team_of[world.rank]) == 1:
             return x
         rows = self.gathered(world.rank).run(world, x.reshape(1, -1))
         wide = rows.astype(accumulation_dtype(np.dtype(x.dtype)))

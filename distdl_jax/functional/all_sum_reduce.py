@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import jax
 from jax import Array
@@ -15,6 +14,7 @@ from jax import Array
 from distdl_jax.errors import PlanError
 from distdl_jax.functional.block_checks import common_shape_dtype, is_differentiable, outside
 from distdl_jax.functional.collectives import allreduce_in_team, allreduce_operations
+from distdl_jax.functional.movement import Movement
 from distdl_jax.functional.plan import MovementPlan, ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.alike import representatives, workers_of
@@ -29,7 +29,7 @@ from distdl_jax.watchdog.programs.ir import Operation
 
 
 @dataclass(frozen=True)
-class TeamMovement(ABC):
+class TeamMovement:
     """One worker's part of an element-wise movement in `team` (world ranks), whose adjoint is the sum over the team."""
 
     team: Workers
@@ -38,16 +38,8 @@ class TeamMovement(ABC):
     def adjoint(self) -> AllSum:
         return AllSum(self.team, self.differentiable)
 
-    def batched(self, n: int) -> TeamMovement:
+    def batched(self, n: int) -> Self:
         return self
-
-    @abstractmethod
-    def run(self, world: World, x: Array) -> Array:
-        """Return this worker's block afterwards; see `Movement.run`."""
-
-    @abstractmethod
-    def operations(self, worker: int, x: ShapeDtype) -> tuple[Operation, ...]:
-        """Return what `run` communicates; see `Movement.operations`."""
 
 
 class AllSum(TeamMovement):
@@ -84,10 +76,6 @@ class AllSumPlan(MovementPlan):
                     common_shape_dtype(name, {worker: self.inputs[worker] for worker in team}, who)
 
     @cached_property
-    def workers(self) -> Workers:
-        return union(*self.teams)
-
-    @cached_property
     def team_of(self) -> dict[int, Workers]:
         """From each worker to its team."""
         return {worker: team for team in self.teams for worker in team}
@@ -100,13 +88,13 @@ class AllSumPlan(MovementPlan):
         # All of a team do the same, and so do teams of one size with blocks of one shape.
         return teams_alike((team, self.inputs[team[0]]) for team in self.teams)
 
-    def part(self, worker: int) -> TeamMovement | None:
+    def part(self, worker: int) -> Movement | None:
         team = self.teams[0] if len(self.teams) == 1 else self.team_of.get(worker, ())
         if worker not in team:
             return None
         return self._movement(team, is_differentiable(self.inputs[worker].dtype)) if len(team) > 1 else None
 
-    def _movement(self, team: Workers, differentiable: bool) -> TeamMovement:
+    def _movement(self, team: Workers, differentiable: bool) -> Movement:
         return AllSum(team, differentiable)
 
 
@@ -226,14 +214,14 @@ def replicated(tree: Any, P: Partition, axes: int | Sequence[int] | None = None)
     **Arguments:**
 
     - `tree`: a pytree of arrays of any shape and dtype, the same on all workers of a team; leaves that are no arrays
-      stay as they are. Outside P anything. The copies have to be equal: nobody compares their values.
+      stay as they are. Outside P anything. The copies have to be equal: their values are not compared.
     - `P`: the partition whose workers hold copies.
     - `axes`: the dimensions of P along which they do. Default: all, so that there is one value.
 
     **Returns:** `tree`.
 
     **Raises:** `InvalidArgumentError` for a dimension that P doesn't have; `PlanError`, on every worker of a team,
-    where leaves differ in shape or dtype between its workers.
+    if leaves differ in shape or dtype between its workers.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0])

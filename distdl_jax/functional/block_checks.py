@@ -1,4 +1,4 @@
-"""Checks of the blocks of all workers of an operation; what does not fit is refused in the same words on all."""
+"""Checks of the blocks of all workers of an operation; what does not fit is refused in the same sentence on all."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def common_shape_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], who: s
 def outside(world: World, x: T, name: str = "x") -> T:
     """Return the argument `name` of a worker outside of an operation as it is: a placeholder, or a number.
 
-    A block would come back as if it were the result. The others are past it: nobody agrees with this worker.
+    A block would come back as if it were the result. The others are past it: no worker agrees with this one.
     """
     if not isinstance(x, int | float | complex):
         check_placeholders(name, {world.rank: shape_dtype_of(name, x)}, ())

@@ -6,7 +6,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import jax
@@ -17,7 +16,6 @@ from jax import Array, lax
 from distdl_jax.functional.block_checks import is_differentiable
 from distdl_jax.functional.collectives import Channel, accumulation_dtype, message, tag_of, tied_zeros
 from distdl_jax.functional.plan import MovementPlan, ShapeDtypes
-from distdl_jax.plans.alike import workers_of
 from distdl_jax.plans.messages import ExchangePlan, Piece, Start
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.tie import tie
@@ -315,10 +313,6 @@ class BoxPlan(MovementPlan):
     name: str
     inputs: ShapeDtypes = field(hash=False)
     dtype: np.dtype
-
-    @cached_property
-    def workers(self) -> Workers:
-        return workers_of(self.inputs)
 
     @property
     def copies(self) -> bool:

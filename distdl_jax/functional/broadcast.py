@@ -34,7 +34,7 @@ from distdl_jax.functional.collectives import (
 )
 from distdl_jax.functional.plan import MovementPlan, ShapeDtypes, Unmoved, plan_and_run, taking_part
 from distdl_jax.partitions.partition import Partition, check_partitions
-from distdl_jax.plans.alike import representatives, workers_of
+from distdl_jax.plans.alike import representatives
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import positions
@@ -146,10 +146,6 @@ class ReplicationPlan(MovementPlan):
                 common_shape_dtype("x", {worker: self.inputs[worker] for worker in members})
         check_kinds("x", self.inputs, self._dtype)
         check_placeholders("x", self.inputs, self.source if self.is_broadcast else self.copies)
-
-    @cached_property
-    def workers(self) -> Workers:
-        return workers_of(self.inputs)
 
     @property
     def _dtype(self) -> np.dtype:
@@ -302,8 +298,8 @@ def broadcast(
     **Returns:** in P_y the copy; in P_x only, a zero-volume array of the data's dtype; in neither, `x`. Where both
     partitions are the same and no index moves, `x` itself, without communication.
 
-    **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where the
-    shapes don't fit; `PlanError` where a placeholder is not of the data's kind.
+    **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if the
+    shapes don't fit; `PlanError` if a placeholder is not of the data's kind.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> def program():
@@ -375,8 +371,8 @@ def sum_reduce(
 
     **Returns:** in P_y the sum; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
 
-    **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where the
-    shapes don't fit; `PlanError` where the terms of a sum differ in shape or dtype, or a placeholder is not of the
+    **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if the
+    shapes don't fit; `PlanError` if the terms of a sum differ in shape or dtype, or a placeholder is not of the
     data's kind.
 
     >>> import jax.numpy as jnp, distdl_jax as dj

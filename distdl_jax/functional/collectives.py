@@ -90,7 +90,7 @@ def message(
 def tag_of(*operation: object) -> int:
     """Return the tag of an operation's messages: below 32768, the least upper bound on tags that MPI guarantees.
 
-    The repr of `operation` says which one it is, in the same words on all workers.
+    The repr of `operation` says which one it is, as the same text on all workers.
     """
     return zlib.crc32(repr(operation).encode()) % 32768
 

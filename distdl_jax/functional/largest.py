@@ -107,7 +107,7 @@ def top_k(x: Array, P_x: Partition, k: int, axis: int = -1) -> tuple[Array, Arra
     int32 array.
 
     **Raises:** `InvalidArgumentError` for a negative `k`, or a dimension that P_x doesn't have; `PlanError`, on every
-    worker of P_x, where `k` is more than there are elements, x is complex or of bools, or the blocks don't form a grid.
+    worker of P_x, if `k` is more than there are elements, x is complex or of bools, or the blocks don't form a grid.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1])

@@ -1,4 +1,4 @@
-"""Plans: what all workers of an operation do, apart from doing it.
+"""Plans: what all workers do in an operation. A plan is a movement, or a computation around movements.
 
 A plan is made by a pure function of the shapes and dtypes on all workers: without a message, without tracing, and equal
 whichever worker makes it. So one process can make the plans of any number of workers, and one plan after another.
@@ -32,10 +32,13 @@ ShapeDtypes = Mapping[int, ShapeDtype]
 class Plan(ABC):
     """The effect of an operation on its workers' blocks: an immutable value, the same on every worker."""
 
-    @property
-    @abstractmethod
+    inputs: ShapeDtypes
+    """The shapes and dtypes of the workers' blocks before, by world rank."""
+
+    @cached_property
     def workers(self) -> Workers:
         """The world ranks, ascending, of the workers that take part. All others keep their blocks."""
+        return workers_of(self.inputs)
 
     @abstractmethod
     def output(self, worker: int) -> ShapeDtype:
@@ -69,19 +72,28 @@ class BlocksPlan(Plan):
         return self.blocks
 
 
+class Computation(Plan):
+    """A plan of arithmetic on each worker's block, before and after movements."""
+
+    def run(self, world: World, x: Array) -> Array:
+        """Return this worker's block afterwards, given its block `x`."""
+        return self.computed(world, x) if world.rank in self.workers else x
+
+    @abstractmethod
+    def computed(self, world: World, x: Array) -> Array:
+        """Return the block afterwards of this worker, one of `workers`."""
+
+
 class MovementPlan(Plan):
     """A plan of one primitive: each worker's part in it is a movement."""
 
     @abstractmethod
     def part(self, worker: int) -> Movement | None:
-        """Return the movement of any worker of the world; None where it keeps its block, and nobody waits for it."""
-
-    inputs: ShapeDtypes
-    """The shapes and dtypes of the workers' blocks before, by world rank."""
+        """Return the movement of any worker of the world; None if it keeps its block, and no worker waits for it."""
 
     @property
     def alike(self) -> Iterable[Workers]:
-        """The workers, those together that communicate equally much, with whomever; else each by itself."""
+        """The workers, those together that communicate equally much, with whomever; otherwise one by one."""
         return ((worker,) for worker in self.workers)
 
     def operations(self, worker: int, *, adjoint: bool = False) -> tuple[Operation, ...]:
@@ -106,10 +118,6 @@ class Unmoved(MovementPlan):
     """The plan of an operation in which every worker keeps its block; `inputs` are their shapes and dtypes."""
 
     inputs: ShapeDtypes = field(hash=False)
-
-    @cached_property
-    def workers(self) -> Workers:
-        return workers_of(self.inputs)
 
     def output(self, worker: int) -> ShapeDtype:
         return self.inputs[worker]
@@ -142,7 +150,7 @@ def plan_and_run(world: World, team: Workers, label: str, plan: Callable[[ShapeD
     """Return this worker's block after an operation of `team`, given its block `x`; other workers keep `x`.
 
     The workers of the team exchange shapes and dtypes once, make the same plan of them, and run it. `label` says what
-    the operation is, in the same words on all workers.
+    the operation is, as the same text on all workers.
     """
     if world.rank not in team:
         return outside(world, x)

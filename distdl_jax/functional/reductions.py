@@ -18,7 +18,7 @@ from distdl_jax.functional.all_reduce import Extremum, ExtremumPlan
 from distdl_jax.functional.all_sum_reduce import AllSumPlan, plan_all_sum_reduce
 from distdl_jax.functional.block_checks import common_dtype, is_differentiable, outside, owned_grid
 from distdl_jax.functional.collectives import Operations, accumulation_dtype, extreme, mean_dtype
-from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes, plan_and_run, taking_part
+from distdl_jax.functional.plan import BlocksPlan, Computation, ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.functional.statistics import Along, Moments
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
@@ -34,7 +34,7 @@ Reduction = Literal["sum", "mean", "max", "min", "var"]
 
 
 @dataclass(frozen=True)
-class ReductionPlan(BlocksPlan):
+class ReductionPlan(BlocksPlan, Computation):
     """A reduction of each worker's block along `axes`, and then over workers; the output has length 1 along them.
 
     - `over_workers`: the plan of the second; a mean and a variance divide by `count`.
@@ -44,10 +44,7 @@ class ReductionPlan(BlocksPlan):
     count: int
     over_workers: Any
 
-    def run(self, world: World, x: Array) -> Array:
-        """Return this worker's block of the reduction."""
-        if world.rank not in self.blocks:
-            return x
+    def computed(self, world: World, x: Array) -> Array:
         return self._reduced(world, x).astype(self.output(world.rank).dtype)
 
     def _reduced(self, world: World, x: Array) -> Array:

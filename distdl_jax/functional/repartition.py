@@ -81,8 +81,8 @@ def repartition(x: Array, P_x: Partition, P_y: Partition, *, preserve_batch: boo
 
     **Returns:** in P_y the balanced block; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
 
-    **Raises:** `InvalidTypeError` where `preserve_batch` is not True or False; `InvalidArgumentError` where the
-    partitions differ in the number of dimensions; `PlanError`, with a list of the shapes, where the blocks don't form a
+    **Raises:** `InvalidTypeError` if `preserve_batch` is not True or False; `InvalidArgumentError` if the
+    partitions differ in the number of dimensions; `PlanError`, with a list of the shapes, if the blocks don't form a
     grid.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
@@ -168,7 +168,7 @@ def all_to_all(x: Array, P_x: Partition, split_axis: int, concat_axis: int) -> A
     **Returns:** this worker's block of the output; outside P_x, `x`.
 
     **Raises:** `InvalidArgumentError`, on every worker, for a dimension that P_x doesn't have, or one dimension twice;
-    `PlanError`, on every worker of P_x, where the blocks don't form a grid, or differ in dtype.
+    `PlanError`, on every worker of P_x, if the blocks don't form a grid, or differ in dtype.
 
     A worker sends a part of (p - 1) / p of its block, in p - 1 messages. Where q is above 1 and doesn't fit the length,
     some of it goes to workers at other places along `split_axis`.
@@ -214,7 +214,7 @@ def plan_roll(shape_dtypes: ShapeDtypes, P_x: Partition, shift: Sizes, axis: Siz
     for d, (ranges, n) in enumerate(zip(owned.ranges, owned.extent, strict=True)):
         by = shifts.get(d, 0) % n if n else 0
         needed.append(tuple((start - by, stop - by) for start, stop in ranges))
-    periodic = [d in shifts for d in range(P_x.dim)]
+    periodic = tuple(d in shifts for d in range(P_x.dim))
     exchange = Exchange(owned, ProductGrid(P_x.ranks, tuple(needed)), periodic)
     return RollPlan("roll", inputs, common_dtype("x", inputs, P_x.ranks), exchange)
 
@@ -224,7 +224,7 @@ def roll(x: Array, P_x: Partition, shift: Sizes, axis: Sizes) -> Array:
     """Shift a tensor on `P_x` round along `axis`: `jnp.roll` of the whole, `torch.roll`.
 
     With n entries along a dimension, entry i comes to lie at (i + shift) mod n. What leaves a worker's block travels to
-    the worker on whose block it comes to lie, straight, also where several dimensions are shifted; nothing else moves.
+    the worker on whose block it comes to lie, straight, also if several dimensions are shifted; nothing else moves.
     The adjoint shifts back.
 
     **Arguments:**
@@ -237,8 +237,8 @@ def roll(x: Array, P_x: Partition, shift: Sizes, axis: Sizes) -> Array:
 
     **Returns:** this worker's block, of x's shape and dtype; outside P_x, `x`.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where `shift` or `axis` are no integers,
-    don't fit each other, or name a dimension that P_x doesn't have; `PlanError` where the blocks don't form a grid.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if `shift` or `axis` are no integers,
+    don't fit each other, or name a dimension that P_x doesn't have; `PlanError` if the blocks don't form a grid.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1])

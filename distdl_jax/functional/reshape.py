@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate, pairwise
 from math import prod
 from typing import Any, NamedTuple
@@ -17,13 +17,13 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import block_or_placeholder, common_dtype, owned_grid, zero_volume_shape
 from distdl_jax.functional.box_exchange import BoxPlan
 from distdl_jax.functional.collectives import tied_zeros
-from distdl_jax.functional.plan import Plan, ShapeDtypes, plan_and_run, taking_part
+from distdl_jax.functional.plan import Computation, ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.partitions.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.reshaping import Reshaping
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.tracing.world import Workers, World
+from distdl_jax.tracing.world import World
 from distdl_jax.transports.agreement.arguments import compared
 from distdl_jax.validation import checked_integers
 
@@ -44,7 +44,7 @@ class _FlatPlan(BoxPlan):
 
 
 @dataclass(frozen=True)
-class ReshapePlan(Plan):
+class ReshapePlan(Computation):
     """A reshaping: one movement, `moved`, between two local reshapes that cost nothing.
 
     - `inputs`: the shapes and dtypes of the workers' blocks.
@@ -53,17 +53,10 @@ class ReshapePlan(Plan):
     inputs: ShapeDtypes = field(hash=False)
     moved: _FlatPlan
 
-    @cached_property
-    def workers(self) -> Workers:
-        return tuple(sorted(self.inputs))
-
     def output(self, worker: int) -> ShapeDtype:
         return block_or_placeholder(self.moved.reshaping.needed, worker, self.inputs[worker], self.moved.dtype)
 
-    def run(self, world: World, x: Array) -> Array:
-        """Return this worker's block afterwards, given its block `x`."""
-        if world.rank not in self.inputs:
-            return x
+    def computed(self, world: World, x: Array) -> Array:
         y = self.moved.run(world, _reshaped(x, self.moved.inputs[world.rank].shape))
         return _reshaped(y, self.output(world.rank).shape)
 
@@ -104,7 +97,7 @@ def reshape(x: Array, P_x: Partition, P_y: Partition, shape: int | Sequence[int]
 
     **Returns:** in P_y the balanced block; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
 
-    **Raises:** `InvalidArgumentError` where `shape` doesn't fit P_y; `PlanError`, on every worker of both, where it
+    **Raises:** `InvalidArgumentError` if `shape` doesn't fit P_y; `PlanError`, on every worker of both, if it
     doesn't have as many elements as x, or blocks don't form a grid.
 
     >>> import jax, distdl_jax as dj
@@ -189,7 +182,7 @@ class Rule(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rearrangement(Plan):
+class Rearrangement(Computation):
     """Two reshapes, each a movement where blocks are to be others, and a transposition of blocks between them.
 
     - `inputs`: the shapes and dtypes of the workers' blocks.
@@ -200,17 +193,10 @@ class Rearrangement(Plan):
     order: tuple[int, ...]
     join: ReshapePlan
 
-    @cached_property
-    def workers(self) -> Workers:
-        return tuple(sorted(self.inputs))
-
     def output(self, worker: int) -> ShapeDtype:
         return self.join.output(worker)
 
-    def run(self, world: World, x: Array) -> Array:
-        """Return this worker's block afterwards, given its block `x`."""
-        if world.rank not in self.inputs:
-            return x
+    def computed(self, world: World, x: Array) -> Array:
         return self.join.run(world, self.split.run(world, x).transpose(self.order))
 
 

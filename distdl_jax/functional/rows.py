@@ -91,20 +91,21 @@ def distinct(numbers: np.ndarray) -> np.ndarray:
     return ascending[np.diff(ascending, prepend=ascending[:1] - 1) != 0]
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, kw_only=True)
 class RowExchange(Exchange):
     """Who owns which rows of a table, and who needs which of them: an exchange whose needs along `axis` are lists.
 
     - `owned`: the blocks of the table, whose dimension `axis` has the rows.
-    - `entries`: the blocks of the result, which has the dimensions of `indices` in the place of `axis`.
+    - `entries`: the blocks of the result, which has the dimensions of `indices` in place of `axis`.
     - `indices`: for each entry the number of its row.
+    - `rows`: by index along `axis`, the numbers of the rows that it needs, ascending.
 
     A worker needs each row once, however many of its entries have that number: `needed` has, along `axis`, the numbers
     of its entries, ascending, without repetitions. `plan` moves those rows, and `copy` puts them in the entries. Both
     read backwards are the adjoint: the sums, at each row, of the entries with that number.
 
     >>> table, entries = (ProductGrid.balanced((n,), (2,), ranks=(0, 1)) for n in (4, 6))
-    >>> exchange = RowExchange(table, entries, 0, Rows([0, 2, 2, 3, 0, 3]))
+    >>> exchange = RowExchange.of(table, entries, 0, Rows([0, 2, 2, 3, 0, 3]))
     >>> exchange.plan(0).out_shape, exchange.plan(0).rounds[0].recv.size, exchange.copy(0).out_shape
     ((2,), 1, (3,))
     """
@@ -112,24 +113,21 @@ class RowExchange(Exchange):
     axis: int
     entries: ProductGrid
     indices: Rows
+    rows: tuple[np.ndarray, ...] = field(compare=False, repr=False)
 
-    # By index along `axis`: the numbers of the rows that it needs, ascending. - What `plan` has found, by rank.
-    _rows: list[np.ndarray] = field(compare=False, repr=False)
-    _plans: dict[int, ExchangePlan] = field(compare=False, repr=False)
-
-    def __init__(self, owned: ProductGrid, entries: ProductGrid, axis: int, indices: Rows) -> None:
+    @classmethod
+    def of(cls, owned: ProductGrid, entries: ProductGrid, axis: int, indices: Rows) -> RowExchange:
+        """Return the exchange of the rows of a table that the entries need."""
         after = axis + len(indices.shape)
-        vars(self).update(axis=axis, entries=entries, indices=indices, _plans={})
         places = product(*(range(p) for p in entries.shape[axis:after]))
-        vars(self).update(_rows=[distinct(self._numbers(place)) for place in places])
-        lists = tuple((0, len(rows)) for rows in self._rows)
+        rows = tuple(distinct(_numbers(entries, axis, indices, place)) for place in places)
+        lists = tuple((0, len(numbers)) for numbers in rows)
         needed = ProductGrid(entries.ranks, (*entries.ranges[:axis], lists, *entries.ranges[after:]))
-        super().__init__(owned, needed)
+        return cls(owned, needed, axis=axis, entries=entries, indices=indices, rows=rows)
 
-    def _numbers(self, place: tuple[int, ...]) -> np.ndarray:
-        """Return the numbers of a worker's entries, from its place along the dimensions of `indices`."""
-        box = (self.entries.ranges[self.axis + d][i] for d, i in enumerate(place))
-        return self.indices.array[tuple(slice(*side) for side in box)].ravel()
+    @cached_property
+    def _plans(self) -> dict[int, ExchangePlan]:
+        return {}
 
     def plan(self, rank: int) -> ExchangePlan:
         """Return the part of the worker of world rank `rank` in moving the rows; it is kept."""
@@ -144,9 +142,9 @@ class RowExchange(Exchange):
             return ExchangePlan(origin, origin, (), ())
         before = box_shape(self.needed.box(cell))
         place = self.entries.index(self.entries.cell_of[rank])[self.axis :][: len(self.indices.shape)]
-        numbers = self._numbers(place)
+        numbers = _numbers(self.entries, self.axis, self.indices, place)
         start, count = (
-            run_or_rows(np.searchsorted(self._rows[self.needed.index(cell)[self.axis]], numbers)),
+            run_or_rows(np.searchsorted(self.rows[self.needed.index(cell)[self.axis]], numbers)),
             len(numbers),
         )
         source = (*origin[: self.axis], start, *origin[self.axis + 1 :])
@@ -164,7 +162,7 @@ class RowExchange(Exchange):
             return super().overlaps_of_owned(d, i)
         start, stop = self.owned.ranges[d][i]
         overlaps = {}
-        for j, rows in enumerate(self._rows):
+        for j, rows in enumerate(self.rows):
             first, last = np.searchsorted(rows, (start, stop)).tolist()
             if first < last:
                 overlaps[j] = [Overlap(run_or_rows(rows[first:last] - start), first, last - first)]
@@ -173,7 +171,7 @@ class RowExchange(Exchange):
     def overlaps_of_needed(self, d: int, j: int) -> dict[int, list[Overlap]]:
         if d != self.axis:
             return super().overlaps_of_needed(d, j)
-        rows = self._rows[j]
+        rows = self.rows[j]
         ends = pairwise(np.searchsorted(rows, [0, *(stop for _, stop in self.owned.ranges[d])]).tolist())
         return {
             i: [Overlap(run_or_rows(rows[first:last] - start), first, last - first)]
@@ -187,3 +185,9 @@ class RowExchange(Exchange):
             return super()._are_disjoint(line)
         numbers = [numbers_of(overlap.source, overlap.length) for overlap in found]
         return not Rows(np.concatenate(numbers)).repeats
+
+
+def _numbers(entries: ProductGrid, axis: int, indices: Rows, place: tuple[int, ...]) -> np.ndarray:
+    """Return the numbers of a worker's entries, from its place along the dimensions of `indices`."""
+    box = (entries.ranges[axis + d][i] for d, i in enumerate(place))
+    return indices.array[tuple(slice(*side) for side in box)].ravel()

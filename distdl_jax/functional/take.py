@@ -49,7 +49,7 @@ class TakePlan(BoxPlan):
         return block_or_placeholder(grid, worker, self.inputs[worker], self.dtype)
 
 
-taken_rows = lru_cache(maxsize=64)(RowExchange)  # one for all layers of a network on a mesh
+taken_rows = lru_cache(maxsize=64)(RowExchange.of)  # one for all layers of a network on a mesh
 
 
 def plan_take(
@@ -97,7 +97,7 @@ def plan_segment_sum(
 def take(x: Array, P_x: Partition, indices: Any, axis: int = 0, P_y: Partition | None = None) -> Array:
     """Take rows of a split tensor by their numbers: `jnp.take` of the whole.
 
-    With x of shape n_0 x ... x n_{D-1}, and `indices` of shape m_0 x ... x m_{k-1} in the place of dimension `axis`:
+    With x of shape n_0 x ... x n_{D-1}, and `indices` of shape m_0 x ... x m_{k-1} in place of dimension `axis`:
 
         y[a.., e.., b..] = x[a.., indices[e..], b..]
 
@@ -119,9 +119,9 @@ def take(x: Array, P_x: Partition, indices: Any, axis: int = 0, P_y: Partition |
 
     **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
 
-    **Raises:** `InvalidTypeError` where `indices` are no integers, or are traced; `InvalidArgumentError` for a
+    **Raises:** `InvalidTypeError` if `indices` are not integers, or are traced; `InvalidArgumentError` for a
     dimension that P_x doesn't have, or a P_y of another number of dimensions; `PlanError`, on every worker of both,
-    where a number has no row, or blocks don't form a grid.
+    if a number has no row, or blocks don't form a grid.
 
     >>> import jax, distdl_jax as dj
     >>> dj.functional.take(jax.numpy.array([1.0, 2.0, 3.0]), dj.Partition().grid([1]), [2, 0, 2, -1]).tolist()
@@ -142,7 +142,7 @@ def segment_sum(
 ) -> Array:
     """Sum the entries of a split tensor that have the same number: `jax.ops.segment_sum` of the whole.
 
-    With `segment_ids` of shape m_0 x ... x m_{k-1}, in the place of the dimensions of x from `axis` on:
+    With `segment_ids` of shape m_0 x ... x m_{k-1}, in place of the dimensions of x from `axis` on:
 
         y[a.., i, b..] = sum over the e.. with segment_ids[e..] = i of x[a.., e.., b..]
 
@@ -165,9 +165,9 @@ def segment_sum(
 
     **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
 
-    **Raises:** `InvalidTypeError` where `segment_ids` are no integers, or are traced; `InvalidArgumentError` for a
+    **Raises:** `InvalidTypeError` if `segment_ids` are not integers, or are traced; `InvalidArgumentError` for a
     number out of range, a dimension that P_x doesn't have, or a P_y of another number of dimensions; `PlanError`, on
-    every worker of both, where `segment_ids` don't fit x, or blocks don't form a grid.
+    every worker of both, if `segment_ids` don't fit x, or blocks don't form a grid.
 
     >>> import jax, distdl_jax as dj
     >>> dj.functional.segment_sum(jax.numpy.array([1.0, 2.0, 3.0]), dj.Partition().grid([1]), [2, 0, 2], 4).tolist()
@@ -222,13 +222,13 @@ def checked_segments(
 
 
 def taken_partition(P_x: Partition, rows: Rows, axis: int, P_y: Partition | None) -> Partition:
-    """Return the partition of what is taken, which has the dimensions of the numbers in the place of `axis`."""
+    """Return the partition of what is taken, which has the dimensions of the numbers in place of `axis`."""
     more = len(rows.shape) - 1
     return _checked_or(P_x, (*P_x.shape[: axis + 1], *(1,) * more, *P_x.shape[axis + 1 :]), P_y)
 
 
 def summed_partition(P_x: Partition, rows: Rows, axis: int, P_y: Partition | None) -> Partition:
-    """Return the partition of sums, which has one dimension in the place of those of the numbers."""
+    """Return the partition of sums, which has one dimension in place of those of the numbers."""
     after = axis + len(rows.shape)
     if after > P_x.dim:
         raise InvalidArgumentError(

@@ -1,7 +1,7 @@
-"""Workers that are alike: values of all workers of a grid, of which as few are computed as there are different ones.
+"""Values of all workers of a grid, computed once for each class of workers that have the same.
 
-Along each dimension of a grid a worker is first, inner or last, with the larger or the smaller balanced block: so
-100,000 workers are of some hundred classes, and what plans say of a worker is computed once for its class.
+Along each dimension of a grid a worker is first, inner or last, with the larger or the smaller balanced block. So
+100,000 workers are of some hundred classes; a plan computes a value for one worker of each class, and checks those.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ U = TypeVar("U")
 class ByClass(Mapping[int, T]):
     """A value for each worker of a grid, by world rank; workers of one class have the same.
 
-    A value is computed when it is asked for, once for each class. A worker's class are the labels of its index in all
-    dimensions: where two workers have equal labels, `value` must be the same for both.
+    A value is computed when it is asked for, once for each class. A worker's class is given by the labels of its index
+    in all dimensions: if two workers have equal labels, `value` must be the same for both.
 
     - `ranks`: the world rank of each cell of the grid, row-major.
     - `labels`: for each dimension, the label of each index. Dimensions of length 1 are left out, so that grids that
@@ -38,8 +38,7 @@ class ByClass(Mapping[int, T]):
         self.ranks: Workers = ranks if isinstance(ranks, tuple) else tuple(ranks)
         self.labels = tuple(_numbered(along) for along in labels if len(along) > 1)
         self.shape = tuple(map(len, self.labels))
-        # The labels along each dimension, and how many cells lie between two indices.
-        self._strided = [(along, prod(self.shape[d + 1 :])) for d, along in enumerate(self.labels)]
+        self._strides = [prod(self.shape[d + 1 :]) for d in range(len(self.shape))]
         self._cell_of = positions(self.ranks)
         self._value = value
         self._values: dict[tuple[int, ...], T] = {}
@@ -54,28 +53,28 @@ class ByClass(Mapping[int, T]):
         """The first worker of each class, in the order of the cells."""
         return tuple(self.ranks[cell] for cell in self._first_cells)
 
-    @cached_property
-    def _first_cells(self) -> tuple[int, ...]:
-        first = ([along.index(label) for label in range(max(along) + 1)] for along in self.labels)
-        return tuple(sorted(self._cells(first)))
+    @property
+    def classes(self) -> Iterator[Iterator[int]]:
+        """For each class its workers, in the order of the cells."""
+        return (map(self.ranks.__getitem__, map(sum, product(*steps))) for steps in product(*self._steps))
 
     @cached_property
     def sample(self) -> tuple[int, ...]:
         """The cells of the first worker of each class, and of those along each dimension from cell 0 on."""
-        axes = range(len(self.shape))
-        lines = (self._cells(range(n) if d == axis else (0,) for d, n in enumerate(self.shape)) for axis in axes)
-        return tuple(sorted({*self._first_cells, *(cell for line in lines for cell in line)}))
+        lines = (i * stride for n, stride in zip(self.shape, self._strides, strict=True) for i in range(n))
+        return tuple(sorted({0, *self._first_cells, *lines}))
 
-    @property
-    def classes(self) -> Iterator[Iterator[int]]:
-        """For each class its workers, in the order of the cells."""
-        places = ([[i for i, of in enumerate(along) if of == label] for label in set(along)] for along in self.labels)
-        return (map(self.ranks.__getitem__, self._cells(of_class)) for of_class in product(*places))
+    @cached_property
+    def _first_cells(self) -> tuple[int, ...]:
+        return tuple(sorted(map(sum, product(*([steps[0] for steps in along] for along in self._steps)))))
 
-    def _cells(self, along: Iterable[Iterable[int]]) -> Iterator[int]:
-        """Yield the numbers of the cells whose index along each dimension is one of those given."""
-        steps = ([i * stride for i in indices] for indices, (_, stride) in zip(along, self._strided, strict=True))
-        return map(sum, product(*steps))
+    @cached_property
+    def _steps(self) -> list[list[list[int]]]:
+        """For each dimension and label, how many cells lie between index 0 and each index that has the label."""
+        return [
+            [[i * stride for i, its in enumerate(along) if its == label] for label in range(max(along) + 1)]
+            for along, stride in zip(self.labels, self._strides, strict=True)
+        ]
 
     def is_on(self, ranks: Sequence[int], shape: Sequence[int]) -> bool:
         """Say whether the grid is one of `shape` and `ranks`, apart from dimensions of length 1."""
@@ -83,10 +82,12 @@ class ByClass(Mapping[int, T]):
 
     def __getitem__(self, worker: int) -> T:
         cell = self._cell_of[worker]
-        of_class = tuple([along[cell // stride % len(along)] for along, stride in self._strided])
-        if of_class not in self._values:
-            self._values[of_class] = self._value(worker)
-        return self._values[of_class]
+        labels = tuple(
+            [along[cell // stride % len(along)] for along, stride in zip(self.labels, self._strides, strict=True)]
+        )
+        if labels not in self._values:
+            self._values[labels] = self._value(worker)
+        return self._values[labels]
 
     def __contains__(self, worker: object) -> bool:
         return worker in self._cell_of
@@ -99,8 +100,8 @@ class ByClass(Mapping[int, T]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, ByClass) and other.is_on(self.ranks, self.shape):
-            of_both = representatives(derived(lambda worker: worker, self, other))
-            return all(self[worker] == other[worker] for worker in of_both)
+            classes = representatives(derived(lambda worker: worker, self, other))
+            return all(self[worker] == other[worker] for worker in classes)
         return super().__eq__(other)
 
     __hash__ = None  # type: ignore[assignment]  # as of a dictionary
@@ -127,8 +128,8 @@ class OnGrids(Mapping[int, T]):
 
     def _representatives_of(self, place: int) -> Iterator[int]:
         before = self.parts[:place]
-        for of_class in self.parts[place].classes:
-            yield from islice((worker for worker in of_class if not any(worker in each for each in before)), 1)
+        for workers in self.parts[place].classes:
+            yield from islice((worker for worker in workers if not any(worker in part for part in before)), 1)
 
     def __getitem__(self, worker: int) -> T:
         for part in self.parts:
@@ -162,7 +163,7 @@ def on_grids(*several: Mapping[int, T]) -> Mapping[int, T]:
         if union(present, workers_of(values)) == present:
             continue
         if not isinstance(values, ByClass | OnGrids):
-            return {worker: value for each in reversed(several) for worker, value in each.items()}
+            return {worker: value for values in reversed(several) for worker, value in values.items()}
         for part in parts_of(values):
             if (more := union(present, part.ranks)) != present:
                 present = more
@@ -171,12 +172,12 @@ def on_grids(*several: Mapping[int, T]) -> Mapping[int, T]:
 
 
 def parts_of(values: ByClass[T] | OnGrids[T]) -> tuple[ByClass[T], ...]:
-    """Return the values on each grid."""
+    """Return the values on each grid, as mappings."""
     return values.parts if isinstance(values, OnGrids) else (values,)
 
 
 def of_team(values: Mapping[int, T], ranks: Sequence[int]) -> Mapping[int, T]:
-    """Return values of the workers `ranks`, and perhaps of more: those of these alone where they have a grid."""
+    """Return the values of the workers `ranks` alone if these have a grid in `values`, otherwise all `values`."""
     if isinstance(values, OnGrids) and values.parts[0].workers == union(ranks):
         return values.parts[0]
     return values
@@ -195,19 +196,19 @@ def derived(value: Callable[[int], U], first: Mapping[int, Any], *others: Mappin
     >>> derived(lambda worker: 3 * lengths[worker], lengths), derived(str, {5: 0})
     ({0: 6, 1: 6, 2: 3, 3: 3}, {5: '5'})
     """
-    of_grids = [parts_of(each) for each in (first, *others) if isinstance(each, ByClass | OnGrids)]
-    if len(of_grids) <= len(others) or len(set(map(len, of_grids))) > 1:
+    grids = [parts_of(values) for values in (first, *others) if isinstance(values, ByClass | OnGrids)]
+    if len(grids) <= len(others) or len(set(map(len, grids))) > 1:
         return {worker: value(worker) for worker in first}
-    found = []
-    for part, *of_others in zip(*of_grids, strict=True):
+    parts = []
+    for part, *other_parts in zip(*grids, strict=True):
+        if not all(other.is_on(part.ranks, part.shape) for other in other_parts):
+            return {worker: value(worker) for worker in first}
         labels: Sequence[Sequence[Hashable]] = part.labels
-        for other in of_others:
-            if not other.is_on(part.ranks, part.shape):
-                return {worker: value(worker) for worker in first}
+        for other in other_parts:
             if other.labels != labels:
                 labels = [tuple(zip(*along, strict=True)) for along in zip(labels, other.labels, strict=True)]
-        found.append(ByClass(part.ranks, labels, value))
-    return found[0] if len(found) == 1 else OnGrids(found)
+        parts.append(ByClass(part.ranks, labels, value))
+    return parts[0] if len(parts) == 1 else OnGrids(parts)
 
 
 def representatives(values: Mapping[int, Any]) -> Iterable[int]:

@@ -14,7 +14,7 @@ from typing import Any
 
 
 class RowList(ABC):
-    """A list of row numbers, a value: along one dimension, a piece in the place of a range."""
+    """A list of row numbers, a value: along one dimension, a piece in place of a range."""
 
     __slots__ = ()
 
@@ -180,12 +180,6 @@ class ExchangePlan:
         """Whether every element of the output is in exactly one piece: write the pieces, no zero fill needed."""
         arriving = self.copied + sum(message.size for message in self.recvs)
         return self.out_disjoint and arriving == prod(self.out_shape)
-
-    @property
-    def covers_input(self) -> bool:
-        """Whether every element of the input is in exactly one piece: `covers_output` of the reverse plan."""
-        leaving = self.copied + sum(message.size for message in self.sends)
-        return self.in_disjoint and leaving == prod(self.in_shape)
 
     @property
     def is_identity(self) -> bool:

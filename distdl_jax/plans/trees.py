@@ -59,11 +59,11 @@ def reduction_steps(size: int, position: int) -> tuple[Step, ...]:
 
 
 BRANCHES = 32
-"""How many others a participant of a gathering hears, at most: a team that is not larger is a star."""
+"""From how many others a participant of a gathering receives, at most: a team that is not larger is a star."""
 
 
 def gathered(team: tuple[int, ...], worker: int) -> tuple[int | None, tuple[int, ...]]:
-    """Return whom `worker` tells what it has gathered (the team's first: nobody), and whom it hears before.
+    """Return to whom `worker` sends what it has gathered (the team's first: None), and from whom it receives before.
 
     >>> gathered((7, 3, 5), 3)
     (7, ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -55,27 +55,6 @@ def _consecutive(first: int, count: int) -> ConsecutiveRanks:
     return ConsecutiveRanks(range(first, first + count))
 
 
-class _Positions(Mapping[int, int]):
-    """From a rank to its place among ranks that follow each other."""
-
-    def __init__(self, ranks: ConsecutiveRanks) -> None:
-        self._ranks = ranks
-
-    def __getitem__(self, rank: int) -> int:
-        if rank not in self._ranks:
-            raise KeyError(rank)
-        return rank - self._ranks[0]
-
-    def __contains__(self, rank: object) -> bool:
-        return rank in self._ranks
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._ranks)
-
-    def __len__(self) -> int:
-        return len(self._ranks)
-
-
 def worker_ranks(ranks: Iterable[int]) -> Workers:
     """Return ranks as a tuple, one that knows it where they follow each other.
 
@@ -108,11 +87,11 @@ def _is_within(team: Iterable[int], ranks: ConsecutiveRanks) -> bool:
     return all(rank in ranks for rank in team)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # 10 MB each at 100,000
 def positions(ranks: Workers) -> Mapping[int, int]:
     """Return a mapping from each of `ranks` to its place.
 
     >>> positions((5, 3))[3]
     1
     """
-    return _Positions(ranks) if isinstance(ranks, ConsecutiveRanks) else {rank: i for i, rank in enumerate(ranks)}
+    return {rank: place for place, rank in enumerate(ranks)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -23,7 +22,7 @@ from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.text import documented
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import Workers, World
+from distdl_jax.tracing.world import World
 from distdl_jax.transports.agreement.agree import agree
 from distdl_jax.transports.agreement.arguments import compared
 from distdl_jax.transports.agreement.shapes import exchange_shapes, shape_dtype_of
@@ -45,10 +44,6 @@ class ScanPlan(Plan):
     inputs: ShapeDtypes = field(hash=False)
     fetch: RangesPlan
     dtype: np.dtype
-
-    @cached_property
-    def workers(self) -> Workers:
-        return tuple(sorted(self.inputs))
 
     def output(self, worker: int) -> ShapeDtype:
         return ShapeDtype(self.inputs[worker].shape, self.dtype)
@@ -77,8 +72,8 @@ def associative_scan(
 
     **Returns:** a tree like x, of blocks of the same shapes; outside P_x, `x`.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`,
-    on every worker of P_x, where blocks don't form a grid, or are not cut alike.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit; `PlanError`,
+    on every worker of P_x, if blocks don't form a grid, or are not cut alike.
 
     The state of a selective state space model (Mamba, S4, minGRU), h_t = a_t h_{t-1} + b_t, over a sequence that is
     split:

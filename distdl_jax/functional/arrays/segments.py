@@ -15,7 +15,7 @@ from jax import Array, lax
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.functional.block_checks import common_dtype, owned_grid
 from distdl_jax.functional.collectives import accumulation_dtype
-from distdl_jax.functional.plan import Plan, ShapeDtypes, plan_and_run, taking_part
+from distdl_jax.functional.plan import Computation, ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.functional.rows import Rows
 from distdl_jax.functional.take import TakePlan, checked_segments, segment_sum, summed_partition, taken_rows
 from distdl_jax.partitions.partition import Partition, check_partitions
@@ -30,7 +30,7 @@ from distdl_jax.validation import checked_axis
 
 
 @dataclass(frozen=True)
-class GroupedPlan(Plan):
+class GroupedPlan(Computation):
     """Entries that go to the owners of their segments, sorted, and something that is computed there.
 
     - `operation`: "max" or "min", one number for each segment; or "softmax", one for each entry, which goes back.
@@ -44,7 +44,7 @@ class GroupedPlan(Plan):
     segment_ids: Rows
     segments: tuple[Range, ...]
 
-    @cached_property
+    @property
     def workers(self) -> Workers:
         return self.gather.workers
 
@@ -71,23 +71,20 @@ class GroupedPlan(Plan):
         (first, last), (start, stop) = grid.box(cell)[axis], self.segments[grid.index(cell)[axis]]
         return self.segment_ids.array[first:last] - start, stop - start
 
-    def run(self, world: World, x: Array) -> Array:
-        """Return this worker's block of the result."""
-        if world.rank not in self.workers:
-            return x
+    def computed(self, world: World, x: Array) -> Array:
         x = self.gather.run(world, x)
         if (own := self._own(world.rank)) is not None:
-            x = tie(self._computed(x, *own), x)
+            x = tie(self._of_segments(x, *own), x)
         return self.back.run(world, x) if self.operation == "softmax" else x
 
-    def _computed(self, x: Array, ids: np.ndarray, n: int) -> Array:
+    def _of_segments(self, x: Array, ids: np.ndarray, n: int) -> Array:
         axis = self.gather.exchange.axis
         rows, known = jnp.moveaxis(x, axis, 0), {"num_segments": n, "indices_are_sorted": True}
         if self.operation == "softmax":
             rows = _softmax(rows.astype(accumulation_dtype(x.dtype)), ids, known).astype(x.dtype)
         else:
             extremum: Any = jax.ops.segment_max if self.operation == "max" else jax.ops.segment_min
-            # The derivative compares the entries with their extremum. XLA might compute them again, an ulp apart.
+            # The derivative compares the entries with their extremum. XLA might compute them again, an ulp off.
             rows = extremum(materialize(rows), ids, **known)
         return jnp.moveaxis(rows, 0, axis)
 

@@ -248,8 +248,8 @@ def window_partition(x: Array, P_x: Partition, window_size: Sizes, axes: Sizes |
 
     **Returns:** this worker's balanced block of the windows, perhaps empty; outside P_x, `x`.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`,
-    on every worker of P_x, where windows don't divide x (put zeros around it with `nn.DistributedPad`), or blocks don't
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit; `PlanError`,
+    on every worker of P_x, if windows don't divide x (put zeros around it with `nn.DistributedPad`), or blocks don't
     form a grid.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
@@ -288,7 +288,7 @@ def window_reverse(x: Array, P_x: Partition, axes: Sizes | None = None) -> Array
 
     **Returns:** this worker's balanced block of the whole tensor; outside P_x, `x`.
 
-    **Raises:** as `window_partition`; `PlanError` also where x has not two dimensions for each of `axes`.
+    **Raises:** as `window_partition`; `PlanError` also if x does not have two dimensions for each of `axes`.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1, 1, 1])
