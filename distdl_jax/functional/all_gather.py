@@ -147,8 +147,7 @@ def all_gather(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
     """
     check_partitions(P_x=P_x)
     gathered = checked_axes("axes", axes, P_x.shape)
-    label = f"all_gather along {gathered} on {P_x.describe()}"
-    return plan_and_run(P_x.world, P_x.ranks, label, partial(plan_all_gather, P_x=P_x, axes=gathered), x)
+    return plan_and_run(f"all_gather along {gathered}", partial(plan_all_gather, P_x=P_x, axes=gathered), x, P_x)
 
 
 @compared
@@ -181,5 +180,5 @@ def reduce_scatter(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array
     """
     check_partitions(P_x=P_x)
     scattered = checked_axes("axes", axes, P_x.shape)
-    label = f"reduce_scatter along {scattered} on {P_x.describe()}"
-    return plan_and_run(P_x.world, P_x.ranks, label, partial(plan_reduce_scatter, P_x=P_x, axes=scattered), x)
+    plan = partial(plan_reduce_scatter, P_x=P_x, axes=scattered)
+    return plan_and_run(f"reduce_scatter along {scattered}", plan, x, P_x)

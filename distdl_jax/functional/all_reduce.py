@@ -239,7 +239,7 @@ def all_reduce(
     axes = _axes(P_x, axes_reduce, axes_keep)
     team = P_x.create_allreduction_partition(axes)
     plan = partial(plan_all_reduce, P_x=P_x, op=op, axes_reduce=axes)
-    return plan_and_run(P_x.world, team.ranks, f"all_reduce ({op}) on {P_x.describe()}", plan, x)
+    return plan_and_run(f"all_reduce ({op})", plan, x, P_x, team=team.ranks)
 
 
 @compared

@@ -111,10 +111,10 @@ def plan_all_sum_reduce(
 
 def teams_alike(teams: Iterable[tuple[Workers, Hashable]]) -> Iterable[Workers]:
     """Return the workers of teams, each with the kind of its blocks, those together whose teams are alike."""
-    found: dict[Hashable, list[Workers]] = {}
+    by_kind: dict[Hashable, list[Workers]] = {}
     for team, kind in teams:
-        found.setdefault((len(team), kind), []).append(team)
-    return (alike[0] if len(alike) == 1 else tuple(chain.from_iterable(alike)) for alike in found.values())
+        by_kind.setdefault((len(team), kind), []).append(team)
+    return (alike[0] if len(alike) == 1 else tuple(chain.from_iterable(alike)) for alike in by_kind.values())
 
 
 def teams_of(P_x: Partition, axes: tuple[int, ...], known: ShapeDtypes) -> tuple[Workers, ...]:
@@ -164,7 +164,7 @@ def all_sum_reduce(
     if team.size <= 1:
         return x if P_x.active else outside(P_x.world, x)
     plan = partial(plan_all_sum_reduce, P_x=P_x, axes_reduce=axes_reduce, axes_keep=axes_keep)
-    return plan_and_run(P_x.world, team.ranks, f"all_sum_reduce on {P_x.describe()}", plan, x)
+    return plan_and_run("all_sum_reduce", plan, x, P_x, team=team.ranks)
 
 
 class Copy(TeamMovement):

@@ -29,11 +29,11 @@ def is_differentiable(dtype: np.dtype) -> bool:
 
 def common_shape_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], who: str = "are summed") -> ShapeDtype:
     """Return the one shape and dtype of all of `shape_dtypes` (by world rank); list them where they differ."""
-    found = {shape_dtypes[worker] for worker in representatives(shape_dtypes)}
-    if len(found) > 1:
+    different = {shape_dtypes[worker] for worker in representatives(shape_dtypes)}
+    if len(different) > 1:
         listed = ", ".join(f"{block} on worker {worker}" for worker, block in sorted(shape_dtypes.items()))
         raise PlanError(f"`{name}` must have the same shape and dtype on all workers that {who}, but is {listed}.")
-    return found.pop()
+    return different.pop()
 
 
 def outside(world: World, x: T, name: str = "x") -> T:

@@ -53,15 +53,15 @@ def exchange(channel: Channel, plan: ExchangePlan, x: Array, lead: tuple[int, ..
 
 def exchange_operations(plan: ExchangePlan, lead: tuple[int, ...], dtype: np.dtype, tag: int) -> tuple[Operation, ...]:
     """Return what `exchange` communicates, of blocks of `dtype`, with messages of one tag."""
-    found = []
+    operations = []
     for step in plan.rounds:
         sent, coming = (
             None if half is None else ShapeDtype((math.prod(lead) * half.size,), dtype)
             for half in (step.send, step.recv)
         )
         dest, source = (None if half is None else half.partner for half in (step.send, step.recv))
-        found.append(message(tag, sent, dest, coming, source))
-    return tuple(found)
+        operations.append(message(tag, sent, dest, coming, source))
+    return tuple(operations)
 
 
 FEW = 32

@@ -101,8 +101,8 @@ class Replication:
         y, done = None, []
         with jax.named_scope(name):
             for task in self._tasks():
-                mine = x if task == giving else None
-                result = in_team(world, task.team.participants, mine, x, task.shape_dtype, task.tag)
+                given = x if task == giving else None
+                result = in_team(world, task.team.participants, given, x, task.shape_dtype, task.tag)
                 if task == getting:
                     y = result
                 else:
@@ -182,14 +182,14 @@ class ReplicationPlan(MovementPlan):
     def alike(self) -> Iterable[Workers]:
         if any(self._root_of(root) != root for root in self.source):  # workers may be in two teams
             return super().alike
-        found: list[tuple[Workers, Hashable]] = []
+        teams: list[tuple[Workers, Hashable]] = []
         for root in self.source:
             team, moved = self._team(root).participants, self._moved(root)
             if len(team) > LARGEST_TREE:
-                found.append((team, moved))
+                teams.append((team, moved))
             else:
-                found += [((worker,), (len(team), place, moved)) for place, worker in enumerate(team)]
-        return teams_alike(found)
+                teams += [((worker,), (len(team), place, moved)) for place, worker in enumerate(team)]
+        return teams_alike(teams)
 
     def output(self, worker: int) -> ShapeDtype:
         as_root, as_member = (worker if worker in self._places[0] else None), self._root_of(worker)
@@ -240,12 +240,10 @@ def run_replication(
     """Broadcast or sum-reduce `x` from P_x to P_y; workers agree on nothing where nothing moves."""
     if P_x.ranks == P_y.ranks and rule.is_identity:
         return x if P_x.active else outside(P_x.world, x)
-    team = tuple(sorted({*P_x.ranks, *P_y.ranks}))
-    label = f"{'broadcast' if is_broadcast else 'sum_reduce'} from {P_x.describe()} to {P_y.describe()}"
     plan = partial(
         plan_replication, rule=rule, P_x=P_x, P_y=P_y, is_broadcast=is_broadcast, preserve_batch=preserve_batch
     )
-    return plan_and_run(P_x.world, team, label, plan, x)
+    return plan_and_run("broadcast" if is_broadcast else "sum_reduce", plan, x, P_x, P_y)
 
 
 def broadcast_rule(

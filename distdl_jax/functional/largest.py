@@ -169,13 +169,13 @@ def argmax_of(x: Array, P_x: Partition, grid: ProductGrid, axis: int) -> Array:
     start, stop = grid.box(P_x.rank)[axis]
     x, none = lax.stop_gradient(x), np.int32(np.iinfo(np.int32).max)
     # Materialized: the array sent is compared with the answer.
-    mine = materialize(jnp.max(x, axis, initial=extreme(np.dtype(x.dtype), largest=False)))
-    lines = _lines(P_x, grid, axis, mine.dtype)
-    largest = plan_all_reduce(lines, P_x, "max", axis).run(P_x.world, mine)
+    own = materialize(jnp.max(x, axis, initial=extreme(np.dtype(x.dtype), largest=False)))
+    lines = _lines(P_x, grid, axis, own.dtype)
+    largest = plan_all_reduce(lines, P_x, "max", axis).run(P_x.world, own)
     if start == stop:
-        place = jnp.full(mine.shape, none)
+        place = jnp.full(own.shape, none)
     else:
-        attained = (mine == largest) | (mine != mine)
+        attained = (own == largest) | (own != own)
         place = jnp.where(attained, jnp.argmax(x, axis).astype(np.int32) + np.int32(start), none)
     lines = _lines(P_x, grid, axis, np.dtype(np.int32))
     first: Array = plan_all_reduce(lines, P_x, "min", axis).run(P_x.world, place)

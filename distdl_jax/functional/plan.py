@@ -18,6 +18,7 @@ from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.functional.block_checks import outside
 from distdl_jax.functional.mark import moved
 from distdl_jax.functional.movement import Movement, adjoint_operations, move
+from distdl_jax.partitions.partition import Partition
 from distdl_jax.plans.alike import ByClass, OnGrids, of_team, on_grids, workers_of
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import union
@@ -146,13 +147,24 @@ def taking_part(shape_dtypes: ShapeDtypes, *teams: Workers) -> ShapeDtypes:
     return {worker: shape_dtypes[worker] for worker in workers}
 
 
-def plan_and_run(world: World, team: Workers, label: str, plan: Callable[[ShapeDtypes], Any], x: Array) -> Array:
-    """Return this worker's block after an operation of `team`, given its block `x`; other workers keep `x`.
+def plan_and_run(
+    operation: str,
+    plan: Callable[[ShapeDtypes], Any],
+    x: Array,
+    P_x: Partition,
+    P_y: Partition | None = None,
+    *,
+    team: Workers = (),
+) -> Array:
+    """Return this worker's block after an operation on P_x, or from P_x to P_y; other workers keep `x`.
 
-    The workers of the team exchange shapes and dtypes once, make the same plan of them, and run it. `label` says what
-    the operation is, as the same text on all workers.
+    The workers of both, or of `team`, exchange shapes and dtypes once, make the same plan of them, and run it.
+    `operation` says what it is, as the same text on all workers.
     """
+    world = P_x.world
+    team = team or union(P_x.ranks, *(() if P_y is None else (P_y.ranks,)))
     if world.rank not in team:
         return outside(world, x)
-    y: Array = plan(exchange_shapes(world, team, label, x)).run(world, x)
+    where = f"on {P_x.describe()}" if P_y is None else f"from {P_x.describe()} to {P_y.describe()}"
+    y: Array = plan(exchange_shapes(world, team, f"{operation} {where}", x)).run(world, x)
     return y

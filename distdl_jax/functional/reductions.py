@@ -78,8 +78,8 @@ class ExtremumAlongPlan(ReductionPlan):
         if not is_differentiable(dtype):
             of = jnp.max if self.largest else jnp.min
             own = tie(of(x, self.axes, keepdims=True, initial=extreme(dtype, not self.largest)), x)
-            found: Array = self.over_workers.run(world, own)
-            return found
+            extremes: Array = self.over_workers.run(world, own)
+            return extremes
         wide = self.over_workers.inputs[world.rank].dtype
         if x.size == 0:
             own, ties = tie(jnp.full(shape, -np.inf, wide), x), jnp.zeros(shape, wide)
@@ -178,9 +178,8 @@ def _reduce(x: Array, P_x: Partition, op: Reduction, axes: Axes, keepdims: bool,
     keepdims = checked_boolean("keepdims", keepdims)
     if not P_x.active:
         return outside(P_x.world, x)
-    label = f"{op} along {along} on {P_x.describe()}"
     plan = partial(plan_reduction, P_x=P_x, op=op, axes=along, ddof=ddof)
-    y = plan_and_run(P_x.world, P_x.ranks, label, plan, x)
+    y = plan_and_run(f"{op} along {along}", plan, x, P_x)
     return y if keepdims else lax.squeeze(y, along)
 
 

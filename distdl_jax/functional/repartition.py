@@ -99,10 +99,8 @@ def repartition(x: Array, P_x: Partition, P_y: Partition, *, preserve_batch: boo
     check_partitions(P_x=P_x, P_y=P_y)
     preserve_batch = checked_boolean("preserve_batch", preserve_batch)
     _check_dimensions(P_x, P_y)
-    team = tuple(sorted({*P_x.ranks, *P_y.ranks}))
-    label = f"repartition from {P_x.describe()} to {P_y.describe()}"
     plan = partial(plan_repartition, P_x=P_x, P_y=P_y, preserve_batch=preserve_batch)
-    return plan_and_run(P_x.world, team, label, plan, x)
+    return plan_and_run("repartition", plan, x, P_x, P_y)
 
 
 def _check_dimensions(P_x: Partition, P_y: Partition) -> None:
@@ -184,9 +182,8 @@ def all_to_all(x: Array, P_x: Partition, split_axis: int, concat_axis: int) -> A
     Source: MPI's all-to-all, as `jax.lax.all_to_all` has it; Hewett and Grady (2020), generalised all-to-all.
     """
     P_y = all_to_all_partition(P_x, split_axis, concat_axis)
-    label = f"all_to_all from {P_x.describe()} to {P_y.describe()}"
     plan = partial(plan_all_to_all, P_x=P_x, split_axis=split_axis, concat_axis=concat_axis)
-    return plan_and_run(P_x.world, tuple(sorted(P_x.ranks)), label, plan, x)
+    return plan_and_run("all_to_all", plan, x, P_x, P_y)
 
 
 Sizes = int | Sequence[int]
@@ -249,10 +246,9 @@ def roll(x: Array, P_x: Partition, shift: Sizes, axis: Sizes) -> Array:
     """
     check_partitions(P_x=P_x)
     shifts = checked_shifts(shift, axis, P_x)
-    label = f"roll by {shifts} on {P_x.describe()}"
     plan = partial(plan_roll, P_x=P_x, shift=tuple(shifts.values()), axis=tuple(shifts))
     with jax.named_scope("roll"):
-        return plan_and_run(P_x.world, tuple(sorted(P_x.ranks)), label, plan, x)
+        return plan_and_run(f"roll by {shifts}", plan, x, P_x)
 
 
 def checked_shifts(shift: Sizes, axis: Sizes, P_x: Partition) -> dict[int, int]:
@@ -263,8 +259,8 @@ def checked_shifts(shift: Sizes, axis: Sizes, P_x: Partition) -> dict[int, int]:
             f"`shift` (={by}) and `axis` (={along}) must be as many, or one of the two an integer."
         )
     number = max(len(by), len(along)) if by and along else 0
-    found: dict[int, int] = {}
-    for one, d in zip(by * (number // max(len(by), 1)), along * (number // max(len(along), 1)), strict=True):
+    shifts: dict[int, int] = {}
+    for shift_by, d in zip(by * (number // max(len(by), 1)), along * (number // max(len(along), 1)), strict=True):
         (place,) = checked_axes("axis", d, P_x.shape)
-        found[place] = found.get(place, 0) + one
-    return dict(sorted(found.items()))
+        shifts[place] = shifts.get(place, 0) + shift_by
+    return dict(sorted(shifts.items()))

@@ -108,10 +108,9 @@ def reshape(x: Array, P_x: Partition, P_y: Partition, shape: int | Sequence[int]
     """
     check_partitions(P_x=P_x, P_y=P_y)
     lengths = checked_shape(shape, P_y)
-    team = tuple(sorted({*P_x.ranks, *P_y.ranks}))
-    label = f"reshape from {P_x.describe()} to {lengths} on {P_y.describe()}"
+    plan = partial(plan_reshape, P_x=P_x, P_y=P_y, shape=lengths)
     with jax.named_scope("reshape"):
-        return plan_and_run(P_x.world, team, label, partial(plan_reshape, P_x=P_x, P_y=P_y, shape=lengths), x)
+        return plan_and_run(f"reshape to {lengths}", plan, x, P_x, P_y)
 
 
 def checked_shape(shape: Any, P_y: Partition) -> tuple[int, ...]:
@@ -154,7 +153,7 @@ class Rule(NamedTuple):
 
     def lengths(self, extent: tuple[int, ...]) -> list[int]:
         """Return the lengths of all factors of a tensor of shape `extent`."""
-        found: list[int] = []
+        lengths: list[int] = []
         for d, (n, parts) in enumerate(zip(extent, self.factors, strict=True)):
             known = prod(m for m in parts if m != OVER_WORKERS)
             if n % known:
@@ -162,8 +161,8 @@ class Rule(NamedTuple):
                     f"`{self.name}` must divide `x` (of shape {shape_text(extent)}), but dimension {d} is no multiple "
                     f"of {known}."
                 )
-            found += (n // known if m == OVER_WORKERS else m for m in parts)
-        return found
+            lengths += (n // known if m == OVER_WORKERS else m for m in parts)
+        return lengths
 
     def joined(self, lengths: Sequence[int]) -> list[int]:
         """Return the products, in the result's dimensions, of numbers that the factors have in the order afterwards."""

@@ -180,10 +180,10 @@ class RowExchange(Exchange):
         }
 
     def _are_disjoint(self, line: Mapping[int, Sequence[Overlap]]) -> bool:
-        found = [overlap for overlaps in line.values() for overlap in overlaps]
-        if all(isinstance(overlap.source, int) for overlap in found):
+        overlaps_of_line = [overlap for overlaps in line.values() for overlap in overlaps]
+        if all(isinstance(overlap.source, int) for overlap in overlaps_of_line):
             return super()._are_disjoint(line)
-        numbers = [numbers_of(overlap.source, overlap.length) for overlap in found]
+        numbers = [numbers_of(overlap.source, overlap.length) for overlap in overlaps_of_line]
         return not Rows(np.concatenate(numbers)).repeats
 
 

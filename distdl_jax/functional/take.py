@@ -133,7 +133,7 @@ def take(x: Array, P_x: Partition, indices: Any, axis: int = 0, P_y: Partition |
     axis, rows = checked_axis("axis", axis, P_x.shape), checked_rows("indices", indices)
     P_y = taken_partition(P_x, rows, axis, P_y)
     plan = partial(plan_take, P_x=P_x, indices=rows, axis=axis, P_y=P_y)
-    return _run(x, P_x, P_y, f"take of {rows!r} along {axis}", plan)
+    return plan_and_run(f"take of {rows!r} along {axis}", plan, x, P_x, P_y)
 
 
 @compared
@@ -179,12 +179,7 @@ def segment_sum(
     axis, (rows, n) = checked_axis("axis", axis, P_x.shape), checked_segments(segment_ids, num_segments)
     P_y = summed_partition(P_x, rows, axis, P_y)
     plan = partial(plan_segment_sum, P_x=P_x, segment_ids=rows, num_segments=n, axis=axis, P_y=P_y)
-    return _run(x, P_x, P_y, f"segment_sum of {rows!r} to {n} along {axis}", plan)
-
-
-def _run(x: Array, P_x: Partition, P_y: Partition, operation: str, plan: Any) -> Array:
-    team = tuple(sorted({*P_x.ranks, *P_y.ranks}))
-    return plan_and_run(P_x.world, team, f"{operation} from {P_x.describe()} to {P_y.describe()}", plan, x)
+    return plan_and_run(f"segment_sum of {rows!r} to {n} along {axis}", plan, x, P_x, P_y)
 
 
 def checked_rows(name: str, value: Any) -> Rows:

@@ -131,7 +131,7 @@ class Reshaping:
         """The dimensions of x and of y, group by group."""
         if prod(self.owned.extent) == 0:
             return ((_Side(self.owned.ranges), _Side(self.needed.ranges)),)
-        sides, found = (list(self.owned.ranges), list(self.needed.ranges)), []
+        sides, groups = (list(self.owned.ranges), list(self.needed.ranges)), []
         while sides[0] and sides[1]:
             group: tuple[list[Axis], list[Axis]] = ([sides[0].pop()], [sides[1].pop()])
             while (sizes := [prod(axis[-1][1] for axis in axes) for axes in group])[0] != sizes[1]:
@@ -144,10 +144,10 @@ class Reshaping:
                     group[large][0] = ((0, inner),)
                 else:
                     group[small].insert(0, sides[small].pop())
-            found.append(group)
+            groups.append(group)
         for n in (0, 1):  # what is left has length 1
-            found[-1][n][:0] = sides[n]
-        return tuple((_Side(tuple(x)), _Side(tuple(y))) for x, y in reversed(found))
+            groups[-1][n][:0] = sides[n]
+        return tuple((_Side(tuple(x)), _Side(tuple(y))) for x, y in reversed(groups))
 
     @cached_property
     def team(self) -> tuple[int, ...]:

@@ -111,13 +111,13 @@ def doubling_steps(
 
     def pieces(runs: list[Range], at: int, ends: bool) -> tuple[Piece, ...]:
         """Return the pieces of the sender's first entries, `runs`, that come to `at`, or `ends`: to their places."""
-        found, source = [], 0
+        pieces, source = [], 0
         for start, stop in runs:
             size = (*shape[:d], stop - start, *shape[d + 1 :])
             if 0 not in size:
-                found.append(Piece(_corner(shape, d, source), _corner(shape, d, start if ends else at + source), size))
+                pieces.append(Piece(_corner(shape, d, source), _corner(shape, d, start if ends else at + source), size))
             source += stop - start
-        return tuple(found)
+        return tuple(pieces)
 
     steps, m = [], 1
     while m < p:

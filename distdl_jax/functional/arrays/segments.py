@@ -254,9 +254,8 @@ def _grouped(
     axis, (ids, n) = checked_axis("axis", axis, P_x.shape), _checked_line(segment_ids, num_segments)
     P_y = summed_partition(P_x, ids, axis, P_y)
     name = f"segment_{operation}"
-    label = f"{name} of {ids!r} to {n} along {axis} from {P_x.describe()} to {P_y.describe()}"
     plan: Callable[[ShapeDtypes], GroupedPlan] = partial(
         plan_grouped, P_x=P_x, segment_ids=ids, num_segments=n, axis=axis, P_y=P_y, operation=operation
     )
     with jax.named_scope(name):
-        return plan_and_run(P_x.world, tuple(sorted({*P_x.ranks, *P_y.ranks})), label, plan, x)
+        return plan_and_run(f"{name} of {ids!r} to {n} along {axis}", plan, x, P_x, P_y)

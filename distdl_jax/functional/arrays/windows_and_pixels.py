@@ -181,14 +181,12 @@ def plan_pixels(
 
 def _shuffled(kind: str, x: Array, P_x: Partition, factor: Sizes, axes: Sizes | None, channel_axis: int) -> Array:
     factors, channel, _ = _checked(kind, P_x, factor, axes, channel_axis)
-    label = f"{kind} by {factors}, channels in {channel}, on {P_x.describe()}"
     with jax.named_scope(kind):
         return plan_and_run(
-            P_x.world,
-            tuple(sorted(P_x.ranks)),
-            label,
+            f"{kind} by {factors}, channels in {channel},",
             lambda blocks: plan_pixels(kind, blocks, P_x, tuple(factors.values()), tuple(factors), channel),
             x,
+            P_x,
         )
 
 
@@ -263,10 +261,9 @@ def window_partition(x: Array, P_x: Partition, window_size: Sizes, axes: Sizes |
     """
     check_partitions(P_x=P_x)
     sizes = _window(window_size, axes, P_x)
-    label = f"window_partition into {sizes} on {P_x.describe()}"
     plan = partial(plan_window_partition, P_x=P_x, window_size=tuple(sizes.values()), axes=tuple(sizes))
     with jax.named_scope("window_partition"):
-        return plan_and_run(P_x.world, tuple(sorted(P_x.ranks)), label, plan, x)
+        return plan_and_run(f"window_partition into {sizes}", plan, x, P_x)
 
 
 def plan_window_partition(
@@ -298,10 +295,9 @@ def window_reverse(x: Array, P_x: Partition, axes: Sizes | None = None) -> Array
     """
     check_partitions(P_x=P_x)
     along = tuple(sorted(_axes(axes, P_x)))
-    label = f"window_reverse along {along} on {P_x.describe()}"
     with jax.named_scope("window_reverse"):
         plan = partial(plan_window_reverse, P_x=P_x, axes=along)
-        return plan_and_run(P_x.world, tuple(sorted(P_x.ranks)), label, plan, x)
+        return plan_and_run(f"window_reverse along {along}", plan, x, P_x)
 
 
 def plan_window_reverse(shape_dtypes: ShapeDtypes, P_x: Partition, axes: Sizes | None = None) -> Rearrangement:
