@@ -61,7 +61,7 @@ class Extremum(TeamMovement):
         return jnp.stack([dy.astype(wide), is_largest.astype(wide)])
 
     def after_adjoint(self, is_largest: Array, sums: Array, dtype: np.dtype) -> Array:
-        """Return this worker's share of the sum: as JAX's own maximum, also where a NaN has none."""
+        """Return this worker's share of the sum: as JAX's own maximum, also if a NaN has none."""
         return (sums[0] * is_largest / sums[1]).astype(dtype)
 
 
@@ -208,7 +208,7 @@ def all_reduce(
     |---|---|---|
     | "sum" | the sum | s |
     | "mean" | the sum over the number of workers in the team | s over that number |
-    | "max", "min" | the largest, the smallest; NaN where there is one | s, shared equally by those that tie; else 0 |
+    | "max", "min" | the largest, the smallest; NaN if there is one | s, shared equally by those that tie; else 0 |
     | "prod" | the product | s times the product of the others' x, exact at 0 |
 
     **Arguments:**

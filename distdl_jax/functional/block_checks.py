@@ -28,7 +28,7 @@ def is_differentiable(dtype: np.dtype) -> bool:
 
 
 def common_shape_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], who: str = "are summed") -> ShapeDtype:
-    """Return the one shape and dtype of all of `shape_dtypes` (by world rank); list them where they differ."""
+    """Return the one shape and dtype of all of `shape_dtypes` (by world rank); list them if they differ."""
     different = {shape_dtypes[worker] for worker in representatives(shape_dtypes)}
     if len(different) > 1:
         listed = ", ".join(f"{block} on worker {worker}" for worker, block in sorted(shape_dtypes.items()))
@@ -75,7 +75,7 @@ def common_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], owners: Work
 
 
 def check_kinds(name: str, shape_dtypes: Mapping[int, ShapeDtype], dtype: np.dtype) -> None:
-    """Refuse a placeholder that carries no derivative where the data does, or the other way.
+    """Refuse a placeholder that carries no derivative although the data does, or the other way.
 
     JAX would differentiate on some workers only, and the job would hang.
     """
@@ -129,7 +129,7 @@ class GridBlocks(ByClass[ShapeDtype]):
 
 
 def by_class(name: str, P: Partition, shape_dtypes: Mapping[int, ShapeDtype]) -> Mapping[int, ShapeDtype]:
-    """Return the same shapes and dtypes by class of workers, where they are the blocks of a tensor on `P`, of a dtype.
+    """Return the same shapes and dtypes by class of workers, if they are the blocks of a tensor on `P`, of a dtype.
 
     Where other workers take part, or blocks don't fit together, which is refused elsewhere, they stay as they are.
     """
@@ -152,5 +152,5 @@ def block_or_placeholder(
 
 
 def zero_volume_shape(shape: tuple[int, ...], preserve_batch: bool) -> tuple[int, ...]:
-    """Return the shape of the placeholder for a block of `shape`: empty, with its batch dimension where preserved."""
+    """Return the shape of the placeholder for a block of `shape`: empty, with its batch dimension if preserved."""
     return (shape[0], 0) if preserve_batch and shape else (0,)

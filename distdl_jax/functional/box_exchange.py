@@ -26,7 +26,7 @@ from distdl_jax.watchdog.programs.ir import Operation
 def exchange(channel: Channel, plan: ExchangePlan, x: Array, lead: tuple[int, ...]) -> Array:
     """Return this worker's output block of `plan`, given its input block `x`; both have the dimensions `lead` in front.
 
-    Where pieces of the output overlap they are added; where no piece arrives it is zero.
+    If pieces of the output overlap they are added; where no piece arrives it is zero.
     """
     dtype = np.dtype(x.dtype)
     arrived: list[tuple[Sequence[Piece], Array]] = []
@@ -181,7 +181,7 @@ def _joined(arrived: list[tuple[Piece, Array]], shape: tuple[int, ...], lead: tu
 
 
 def side_by_side(blocks: Sequence[Array], axis: int) -> Array:
-    """Concatenate blocks, faster than `jnp.concatenate` where one block gets a few columns at its ends.
+    """Concatenate blocks, faster than `jnp.concatenate` if one block gets a few columns at its ends.
 
     XLA's CPU compiler copies row by row along the last dimension. Selecting each element from the block or the columns
     takes 0.3 to 0.7 of that time for arrays of megabytes, as long as no more than two of them are moved to their
@@ -194,7 +194,7 @@ def side_by_side(blocks: Sequence[Array], axis: int) -> Array:
     others = [size for place, size in enumerate(sizes) if place != widest]
     few = len(others) <= 2 and 8 * sum(others) <= total and sum(size > 1 for size in others) <= 1
     if axis != blocks[0].ndim - 1 or not few or 0 in blocks[0].shape:
-        # Complex numbers are copied one by one where a slice is fused into the copy.
+        # Complex numbers are copied one by one if a slice is fused into the copy.
         alone = lax.optimization_barrier(tuple(blocks)) if jnp.iscomplexobj(blocks[0]) else blocks
         return jnp.concatenate(alone, axis=axis)
     starts = [sum(sizes[:place]) for place in range(len(sizes))]
@@ -243,7 +243,7 @@ class BoxMovement:
     - `name`: of the primitive, for profiles and for the messages' tag.
     - `team`: the world ranks that take part.
     - `steps`: the exchanges, in order; each takes the block that the one before left.
-    - `source`, `target`: this worker's block before and after, zero-volume where it owns or needs nothing.
+    - `source`, `target`: this worker's block before and after, zero-volume if it owns or needs nothing.
     - `dtype`: of the data, in which messages travel; a placeholder may have another one.
     - `copies`: whether several workers may get the same element. Then the adjoint adds.
     - `adds`: whether elements may be sums of several. Then everything moves in the dtype of sums, on all workers: one

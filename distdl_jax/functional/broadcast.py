@@ -67,7 +67,7 @@ class Replication:
 
     - `as_root`, `as_member`: the tasks in the team that this worker is the root of, and holds a copy in.
     - `root_first`: whether the team that it is the root of comes first in the order of all teams.
-    - `source`, `copy`: this worker's blocks on the source's side, and on the copies' side; zero-volume where it is in
+    - `source`, `copy`: this worker's blocks on the source's side, and on the copies' side; zero-volume if it is in
       no such team.
     """
 
@@ -140,7 +140,7 @@ class ReplicationPlan(MovementPlan):
 
     def __post_init__(self) -> None:
         if not self.is_broadcast and len({self.inputs[worker] for worker in representatives(self.inputs)}) > 1:
-            # Every worker checks all teams, so that all raise the same where one does not fit.
+            # Every worker checks all teams, so that all raise the same if one does not fit.
             for root in self.source:
                 members = self._team(root).members
                 common_shape_dtype("x", {worker: self.inputs[worker] for worker in members})
@@ -170,7 +170,7 @@ class ReplicationPlan(MovementPlan):
         return self._teams[root]
 
     def _root_of(self, worker: int) -> int | None:
-        """Return the root of the team in which `worker` holds a copy; None where it holds none."""
+        """Return the root of the team in which `worker` holds a copy; None if it holds none."""
         place = self._places[1].get(worker)
         return None if place is None else self.source[self.rule.source_of(place)]
 
@@ -237,7 +237,7 @@ def plan_replication(
 def run_replication(
     x: Array, rule: BroadcastRule, P_x: Partition, P_y: Partition, *, is_broadcast: bool, preserve_batch: bool
 ) -> Array:
-    """Broadcast or sum-reduce `x` from P_x to P_y; workers agree on nothing where nothing moves."""
+    """Broadcast or sum-reduce `x` from P_x to P_y; workers agree on nothing if nothing moves."""
     if P_x.ranks == P_y.ranks and rule.is_identity:
         return x if P_x.active else outside(P_x.world, x)
     plan = partial(
@@ -287,7 +287,7 @@ def broadcast(
 
     **Arguments:**
 
-    - `x`: this worker's subtensor where it is in P_x: any shape and dtype, which the workers that get it need not
+    - `x`: this worker's subtensor if it is in P_x: any shape and dtype, which the workers that get it need not
       know. Elsewhere a zero-volume array, floating or complex exactly if the data is.
     - `P_x`, `P_y`: the partitions that the subtensors are on and go to. Their teams may be equal, overlap or not.
     - `transpose_src`, `transpose_dest`: count the worker (i, j) of P_x, or of P_y, as (j, i) (the index reversed).
@@ -360,7 +360,7 @@ def sum_reduce(
 
     **Arguments:**
 
-    - `x`: this worker's subtensor where it is in P_x, of the same shape and dtype as all that it is summed with;
+    - `x`: this worker's subtensor if it is in P_x, of the same shape and dtype as all that it is summed with;
       elsewhere a zero-volume array, floating or complex exactly if the data is. Half precisions are summed in
       float32 and rounded once; the sum of booleans is their "or".
     - `P_x`, `P_y`: the partitions that the terms are on and the sums go to. A worker of P_y need not be a source.

@@ -250,7 +250,7 @@ def _add(x: Array, y: Array) -> Array:
 
 
 def extreme(dtype: np.dtype, largest: bool) -> Any:
-    """Return the largest, or the smallest, number of a real dtype: an infinity, where it has one."""
+    """Return the largest, or the smallest, number of a real dtype: an infinity, if it has one."""
     if jnp.issubdtype(dtype, np.bool_):
         return np.bool_(largest)
     if jnp.issubdtype(dtype, jnp.inexact):
@@ -262,7 +262,7 @@ def extreme(dtype: np.dtype, largest: bool) -> Any:
 
 
 def as_indices(x: Array) -> Array:
-    """Return integers or booleans in at least 32 bits, signed where they were narrower.
+    """Return integers or booleans in at least 32 bits, signed if they were narrower.
 
     JAX compares in the dtype of the array: of bytes, 256 would be 0, and -100 a class.
     """

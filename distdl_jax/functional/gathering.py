@@ -71,7 +71,7 @@ def scatter(tree: Any, specs: Any, root: int = 0) -> Any:
     - `specs`: a pytree of the same structure with a `TensorSpec` for each leaf, as for `gather`.
     - `root`: the rank in the world of the worker that has the whole tensors.
 
-    **Returns:** this worker's pytree of blocks, zero-volume where it holds none. All copies of a block are the same.
+    **Returns:** this worker's pytree of blocks, zero-volume if it holds none. All copies of a block are the same.
 
     **Raises,** on every worker that takes part and before anything moves: `PlanError` if a leaf on the root does not
     have the shape that its spec says, or the trees of two workers differ; `InvalidArgumentError` as `gather`.

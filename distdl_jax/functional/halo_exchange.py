@@ -122,8 +122,8 @@ def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, pe
     """Widen the blocks of a tensor on `P_x` by what their neighbours hold.
 
     With P_x of shape p_0 x ... x p_{D-1}, a worker that owns the range [a, b) of dimension d gets the range
-    [a - left, b + right), clipped to the tensor, or wrapped around it where the dimension is periodic. The data goes
-    dimension by dimension, so that corners ride along, from as many neighbours as it takes where a block is narrower
+    [a - left, b + right), clipped to the tensor, or wrapped around it if the dimension is periodic. The data goes
+    dimension by dimension, so that corners ride along, from as many neighbours as it takes if a block is narrower
     than the halo. The adjoint adds each halo's cotangent back into the block that it was copied from.
 
     **Arguments:**
@@ -171,7 +171,7 @@ def checked_periodic(periodic: Sequence[bool], dim: int) -> tuple[bool, ...]:
 
 
 def checked_halo(halo: Sequence[Sequence[int]], dim: int, *, or_none: bool = False) -> Halo:
-    """Return `halo` as a pair of integers for each of `dim` dimensions; or (), where that is accepted."""
+    """Return `halo` as a pair of integers for each of `dim` dimensions; or (), if that is accepted."""
     if or_none and (halo is None or (isinstance(halo, tuple | list) and not halo)):
         return ()
     try:

@@ -90,7 +90,7 @@ def top_k(x: Array, P_x: Partition, k: int, axis: int = -1) -> tuple[Array, Arra
     """Return the `k` largest elements along `axis`, and their indices in the whole: `jax.lax.top_k` of a split tensor.
 
     All workers along `axis` get the same, copies; along the other dimensions each has its block. In reverse mode the
-    cotangents of the copies of a value are summed, and go to the worker that owns the element. So where every copy is
+    cotangents of the copies of a value are summed, and go to the worker that owns the element. So if every copy is
     used in the loss, the loss counts it as often, as with `all_gather`: let one worker add it, or divide.
 
     **Arguments:**
@@ -100,7 +100,7 @@ def top_k(x: Array, P_x: Partition, k: int, axis: int = -1) -> tuple[Array, Arra
     - `P_x`: the partition, of as many dimensions as the tensor.
     - `k`: how many, at most the length of the tensor along `axis`.
     - `axis`: the dimension; negative ones count from the end. The k largest of each worker along it go to all of them,
-      values and indices, in two movements; nothing moves where it is not split.
+      values and indices, in two movements; nothing moves if it is not split.
 
     **Returns:** the values, in descending order, of the block's shape with k along `axis`, in x's dtype; and the
     indices, int32. Of equal elements the first comes first, and NaN comes before all. Outside P_x, `x` and an empty
@@ -140,7 +140,7 @@ def argmax(x: Array, P_x: Partition, axis: int = 1) -> Array:
     **Returns:** an int32 array of the block's shape without `axis`, the same on all workers along it; of equal elements
     the first, and NaN above all, as in `jnp.argmax`. Outside P_x, `x`.
 
-    **Raises:** `InvalidArgumentError` for a dimension that P_x doesn't have; `PlanError`, on every worker of P_x, where
+    **Raises:** `InvalidArgumentError` for a dimension that P_x doesn't have; `PlanError`, on every worker of P_x, if
     the blocks don't form a grid, or the tensor has no elements along `axis`.
 
     >>> import jax.numpy as jnp, distdl_jax as dj

@@ -64,7 +64,7 @@ class NonlinearMovement(Movement, Protocol):
         """Return the shape and dtype of what `before_adjoint` returns, from those of the output."""
 
     def residual(self, x: Array, y: Array) -> Array:
-        """Return the residual of the input and the output: it is batched where x is."""
+        """Return the residual of the input and the output: it is batched if x is."""
 
     def before_adjoint(self, residual: Array, dy: Array) -> Array:
         """Return the array to move, from the cotangent of the output."""
@@ -109,7 +109,7 @@ class _Pullback:
 
 
 def adjoint_operations(part: Movement, worker: int, y: ShapeDtype) -> tuple[Operation, ...]:
-    """Return what the adjoint of a movement communicates on `worker`, where the movement left a block like `y`."""
+    """Return what the adjoint of a movement communicates on `worker`, if the movement left a block like `y`."""
     if not part.differentiable:
         return ()
     return part.adjoint().operations(worker, part.adjoint_input(y) if _is_nonlinear(part) else y)
@@ -153,8 +153,8 @@ def _joined(parts: Parts) -> Array:
 def _forward(
     world: World, part: Movement, x: Array
 ) -> tuple[tuple[Parts, Array, Array | None], tuple[Array, Array, Array | None]]:
-    # The residual depends on `x`: where `x` is batched or differentiated, so is the residual. (An empty slice of `x`
-    # would not do: JAX makes a constant of it where `x` is empty.)
+    # The residual depends on `x`: if `x` is batched or differentiated, so is the residual. (An empty slice of `x`
+    # would not do: JAX makes a constant of it if `x` is empty.)
     trace_of_x = tie(nothing(x.dtype), x)
     parts, anchor, residual = _move(world, part, x)
     return (parts, anchor, residual), (trace_of_x, nothing(parts[0].dtype), residual)

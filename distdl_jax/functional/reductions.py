@@ -293,7 +293,7 @@ def max(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> A
 
 @compared
 @documented(
-    _ALONG_DIMENSIONS, **_EXTREMUM, returns="of x's dtype; NaN where there is one", example="[[1.0, 2.0], [1.0, 2.0]]"
+    _ALONG_DIMENSIONS, **_EXTREMUM, returns="of x's dtype; NaN if there is one", example="[[1.0, 2.0], [1.0, 2.0]]"
 )
 def min(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> Array:
     """Return the smallest entries along dimensions of a split tensor: `jnp.min`."""

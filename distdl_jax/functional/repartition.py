@@ -68,12 +68,12 @@ def repartition(x: Array, P_x: Partition, P_y: Partition, *, preserve_batch: boo
 
     Every worker of P_y gets its balanced block of the tensor: along a dimension of length n over q workers, the first
     n mod q hold one more than the rest. The blocks on P_x may be unbalanced; the same partition twice rebalances
-    them, and is the identity, without messages, where they are balanced. From a partition of one worker this is
+    them, and is the identity, without messages, if they are balanced. From a partition of one worker this is
     scatter, to one it is gather. The adjoint is the movement back, onto the blocks as they were.
 
     **Arguments:**
 
-    - `x`: this worker's block where it is in P_x: D dimensions, one dtype on all of P_x; workers with the same index
+    - `x`: this worker's block if it is in P_x: D dimensions, one dtype on all of P_x; workers with the same index
       in a dimension hold the same length there. Blocks may be empty. Elsewhere a zero-volume array, floating or
       complex exactly if the data is.
     - `P_x`, `P_y`: partitions of as many dimensions as the tensor; equal teams, permuted, overlapping or disjoint.

@@ -85,12 +85,12 @@ def reshape(x: Array, P_x: Partition, P_y: Partition, shape: int | Sequence[int]
     """Reshape a tensor on `P_x`, in row-major order, to one of `shape` on `P_y`: `jnp.reshape` of the whole.
 
     Every worker of P_y gets its balanced block; the blocks on P_x may be unbalanced. It is one movement, of what has to
-    go to another worker; where each has its block already nothing moves. The adjoint is the movement back, onto the
+    go to another worker; if each has its block already nothing moves. The adjoint is the movement back, onto the
     blocks as they were.
 
     **Arguments:**
 
-    - `x`: this worker's block where it is in P_x, of as many dimensions as P_x; elsewhere a zero-volume array, floating
+    - `x`: this worker's block if it is in P_x, of as many dimensions as P_x; elsewhere a zero-volume array, floating
       or complex exactly if the data is.
     - `P_x`, `P_y`: any partitions, of as many dimensions as x and as `shape`; equal, overlapping or disjoint teams.
     - `shape`: of the whole output, or its length; one number may be -1, and follows from the others.

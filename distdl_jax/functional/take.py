@@ -108,7 +108,7 @@ def take(x: Array, P_x: Partition, indices: Any, axis: int = 0, P_y: Partition |
 
     **Arguments:**
 
-    - `x`: this worker's block where it is in P_x: D dimensions; blocks may be unbalanced and empty, of any dtype.
+    - `x`: this worker's block if it is in P_x: D dimensions; blocks may be unbalanced and empty, of any dtype.
       Elsewhere a zero-volume array, floating or complex exactly if the data is.
     - `P_x`: the partition of x.
     - `indices`: the numbers of all rows of the whole, the same on every worker: integers in numpy (a list, a concrete
@@ -152,7 +152,7 @@ def segment_sum(
 
     **Arguments:**
 
-    - `x`: this worker's block where it is in P_x; blocks may be unbalanced and empty, of any dtype. Half precisions are
+    - `x`: this worker's block if it is in P_x; blocks may be unbalanced and empty, of any dtype. Half precisions are
       summed, and sent, in float32, and rounded once; the sum of booleans is their "or". Elsewhere a zero-volume array,
       floating or complex exactly if the data is.
     - `P_x`: the partition of x.

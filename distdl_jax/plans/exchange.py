@@ -195,7 +195,7 @@ class Exchange:
             in_shape = box_shape(self.owned.box(cell))
             lines = [self.overlaps_of_owned(d, i) for d, i in enumerate(self.owned.index(cell))]
             sends = product_pieces(lines, self.needed.shape, self.needed.ranks)
-            # Pieces are all the products of the lines' overlaps, so they are disjoint where those of each line are; and
+            # Pieces are all the products of the lines' overlaps, so they are disjoint if those of each line are; and
             # without a piece in one line there is no piece at all.
             in_disjoint = not all(lines) or all(map(self._are_disjoint, lines))
         if (cell := self.needed.cell_of.get(rank)) is not None:

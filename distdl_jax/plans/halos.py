@@ -2,7 +2,7 @@
 
 After the exchange along dimension 0 a worker holds its needed range there and its owned range elsewhere; the exchange
 along dimension 1 then moves those longer rows, and so on. So the corners ride along, and a worker talks to the workers
-of its own line only: 2D neighbours instead of 3^D - 1 where halos are narrow.
+of its own line only: 2D neighbours instead of 3^D - 1 if halos are narrow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def needed_ranges(
 ) -> tuple[tuple[Range, ...], ...]:
     """Return the ranges to exchange, per dimension and index, from the halo widths that the workers of a grid ask for.
 
-    Each range is its owner's, wider by (left, right), and clipped to the tensor where the dimension isn't periodic.
+    Each range is its owner's, wider by (left, right), and clipped to the tensor if the dimension isn't periodic.
     Corners ride along with the rows, so workers of equal index in a dimension get equal ranges there: the widest that
     any of them asks for, of which `own_box` is what one of them wants.
 

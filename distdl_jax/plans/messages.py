@@ -27,7 +27,7 @@ class RowList(ABC):
 
 
 Start = int | RowList
-"""The numbers of some rows: the first of them where they follow each other, and else all."""
+"""The numbers of some rows: the first of them if they follow each other, and otherwise all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Message:
     """All that goes from one worker to another in one exchange: its pieces, each row-major, one after the other.
 
     - `partner`: the world rank of the other worker.
-    - `pieces`: one or more, in the same order on both sides. Several only where a periodic boundary folds a range.
+    - `pieces`: one or more, in the same order on both sides. Several only if a periodic boundary folds a range.
     """
 
     partner: int

@@ -155,7 +155,7 @@ class Reshaping:
         return union(self.owned.ranks, self.needed.ranks)
 
     def in_shape(self, rank: int) -> tuple[int, ...]:
-        """Return the shape in which the block of x of a worker is seen: a length for each group, 0 where it has
+        """Return the shape in which the block of x of a worker is seen: a length for each group, 0 if it has
         none.
         """
         return self._shape(0, self.owned, rank)

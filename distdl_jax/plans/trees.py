@@ -99,7 +99,7 @@ def doubling_steps(
     p, whole = len(line), ranges[-1][1]
 
     def run(first: int, count: int) -> list[Range]:
-        """Return the ranges of `count` blocks from place `first` on, joined where one follows the other."""
+        """Return the ranges of `count` blocks from place `first` on, joined if one follows the other."""
         first %= p
         last = first + count - 1
         if last < p:

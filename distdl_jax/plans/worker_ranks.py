@@ -22,7 +22,7 @@ class ConsecutiveRanks(tuple[int, ...]):
         return bool(self) and self[0] <= rank <= self[-1]
 
     def index(self, rank: Any, *limits: Any) -> int:
-        """Return the place of `rank`; raises `ValueError` where it is not there."""
+        """Return the place of `rank`; raises `ValueError` if it is not there."""
         if limits or not isinstance(rank, int) or rank not in self:
             return super().index(rank, *limits)
         return rank - self[0]
@@ -56,7 +56,7 @@ def _consecutive(first: int, count: int) -> ConsecutiveRanks:
 
 
 def worker_ranks(ranks: Iterable[int]) -> Workers:
-    """Return ranks as a tuple, one that knows it where they follow each other.
+    """Return ranks as a tuple, one that knows it if they follow each other.
 
     >>> worker_ranks([4, 5, 6]).index(6), worker_ranks([2, 0])
     (2, (2, 0))

@@ -75,7 +75,7 @@ def grid_sample(
     - `x`: this worker's block; blocks may be uneven and empty. Floating or complex; with mode "nearest" also of
       integers. Zero-volume outside P_x.
     - `grid`: the points of this worker's outputs, n x m_{D-1} x ... x m_0 x D of its own n and m_d: coordinates from -1
-      to 1 over the whole of x, that of dimension 0, the last, first. Blocks form a grid on P_x, where balanced ones
+      to 1 over the whole of x, that of dimension 0, the last, first. Blocks form a grid on P_x; balanced ones
       give balanced outputs. Workers along P_c pass copies, and each gets the gradient that its own channels make.
       `affine_grid` makes such blocks. Outside P_x it is not read.
     - `P_x`: the partition of x and of the output, of 3 dimensions or more.

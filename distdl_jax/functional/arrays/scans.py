@@ -264,7 +264,7 @@ def _run(plans: Sequence[ScanPlan], world: World, leaves: Leaves, along: _Along)
     if n and moved[0].shape[along.axis]:
         before = (jnp.broadcast_to(along.last(y), own[i].shape) for i, y in enumerate(along.scan(moved)))
         own = list(along.combine(list(before), own))
-    # Every worker's results depend on all that moved, whatever it needs of it: else some would run no adjoint.
+    # Every worker's results depend on all that moved, whatever it needs of it: otherwise some would run no adjoint.
     return [tie(y, *moved) for y in own]
 
 

@@ -137,7 +137,7 @@ def _checked_line(segment_ids: Any, num_segments: int) -> tuple[Rows, int]:
 _BY_SEGMENT = """
 **Arguments:**
 
-- `x`: this worker's block where it is in P_x, unbalanced or empty, of $numbers.
+- `x`: this worker's block if it is in P_x, unbalanced or empty, of $numbers.
   Elsewhere a zero-volume array.
 - `P_x`: the partition of x.
 - `segment_ids`: the numbers of all entries of the whole along `axis`, 0 to `num_segments` - 1, the same on every

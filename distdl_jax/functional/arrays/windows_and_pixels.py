@@ -229,11 +229,11 @@ def window_partition(x: Array, P_x: Partition, window_size: Sizes, axes: Sizes |
 
         y[n, i, j, a, b, c] = x[n, i h + a, j w + b, c]
 
-    The numbers of windows stand behind dimension 0, the batch (in front, where that is one of `axes`), and the places
+    The numbers of windows stand behind dimension 0, the batch (in front, if that is one of `axes`), and the places
     in a window where the dimensions were: N x C x H x W becomes N x H/h x W/w x C x h x w. So on each worker
     `y.reshape(-1, h * w, C)` has its windows as entries of a batch, on which attention needs no other worker.
 
-    Where a window crosses the edge of a block it moves to the one worker that needs it, and nothing else does; where
+    If a window crosses the edge of a block it moves to the one worker that needs it, and nothing else does; if
     all blocks hold whole windows nothing moves. The adjoint moves it back. Shift windows with `roll(x, P_x, -shift,
     axes)` before, and by `shift` after `window_reverse`; `window_mask` says which tokens are neighbours then.
 
