@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ import numpy as np
 from distdl_jax.errors import PlanError
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.plans.alike import ByClass, of_team, representatives, workers_of
-from distdl_jax.plans.decomposition import ProductGrid, box_shape, index_of, ranges_of_sizes
+from distdl_jax.plans.decomposition import ProductGrid, box_shape, ranges_of_sizes
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.plans.worker_ranks import positions, union
 from distdl_jax.tracing.world import Workers, World
@@ -64,9 +64,8 @@ def check_placeholders(name: str, shape_dtypes: Mapping[int, ShapeDtype], owners
 
 def common_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], owners: Workers) -> np.dtype:
     """Return the dtype of the blocks of `owners` (world ranks); refuse blocks, or another kind of dtype, elsewhere."""
-    dtype, of_owners = shape_dtypes[owners[0]].dtype, of_team(shape_dtypes, owners)
-    only = isinstance(of_owners, ByClass) and of_owners.ranks == owners
-    if any(shape_dtypes[worker].dtype != dtype for worker in (representatives(of_owners) if only else owners)):
+    dtype, blocks = shape_dtypes[owners[0]].dtype, of_team(shape_dtypes, owners)
+    if any(blocks[worker].dtype != dtype for worker in representatives(blocks)):
         listed = ", ".join(f"{shape_dtypes[worker].dtype} on worker {worker}" for worker in owners)
         raise PlanError(f"`{name}` must have one dtype on all workers that hold a part of it, but is {listed}.")
     check_kinds(name, shape_dtypes, dtype)
@@ -91,32 +90,31 @@ def check_kinds(name: str, shape_dtypes: Mapping[int, ShapeDtype], dtype: np.dty
 
 def owned_grid(name: str, P: Partition, shape_dtypes: Mapping[int, ShapeDtype]) -> ProductGrid:
     """Return the grid of the blocks on `P`, balanced or not, from their shapes by world rank."""
+    blocks = of_team(shape_dtypes, P.ranks)
+    if isinstance(blocks, GridBlocks) and blocks.grid.shape == P.shape:
+        return blocks.grid
 
     def listed() -> str:
-        return ", ".join(f"{list(shape_dtypes[worker].shape)} on worker {worker}" for worker in P.ranks[:64])
+        return ", ".join(f"{list(blocks[worker].shape)} on worker {worker}" for worker in P.ranks[:64])
 
-    places: Sequence[int] = range(P.size)
-    shape_dtypes = of_team(shape_dtypes, P.ranks)
-    if isinstance(shape_dtypes, GridBlocks) and shape_dtypes.grid.shape == P.shape and shape_dtypes.ranks == P.ranks:
-        return shape_dtypes.grid
-    if isinstance(shape_dtypes, ByClass) and shape_dtypes.is_on(P.ranks, P.shape):
-        places = shape_dtypes.sample
-    if any(len(shape_dtypes[P.ranks[rank]].shape) != P.dim for rank in places):
+    shapes = [blocks[worker].shape for worker in representatives(blocks)]
+    if any(len(shape) != P.dim for shape in shapes):
         raise PlanError(
             f"`{name}` must have as many dimensions as its partition ({shape_text(P.shape)}), but has the shapes "
             f"{listed()}."
         )
-    sizes: list[list[int | None]] = [[None] * p for p in P.shape]
-    for rank in places:
-        shape = shape_dtypes[P.ranks[rank]].shape
-        for d, i in enumerate(index_of(rank, P.shape)):
-            if sizes[d][i] not in (None, shape[d]):
-                raise PlanError(
-                    f"The blocks of `{name}` don't form a {shape_text(P.shape)} grid: workers with the same index in "
-                    f"dimension {d} must hold the same length there, but the shapes are {listed()}."
-                )
-            sizes[d][i] = shape[d]
-    return ProductGrid(P.ranks, tuple(ranges_of_sizes([n or 0 for n in line]) for line in sizes))
+    of_cells = np.reshape(shapes, (len(shapes), P.dim))
+    of_cells = of_cells[blocks.classes.numbers] if isinstance(blocks, ByClass) else of_cells
+    ranges = []
+    for d, p in enumerate(P.shape):
+        lengths = np.moveaxis(of_cells[:, d].reshape(P.shape), d, 0).reshape(p, -1)
+        if np.any(lengths != lengths[:, :1]):
+            raise PlanError(
+                f"The blocks of `{name}` don't form a {shape_text(P.shape)} grid: workers with the same index in "
+                f"dimension {d} must hold the same length there, but the shapes are {listed()}."
+            )
+        ranges.append(ranges_of_sizes(lengths[:, 0].tolist()))
+    return ProductGrid(P.ranks, tuple(ranges))
 
 
 class GridBlocks(ByClass[ShapeDtype]):

@@ -19,9 +19,9 @@ from distdl_jax.functional.block_checks import outside
 from distdl_jax.functional.mark import moved
 from distdl_jax.functional.movement import Movement, adjoint_operations, move
 from distdl_jax.partitions.partition import Partition
-from distdl_jax.plans.alike import ByClass, OnGrids, of_team, on_grids, workers_of
+from distdl_jax.plans.alike import ByClass, of_team, on_grids, workers_of
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.worker_ranks import union
+from distdl_jax.plans.worker_ranks import covers, union
 from distdl_jax.tracing.world import Workers, World
 from distdl_jax.transports.agreement.shapes import exchange_shapes
 from distdl_jax.watchdog.programs.ir import Operation
@@ -136,15 +136,13 @@ class Unmoved(MovementPlan):
 
 def taking_part(shape_dtypes: ShapeDtypes, *teams: Workers) -> ShapeDtypes:
     """Return the shapes and dtypes on the workers of `teams`, by world rank, ascending, from those on more workers."""
-    workers = union(*teams)
-    shape_dtypes = of_team(shape_dtypes, workers)
-    if isinstance(shape_dtypes, ByClass | OnGrids) and shape_dtypes.workers == workers:
-        return shape_dtypes
-    if missing := [worker for worker in workers if worker not in shape_dtypes]:
+    workers, known = union(*teams), workers_of(shape_dtypes)
+    if not covers(known, workers):
+        missing = next(worker for worker in workers if worker not in shape_dtypes)
         raise InvalidArgumentError(
-            f"`x` must say what each worker that takes part holds, but says nothing of worker {missing[0]}."
+            f"`x` must say what each worker that takes part holds, but says nothing of worker {missing}."
         )
-    return {worker: shape_dtypes[worker] for worker in workers}
+    return shape_dtypes if isinstance(shape_dtypes, ByClass) and known == workers else of_team(shape_dtypes, workers)
 
 
 def plan_and_run(

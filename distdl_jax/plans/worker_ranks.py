@@ -87,6 +87,15 @@ def _is_within(team: Iterable[int], ranks: ConsecutiveRanks) -> bool:
     return all(rank in ranks for rank in team)
 
 
+def covers(ranks: Workers, some: Workers) -> bool:
+    """Return whether all of some ranks are among `ranks`.
+
+    >>> covers((1, 2, 3), (3, 1)), covers((1, 2), (3,))
+    (True, False)
+    """
+    return ranks == some or union(ranks, some) == union(ranks)
+
+
 @lru_cache(maxsize=64)  # 10 MB each at 100,000
 def positions(ranks: Workers) -> Mapping[int, int]:
     """Return a mapping from each of `ranks` to its place.
