@@ -22,7 +22,7 @@ from distdl_jax.functional.collectives import (
     allreduce_in_team,
     allreduce_operations,
 )
-from distdl_jax.functional.plan import Computation, ShapeDtypes, plan_and_run
+from distdl_jax.functional.plan import Computation, MovementPlan, ShapeDtypes, plan_and_run
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_axes
 from distdl_jax.plans.decomposition import ProductGrid, ranges_of_sizes
@@ -182,13 +182,13 @@ def plan_all_reduce(
     op: Operation = "sum",
     axes_reduce: int | Sequence[int] | None = None,
     axes_keep: int | Sequence[int] | None = None,
-) -> Any:
+) -> MovementPlan | Computation:
     """Plan `all_reduce` from the shapes and dtypes on the workers of P_x, or on those of some of its teams."""
     _check_op(op)
     sums = plan_all_sum_reduce(shape_dtypes, P_x, _axes(P_x, axes_reduce, axes_keep))
     if op in ("max", "min"):
         return ExtremumPlan(sums.teams, sums.inputs, op == "max")
-    return {"sum": sums, "mean": MeanPlan(sums), "prod": ProductPlan(sums)}[op]
+    return sums if op == "sum" else MeanPlan(sums) if op == "mean" else ProductPlan(sums)
 
 
 @compared

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -217,35 +218,6 @@ class ReplicationPlan(MovementPlan):
         )
 
 
-def plan_replication(
-    shape_dtypes: ShapeDtypes,
-    rule: BroadcastRule,
-    P_x: Partition,
-    P_y: Partition,
-    *,
-    is_broadcast: bool,
-    preserve_batch: bool,
-) -> MovementPlan:
-    """Plan a broadcast or a sum-reduction from P_x to P_y; `rule` says which copies are whose."""
-    inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)
-    if P_x.ranks == P_y.ranks and rule.is_identity:
-        return Unmoved(inputs)
-    source, copies = (P_x.ranks, P_y.ranks) if is_broadcast else (P_y.ranks, P_x.ranks)
-    return ReplicationPlan(rule, source, copies, inputs, is_broadcast, preserve_batch)
-
-
-def run_replication(
-    x: Array, rule: BroadcastRule, P_x: Partition, P_y: Partition, *, is_broadcast: bool, preserve_batch: bool
-) -> Array:
-    """Broadcast or sum-reduce `x` from P_x to P_y; workers agree on nothing if nothing moves."""
-    if P_x.ranks == P_y.ranks and rule.is_identity:
-        return x if P_x.active else outside(P_x.world, x)
-    plan = partial(
-        plan_replication, rule=rule, P_x=P_x, P_y=P_y, is_broadcast=is_broadcast, preserve_batch=preserve_batch
-    )
-    return plan_and_run("broadcast" if is_broadcast else "sum_reduce", plan, x, P_x, P_y)
-
-
 def broadcast_rule(
     P_x: Partition, P_y: Partition, transpose_src: bool = False, transpose_dest: bool = False
 ) -> BroadcastRule:
@@ -254,18 +226,52 @@ def broadcast_rule(
     return BroadcastRule(P_x.shape, P_y.shape, src, dest)
 
 
-def plan_broadcast(
+def sum_rule(
+    P_x: Partition, P_y: Partition, transpose_src: bool = False, transpose_dest: bool = False
+) -> BroadcastRule:
+    """Return the broadcast from `P_y` to `P_x`, of which their sum-reduction is the adjoint."""
+    src, dest = checked_boolean("transpose_src", transpose_src), checked_boolean("transpose_dest", transpose_dest)
+    try:
+        return broadcast_rule(P_y, P_x, dest, src)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"To sum from P_x to P_y, P_y must broadcast to P_x. {error}") from None
+
+
+def plan_replication(
     shape_dtypes: ShapeDtypes,
     P_x: Partition,
     P_y: Partition,
     *,
+    is_broadcast: bool,
     transpose_src: bool = False,
     transpose_dest: bool = False,
     preserve_batch: bool = True,
 ) -> MovementPlan:
-    """Plan `broadcast` from the shapes and dtypes on the workers of both partitions, and perhaps of more."""
-    rule = broadcast_rule(P_x, P_y, transpose_src, transpose_dest)
-    return plan_replication(shape_dtypes, rule, P_x, P_y, is_broadcast=True, preserve_batch=preserve_batch)
+    """Plan a broadcast or a sum-reduction from the shapes and dtypes on the workers of both, and perhaps of more."""
+    rule = (broadcast_rule if is_broadcast else sum_rule)(P_x, P_y, transpose_src, transpose_dest)
+    inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)
+    if P_x.ranks == P_y.ranks and rule.is_identity:
+        return Unmoved(inputs)
+    source, copies = (P_x.ranks, P_y.ranks) if is_broadcast else (P_y.ranks, P_x.ranks)
+    return ReplicationPlan(rule, source, copies, inputs, is_broadcast, preserve_batch)
+
+
+plan_broadcast = partial(plan_replication, is_broadcast=True)
+plan_sum_reduce = partial(plan_replication, is_broadcast=False)
+
+
+def _run(
+    x: Array, P_x: Partition, P_y: Partition, is_broadcast: bool, src: bool, dest: bool, preserve_batch: bool
+) -> Array:
+    """Broadcast or sum-reduce `x` from P_x to P_y; workers agree on nothing if nothing moves."""
+    check_partitions(P_x=P_x, P_y=P_y)
+    preserve_batch = checked_boolean("preserve_batch", preserve_batch)
+    rule = (broadcast_rule if is_broadcast else sum_rule)(P_x, P_y, src, dest)
+    if P_x.ranks == P_y.ranks and rule.is_identity:
+        return x if P_x.active else outside(P_x.world, x)
+    options: dict[str, Any] = {"transpose_src": src, "transpose_dest": dest, "preserve_batch": preserve_batch}
+    plan = partial(plan_replication, P_x=P_x, P_y=P_y, is_broadcast=is_broadcast, **options)
+    return plan_and_run("broadcast" if is_broadcast else "sum_reduce", plan, x, P_x, P_y)
 
 
 @compared
@@ -310,35 +316,7 @@ def broadcast(
 
     Source: DistDL documentation, "broadcast".
     """
-    check_partitions(P_x=P_x, P_y=P_y)
-    preserve_batch = checked_boolean("preserve_batch", preserve_batch)
-    rule = broadcast_rule(P_x, P_y, transpose_src, transpose_dest)
-    return run_replication(x, rule, P_x, P_y, is_broadcast=True, preserve_batch=preserve_batch)
-
-
-def sum_rule(
-    P_x: Partition, P_y: Partition, transpose_src: bool = False, transpose_dest: bool = False
-) -> BroadcastRule:
-    """Return the broadcast from `P_y` to `P_x`, of which their sum-reduction is the adjoint."""
-    src, dest = checked_boolean("transpose_src", transpose_src), checked_boolean("transpose_dest", transpose_dest)
-    try:
-        return broadcast_rule(P_y, P_x, dest, src)
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(f"To sum from P_x to P_y, P_y must broadcast to P_x. {error}") from None
-
-
-def plan_sum_reduce(
-    shape_dtypes: ShapeDtypes,
-    P_x: Partition,
-    P_y: Partition,
-    *,
-    transpose_src: bool = False,
-    transpose_dest: bool = False,
-    preserve_batch: bool = True,
-) -> MovementPlan:
-    """Plan `sum_reduce` from the shapes and dtypes on the workers of both partitions, and perhaps of more."""
-    rule = sum_rule(P_x, P_y, transpose_src, transpose_dest)
-    return plan_replication(shape_dtypes, rule, P_x, P_y, is_broadcast=False, preserve_batch=preserve_batch)
+    return _run(x, P_x, P_y, True, transpose_src, transpose_dest, preserve_batch)
 
 
 @compared
@@ -383,7 +361,4 @@ def sum_reduce(
 
     Source: DistDL documentation, "broadcast" and "backends".
     """
-    check_partitions(P_x=P_x, P_y=P_y)
-    preserve_batch = checked_boolean("preserve_batch", preserve_batch)
-    rule = sum_rule(P_x, P_y, transpose_src, transpose_dest)
-    return run_replication(x, rule, P_x, P_y, is_broadcast=False, preserve_batch=preserve_batch)
+    return _run(x, P_x, P_y, False, transpose_src, transpose_dest, preserve_batch)

@@ -178,8 +178,7 @@ def argmax_of(x: Array, P_x: Partition, grid: ProductGrid, axis: int) -> Array:
         attained = (own == largest) | (own != own)
         place = jnp.where(attained, jnp.argmax(x, axis).astype(np.int32) + np.int32(start), none)
     lines = _lines(P_x, grid, axis, np.dtype(np.int32))
-    first: Array = plan_all_reduce(lines, P_x, "min", axis).run(P_x.world, place)
-    return first
+    return plan_all_reduce(lines, P_x, "min", axis).run(P_x.world, place)
 
 
 def _lines(P_x: Partition, grid: ProductGrid, axis: int, dtype: np.dtype) -> ShapeDtypes:

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from jax import Array
 
@@ -147,7 +146,7 @@ def taking_part(shape_dtypes: ShapeDtypes, *teams: Workers) -> ShapeDtypes:
 
 def plan_and_run(
     operation: str,
-    plan: Callable[[ShapeDtypes], Any],
+    plan: Callable[[ShapeDtypes], MovementPlan | Computation],
     x: Array,
     P_x: Partition,
     P_y: Partition | None = None,
@@ -164,5 +163,4 @@ def plan_and_run(
     if world.rank not in team:
         return outside(world, x)
     where = f"on {P_x.describe()}" if P_y is None else f"from {P_x.describe()} to {P_y.describe()}"
-    y: Array = plan(exchange_shapes(world, team, f"{operation} {where}", x)).run(world, x)
-    return y
+    return plan(exchange_shapes(world, team, f"{operation} {where}", x)).run(world, x)

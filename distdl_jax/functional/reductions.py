@@ -37,12 +37,12 @@ Reduction = Literal["sum", "mean", "max", "min", "var"]
 class ReductionPlan(BlocksPlan, Computation):
     """A reduction of each worker's block along `axes`, and then over workers; the output has length 1 along them.
 
-    - `over_workers`: the plan of the second; a mean and a variance divide by `count`.
+    - `over_workers`: the plan of the second; a mean divides by `count`.
     """
 
     axes: tuple[int, ...]
     count: int
-    over_workers: Any
+    over_workers: AllSumPlan
 
     def computed(self, world: World, x: Array) -> Array:
         return self._reduced(world, x).astype(self.output(world.rank).dtype)
@@ -53,18 +53,23 @@ class ReductionPlan(BlocksPlan, Computation):
             own = tie(jnp.zeros(self.output(world.rank).shape, wide), x)
         else:
             own = jnp.sum(x, self.axes, dtype=wide, keepdims=True)
-        total: Array = self.over_workers.run(world, own)
+        total = self.over_workers.run(world, own)
         return total / np.asarray(self.count, total.dtype) if self.count != 1 else total
 
 
-class VariancePlan(ReductionPlan):
-    """The mean of squared deviations from the mean; `over_workers` finds both."""
+@dataclass(frozen=True)
+class VariancePlan(BlocksPlan, Computation):
+    """The sum of squared deviations from the mean along `axes`, divided by `count`; `moments` finds both."""
 
-    def _reduced(self, world: World, x: Array) -> Array:
-        moments: Moments = self.over_workers
-        n = math.prod(moments.grid.extent[d] for d in self.axes)
-        variance = moments.run(world, x)[1] * np.asarray(n, moments.dtype)
-        return variance / np.asarray(self.count or np.nan, moments.dtype)  # no number, as in jnp
+    axes: tuple[int, ...]
+    count: int
+    moments: Moments
+
+    def computed(self, world: World, x: Array) -> Array:
+        n = math.prod(self.moments.grid.extent[d] for d in self.axes)
+        squares = self.moments.run(world, x)[1] * np.asarray(n, self.moments.dtype)
+        variance = squares / np.asarray(self.count or np.nan, self.moments.dtype)  # no number, as in jnp
+        return variance.astype(self.output(world.rank).dtype)
 
 
 @dataclass(frozen=True)
@@ -78,8 +83,7 @@ class ExtremumAlongPlan(ReductionPlan):
         if not is_differentiable(dtype):
             of = jnp.max if self.largest else jnp.min
             own = tie(of(x, self.axes, keepdims=True, initial=extreme(dtype, not self.largest)), x)
-            extremes: Array = self.over_workers.run(world, own)
-            return extremes
+            return self.over_workers.run(world, own)
         wide = self.over_workers.inputs[world.rank].dtype
         if x.size == 0:
             own, ties = tie(jnp.full(shape, -np.inf, wide), x), jnp.zeros(shape, wide)
@@ -140,7 +144,7 @@ def _largest_jvp(axes: tuple[int, ...], primals: tuple[Array], tangents: tuple[A
 
 def plan_reduction(
     shape_dtypes: ShapeDtypes, P_x: Partition, op: Reduction, axes: tuple[int, ...], ddof: int = 0
-) -> ReductionPlan:
+) -> ReductionPlan | VariancePlan:
     """Plan a reduction, with keepdims, from the shapes and dtypes on the workers of P_x, and perhaps of more."""
     x = taking_part(shape_dtypes, P_x.ranks)
     dtype, grid = common_dtype("x", x, P_x.ranks), owned_grid("x", P_x, x)
