@@ -6,10 +6,18 @@
 from distdl_jax.functional.all_gather import all_gather, reduce_scatter
 from distdl_jax.functional.all_reduce import all_max, all_reduce
 from distdl_jax.functional.all_sum_reduce import all_sum_reduce
-from distdl_jax.functional.arrays.grid_sample import affine_grid, grid_sample
-from distdl_jax.functional.arrays.scans import associative_scan, cummax, cummin, cumprod, cumsum
-from distdl_jax.functional.arrays.segments import segment_max, segment_mean, segment_min, segment_softmax
-from distdl_jax.functional.arrays.windows_and_pixels import (
+from distdl_jax.functional.broadcast import broadcast, sum_reduce
+from distdl_jax.functional.fourier.fft import fft, fftn, ifft, ifftn, irfft, irfftn, rfft, rfftn
+from distdl_jax.functional.grid_sample import affine_grid, grid_sample
+from distdl_jax.functional.halo_exchange import halo_exchange
+from distdl_jax.functional.largest import argmax, top_k
+from distdl_jax.functional.reductions import max, mean, min, std, sum, var
+from distdl_jax.functional.repartition import all_to_all, repartition, roll
+from distdl_jax.functional.reshape import reshape
+from distdl_jax.functional.scans import associative_scan, cummax, cummin, cumprod, cumsum
+from distdl_jax.functional.segments import segment_max, segment_mean, segment_min, segment_softmax
+from distdl_jax.functional.take import segment_sum, take
+from distdl_jax.functional.windows_and_pixels import (
     depth_to_space,
     pixel_shuffle,
     pixel_unshuffle,
@@ -18,14 +26,6 @@ from distdl_jax.functional.arrays.windows_and_pixels import (
     window_partition,
     window_reverse,
 )
-from distdl_jax.functional.broadcast import broadcast, sum_reduce
-from distdl_jax.functional.fourier.fft import fft, fftn, ifft, ifftn, irfft, irfftn, rfft, rfftn
-from distdl_jax.functional.halo_exchange import halo_exchange
-from distdl_jax.functional.largest import argmax, top_k
-from distdl_jax.functional.reductions import max, mean, min, std, sum, var
-from distdl_jax.functional.repartition import all_to_all, repartition, roll
-from distdl_jax.functional.reshape import reshape
-from distdl_jax.functional.take import segment_sum, take
 
 __all__ = [
     "affine_grid",

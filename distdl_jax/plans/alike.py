@@ -57,7 +57,7 @@ class Classes:
         return self._hash
 
 
-@lru_cache(maxsize=256)  # each 0.4 MB at 100,000
+@lru_cache(maxsize=128)  # each 0.4 MB at 100,000
 def _on_grid(ranks: Workers, labels: tuple[tuple[Hashable, ...], ...]) -> Classes:
     numbers = np.zeros(1, np.int64)
     for along in labels:
@@ -66,14 +66,14 @@ def _on_grid(ranks: Workers, labels: tuple[tuple[Hashable, ...], ...]) -> Classe
     return Classes(ranks, numbers[: len(ranks)])
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=128)
 def _joined(first: Classes, other: Classes) -> Classes:
     """Return the workers of `first`, by class in both."""
     joined = Classes(first.ranks, first.numbers.astype(np.int64) * other.count + other.numbers_of(first.ranks))
     return first if joined == first else joined
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=128)
 def _united(first: Classes, other: Classes) -> Classes:
     """Return the workers of both, those of `first` by its classes and the others by theirs."""
     more = tuple(rank for rank in other.ranks if rank not in first.places)
@@ -81,7 +81,7 @@ def _united(first: Classes, other: Classes) -> Classes:
     return Classes(worker_ranks(first.ranks + more), numbers)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=128)
 def _restricted(classes: Classes, ranks: Workers) -> Classes:
     return Classes(ranks, classes.numbers_of(ranks))
 

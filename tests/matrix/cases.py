@@ -13,9 +13,9 @@ import numpy as np
 
 from distdl_jax import functional as F
 from distdl_jax import nn
-from distdl_jax.functional.arrays.grid_sample import plan_grid_sample
-from distdl_jax.functional.arrays.scans import plan_cumulative
-from distdl_jax.functional.arrays.windows_and_pixels import plan_pixels, plan_window_partition
+from distdl_jax.functional.grid_sample import plan_grid_sample
+from distdl_jax.functional.scans import plan_cumulative
+from distdl_jax.functional.windows_and_pixels import plan_pixels, plan_window_partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from matrix.case import Case
 from matrix.cases_of_other_sizes import OTHER_SIZES
