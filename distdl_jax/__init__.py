@@ -23,8 +23,8 @@ if TYPE_CHECKING:
         SetupError,
     )
     from distdl_jax.functional.all_reduce import all_reduce
+    from distdl_jax.functional.all_sum_reduce import replicated
     from distdl_jax.functional.gathering import gather, scatter
-    from distdl_jax.functional.replicated import replicated
     from distdl_jax.nn.from_torch import from_torch
     from distdl_jax.partitions.initialization import init, init_block
     from distdl_jax.partitions.optimizer_specs import specs_like, training_specs
@@ -71,7 +71,7 @@ _MODULES = {
     "partitions.planning": ("planning_world",),
     "plans.shape_dtype": ("ShapeDtype",),
     "functional.all_reduce": ("all_reduce",),
-    "functional.replicated": ("replicated",),
+    "functional.all_sum_reduce": ("replicated",),
     "tools.profile.profile": ("profile",),
     "transports.progress": ("progress",),
     "transforms.replica_check": ("check_replicated",),

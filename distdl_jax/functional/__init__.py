@@ -6,23 +6,26 @@
 from distdl_jax.functional.all_gather import all_gather, reduce_scatter
 from distdl_jax.functional.all_reduce import all_max, all_reduce
 from distdl_jax.functional.all_sum_reduce import all_sum_reduce
-from distdl_jax.functional.all_to_all import all_to_all
-from distdl_jax.functional.argmax import argmax
-from distdl_jax.functional.arrays.grid_sample import affine_grid, grid_sample
-from distdl_jax.functional.arrays.pixel_shuffle import depth_to_space, pixel_shuffle, pixel_unshuffle, space_to_depth
-from distdl_jax.functional.arrays.scans import associative_scan, cummax, cummin, cumprod, cumsum
-from distdl_jax.functional.arrays.segments import segment_max, segment_mean, segment_min, segment_softmax
-from distdl_jax.functional.arrays.window_partition import window_mask, window_partition, window_reverse
-from distdl_jax.functional.broadcast import broadcast
-from distdl_jax.functional.circular_shift import roll
+from distdl_jax.functional.broadcast import broadcast, sum_reduce
 from distdl_jax.functional.fourier.fft import fft, fftn, ifft, ifftn, irfft, irfftn, rfft, rfftn
+from distdl_jax.functional.grid_sample import affine_grid, grid_sample
 from distdl_jax.functional.halo_exchange import halo_exchange
+from distdl_jax.functional.largest import argmax, top_k
 from distdl_jax.functional.reductions import max, mean, min, std, sum, var
-from distdl_jax.functional.repartition import repartition
+from distdl_jax.functional.repartition import all_to_all, repartition, roll
 from distdl_jax.functional.reshape import reshape
-from distdl_jax.functional.sum_reduce import sum_reduce
+from distdl_jax.functional.scans import associative_scan, cummax, cummin, cumprod, cumsum
+from distdl_jax.functional.segments import segment_max, segment_mean, segment_min, segment_softmax
 from distdl_jax.functional.take import segment_sum, take
-from distdl_jax.functional.top_k import top_k
+from distdl_jax.functional.windows_and_pixels import (
+    depth_to_space,
+    pixel_shuffle,
+    pixel_unshuffle,
+    space_to_depth,
+    window_mask,
+    window_partition,
+    window_reverse,
+)
 
 __all__ = [
     "affine_grid",

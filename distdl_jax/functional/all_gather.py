@@ -17,8 +17,8 @@ from distdl_jax.plans.broadcasting import team_at
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, box_shape
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.messages import ExchangePlan
-from distdl_jax.plans.recursive_doubling import doubling_steps
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.trees import doubling_steps
 from distdl_jax.tracing.world import Workers
 from distdl_jax.transports.agreement.arguments import compared
 from distdl_jax.validation import checked_axes
@@ -132,7 +132,7 @@ def all_gather(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
 
     **Returns:** the gathered block; outside P_x, `x`.
 
-    **Raises:** `InvalidArgumentError` for a dimension that P_x doesn't have; `PlanError` where the blocks of the
+    **Raises:** `InvalidArgumentError` for a dimension that P_x doesn't have; `PlanError` if the blocks of the
     workers that gather together don't form a grid.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
@@ -147,8 +147,7 @@ def all_gather(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
     """
     check_partitions(P_x=P_x)
     gathered = checked_axes("axes", axes, P_x.shape)
-    label = f"all_gather along {gathered} on {P_x.describe()}"
-    return plan_and_run(P_x.world, P_x.ranks, label, partial(plan_all_gather, P_x=P_x, axes=gathered), x)
+    return plan_and_run(f"all_gather along {gathered}", partial(plan_all_gather, P_x=P_x, axes=gathered), x, P_x)
 
 
 @compared
@@ -167,7 +166,7 @@ def reduce_scatter(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array
 
     **Returns:** this worker's block of the sum; outside P_x, `x`.
 
-    **Raises:** `InvalidArgumentError` for a dimension that P_x doesn't have; `PlanError` where the terms of a sum
+    **Raises:** `InvalidArgumentError` for a dimension that P_x doesn't have; `PlanError` if the terms of a sum
     differ in shape.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
@@ -181,5 +180,5 @@ def reduce_scatter(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array
     """
     check_partitions(P_x=P_x)
     scattered = checked_axes("axes", axes, P_x.shape)
-    label = f"reduce_scatter along {scattered} on {P_x.describe()}"
-    return plan_and_run(P_x.world, P_x.ranks, label, partial(plan_reduce_scatter, P_x=P_x, axes=scattered), x)
+    plan = partial(plan_reduce_scatter, P_x=P_x, axes=scattered)
+    return plan_and_run(f"reduce_scatter along {scattered}", plan, x, P_x)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -23,7 +22,7 @@ from distdl_jax.functional.collectives import (
     allreduce_in_team,
     allreduce_operations,
 )
-from distdl_jax.functional.plan import Plan, ShapeDtypes, plan_and_run
+from distdl_jax.functional.plan import Computation, MovementPlan, ShapeDtypes, plan_and_run
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_axes
 from distdl_jax.plans.decomposition import ProductGrid, ranges_of_sizes
@@ -62,7 +61,7 @@ class Extremum(TeamMovement):
         return jnp.stack([dy.astype(wide), is_largest.astype(wide)])
 
     def after_adjoint(self, is_largest: Array, sums: Array, dtype: np.dtype) -> Array:
-        """Return this worker's share of the sum: as JAX's own maximum, also where a NaN has none."""
+        """Return this worker's share of the sum: as JAX's own maximum, also if a NaN has none."""
         return (sums[0] * is_largest / sums[1]).astype(dtype)
 
 
@@ -104,8 +103,11 @@ class ExtremumPlan(AllSumPlan):
 
 
 @dataclass(frozen=True)
-class _ComputingPlan(Plan):
-    """A reduction that computes before or after it moves; `sums` holds its teams and their blocks."""
+class MeanPlan(Computation):
+    """The mean of each team's blocks, summed in at least float32; of integers and booleans, in JAX's float.
+
+    `sums` holds the teams and their blocks.
+    """
 
     sums: AllSumPlan
 
@@ -113,22 +115,11 @@ class _ComputingPlan(Plan):
     def workers(self) -> Workers:
         return self.sums.workers
 
-    @abstractmethod
-    def run(self, world: World, x: Array) -> Array:
-        """Return this worker's block afterwards, given its block `x`."""
-
-
-@dataclass(frozen=True)
-class MeanPlan(_ComputingPlan):
-    """The mean of each team's blocks, summed in at least float32; of integers and booleans, in JAX's float."""
-
     def output(self, worker: int) -> ShapeDtype:
         block = self.sums.inputs[worker]
         return ShapeDtype(block.shape, np.dtype(jnp.result_type(block.dtype, float)))
 
-    def run(self, world: World, x: Array) -> Array:
-        if world.rank not in self.workers:
-            return x
+    def computed(self, world: World, x: Array) -> Array:
         total = self._wide_sums.run(world, x.astype(self._wide_sums.inputs[world.rank].dtype))
         return (total / len(self.sums.team_of[world.rank])).astype(self.output(world.rank).dtype)
 
@@ -141,8 +132,17 @@ class MeanPlan(_ComputingPlan):
 
 
 @dataclass(frozen=True)
-class ProductPlan(_ComputingPlan):
-    """The product of each team's blocks, computed from all of them side by side: its derivative is exact at 0, too."""
+class ProductPlan(Computation):
+    """The product of each team's blocks, computed from all of them side by side: its derivative is exact at 0, too.
+
+    `sums` holds the teams and their blocks.
+    """
+
+    sums: AllSumPlan
+
+    @property
+    def workers(self) -> Workers:
+        return self.sums.workers
 
     def output(self, worker: int) -> ShapeDtype:
         return self.sums.inputs[worker]
@@ -154,8 +154,8 @@ class ProductPlan(_ComputingPlan):
         row = ShapeDtype((1, block.size), block.dtype)
         return GatherPlan("all_reduce", dict.fromkeys(team, row), block.dtype, rows, (0,), gathers=True)
 
-    def run(self, world: World, x: Array) -> Array:
-        if world.rank not in self.workers or len(self.sums.team_of[world.rank]) == 1:
+    def computed(self, world: World, x: Array) -> Array:
+        if len(self.sums.team_of[world.rank]) == 1:
             return x
         rows = self.gathered(world.rank).run(world, x.reshape(1, -1))
         wide = rows.astype(accumulation_dtype(np.dtype(x.dtype)))
@@ -182,13 +182,13 @@ def plan_all_reduce(
     op: Operation = "sum",
     axes_reduce: int | Sequence[int] | None = None,
     axes_keep: int | Sequence[int] | None = None,
-) -> Any:
+) -> MovementPlan | Computation:
     """Plan `all_reduce` from the shapes and dtypes on the workers of P_x, or on those of some of its teams."""
     _check_op(op)
     sums = plan_all_sum_reduce(shape_dtypes, P_x, _axes(P_x, axes_reduce, axes_keep))
     if op in ("max", "min"):
         return ExtremumPlan(sums.teams, sums.inputs, op == "max")
-    return {"sum": sums, "mean": MeanPlan(sums), "prod": ProductPlan(sums)}[op]
+    return sums if op == "sum" else MeanPlan(sums) if op == "mean" else ProductPlan(sums)
 
 
 @compared
@@ -208,7 +208,7 @@ def all_reduce(
     |---|---|---|
     | "sum" | the sum | s |
     | "mean" | the sum over the number of workers in the team | s over that number |
-    | "max", "min" | the largest, the smallest; NaN where there is one | s, shared equally by those that tie; else 0 |
+    | "max", "min" | the largest, the smallest; NaN if there is one | s, shared equally by those that tie; else 0 |
     | "prod" | the product | s times the product of the others' x, exact at 0 |
 
     **Arguments:**
@@ -239,7 +239,7 @@ def all_reduce(
     axes = _axes(P_x, axes_reduce, axes_keep)
     team = P_x.create_allreduction_partition(axes)
     plan = partial(plan_all_reduce, P_x=P_x, op=op, axes_reduce=axes)
-    return plan_and_run(P_x.world, team.ranks, f"all_reduce ({op}) on {P_x.describe()}", plan, x)
+    return plan_and_run(f"all_reduce ({op})", plan, x, P_x, team=team.ranks)
 
 
 @compared

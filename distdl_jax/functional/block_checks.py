@@ -1,8 +1,8 @@
-"""Checks of the blocks of all workers of an operation; what does not fit is refused in the same words on all."""
+"""Checks of the blocks of all workers of an operation; what does not fit is refused in the same sentence on all."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ import numpy as np
 from distdl_jax.errors import PlanError
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.plans.alike import ByClass, of_team, representatives, workers_of
-from distdl_jax.plans.decomposition import ProductGrid, box_shape, index_of, ranges_of_sizes
+from distdl_jax.plans.decomposition import ProductGrid, box_shape, ranges_of_sizes
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.plans.worker_ranks import positions, union
 from distdl_jax.tracing.world import Workers, World
@@ -28,18 +28,18 @@ def is_differentiable(dtype: np.dtype) -> bool:
 
 
 def common_shape_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], who: str = "are summed") -> ShapeDtype:
-    """Return the one shape and dtype of all of `shape_dtypes` (by world rank); list them where they differ."""
-    found = {shape_dtypes[worker] for worker in representatives(shape_dtypes)}
-    if len(found) > 1:
+    """Return the one shape and dtype of all of `shape_dtypes` (by world rank); list them if they differ."""
+    different = {shape_dtypes[worker] for worker in representatives(shape_dtypes)}
+    if len(different) > 1:
         listed = ", ".join(f"{block} on worker {worker}" for worker, block in sorted(shape_dtypes.items()))
         raise PlanError(f"`{name}` must have the same shape and dtype on all workers that {who}, but is {listed}.")
-    return found.pop()
+    return different.pop()
 
 
 def outside(world: World, x: T, name: str = "x") -> T:
     """Return the argument `name` of a worker outside of an operation as it is: a placeholder, or a number.
 
-    A block would come back as if it were the result. The others are past it: nobody agrees with this worker.
+    A block would come back as if it were the result. The others are past it: no worker agrees with this one.
     """
     if not isinstance(x, int | float | complex):
         check_placeholders(name, {world.rank: shape_dtype_of(name, x)}, ())
@@ -64,9 +64,8 @@ def check_placeholders(name: str, shape_dtypes: Mapping[int, ShapeDtype], owners
 
 def common_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], owners: Workers) -> np.dtype:
     """Return the dtype of the blocks of `owners` (world ranks); refuse blocks, or another kind of dtype, elsewhere."""
-    dtype, of_owners = shape_dtypes[owners[0]].dtype, of_team(shape_dtypes, owners)
-    only = isinstance(of_owners, ByClass) and of_owners.ranks == owners
-    if any(shape_dtypes[worker].dtype != dtype for worker in (representatives(of_owners) if only else owners)):
+    dtype, blocks = shape_dtypes[owners[0]].dtype, of_team(shape_dtypes, owners)
+    if any(blocks[worker].dtype != dtype for worker in representatives(blocks)):
         listed = ", ".join(f"{shape_dtypes[worker].dtype} on worker {worker}" for worker in owners)
         raise PlanError(f"`{name}` must have one dtype on all workers that hold a part of it, but is {listed}.")
     check_kinds(name, shape_dtypes, dtype)
@@ -75,7 +74,7 @@ def common_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], owners: Work
 
 
 def check_kinds(name: str, shape_dtypes: Mapping[int, ShapeDtype], dtype: np.dtype) -> None:
-    """Refuse a placeholder that carries no derivative where the data does, or the other way.
+    """Refuse a placeholder that carries no derivative although the data does, or the other way.
 
     JAX would differentiate on some workers only, and the job would hang.
     """
@@ -91,32 +90,31 @@ def check_kinds(name: str, shape_dtypes: Mapping[int, ShapeDtype], dtype: np.dty
 
 def owned_grid(name: str, P: Partition, shape_dtypes: Mapping[int, ShapeDtype]) -> ProductGrid:
     """Return the grid of the blocks on `P`, balanced or not, from their shapes by world rank."""
+    blocks = of_team(shape_dtypes, P.ranks)
+    if isinstance(blocks, GridBlocks) and blocks.grid.shape == P.shape:
+        return blocks.grid
 
     def listed() -> str:
-        return ", ".join(f"{list(shape_dtypes[worker].shape)} on worker {worker}" for worker in P.ranks[:64])
+        return ", ".join(f"{list(blocks[worker].shape)} on worker {worker}" for worker in P.ranks[:64])
 
-    places: Sequence[int] = range(P.size)
-    shape_dtypes = of_team(shape_dtypes, P.ranks)
-    if isinstance(shape_dtypes, GridBlocks) and shape_dtypes.grid.shape == P.shape and shape_dtypes.ranks == P.ranks:
-        return shape_dtypes.grid
-    if isinstance(shape_dtypes, ByClass) and shape_dtypes.is_on(P.ranks, P.shape):
-        places = shape_dtypes.sample
-    if any(len(shape_dtypes[P.ranks[rank]].shape) != P.dim for rank in places):
+    shapes = [blocks[worker].shape for worker in representatives(blocks)]
+    if any(len(shape) != P.dim for shape in shapes):
         raise PlanError(
             f"`{name}` must have as many dimensions as its partition ({shape_text(P.shape)}), but has the shapes "
             f"{listed()}."
         )
-    sizes: list[list[int | None]] = [[None] * p for p in P.shape]
-    for rank in places:
-        shape = shape_dtypes[P.ranks[rank]].shape
-        for d, i in enumerate(index_of(rank, P.shape)):
-            if sizes[d][i] not in (None, shape[d]):
-                raise PlanError(
-                    f"The blocks of `{name}` don't form a {shape_text(P.shape)} grid: workers with the same index in "
-                    f"dimension {d} must hold the same length there, but the shapes are {listed()}."
-                )
-            sizes[d][i] = shape[d]
-    return ProductGrid(P.ranks, tuple(ranges_of_sizes([n or 0 for n in line]) for line in sizes))
+    of_cells = np.reshape(shapes, (len(shapes), P.dim))
+    of_cells = of_cells[blocks.classes.numbers] if isinstance(blocks, ByClass) else of_cells
+    ranges = []
+    for d, p in enumerate(P.shape):
+        lengths = np.moveaxis(of_cells[:, d].reshape(P.shape), d, 0).reshape(p, -1)
+        if np.any(lengths != lengths[:, :1]):
+            raise PlanError(
+                f"The blocks of `{name}` don't form a {shape_text(P.shape)} grid: workers with the same index in "
+                f"dimension {d} must hold the same length there, but the shapes are {listed()}."
+            )
+        ranges.append(ranges_of_sizes(lengths[:, 0].tolist()))
+    return ProductGrid(P.ranks, tuple(ranges))
 
 
 class GridBlocks(ByClass[ShapeDtype]):
@@ -129,7 +127,7 @@ class GridBlocks(ByClass[ShapeDtype]):
 
 
 def by_class(name: str, P: Partition, shape_dtypes: Mapping[int, ShapeDtype]) -> Mapping[int, ShapeDtype]:
-    """Return the same shapes and dtypes by class of workers, where they are the blocks of a tensor on `P`, of a dtype.
+    """Return the same shapes and dtypes by class of workers, if they are the blocks of a tensor on `P`, of a dtype.
 
     Where other workers take part, or blocks don't fit together, which is refused elsewhere, they stay as they are.
     """
@@ -152,5 +150,5 @@ def block_or_placeholder(
 
 
 def zero_volume_shape(shape: tuple[int, ...], preserve_batch: bool) -> tuple[int, ...]:
-    """Return the shape of the placeholder for a block of `shape`: empty, with its batch dimension where preserved."""
+    """Return the shape of the placeholder for a block of `shape`: empty, with its batch dimension if preserved."""
     return (shape[0], 0) if preserve_batch and shape else (0,)

@@ -1,25 +1,239 @@
-"""A chain of exchanges as one movement: the shared part of repartition, halo exchange, all-gather and reshape."""
+"""A chain of exchanges as one movement: its plan, one worker's part, and the arrays packed, sent and put together."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from distdl_jax.functional.block_checks import is_differentiable
-from distdl_jax.functional.channel import Channel, tag_of, tied_zeros
-from distdl_jax.functional.collectives import accumulation_dtype
-from distdl_jax.functional.packing import exchange, exchange_operations
+from distdl_jax.functional.collectives import Channel, accumulation_dtype, message, tag_of, tied_zeros
 from distdl_jax.functional.plan import MovementPlan, ShapeDtypes
-from distdl_jax.plans.alike import workers_of
-from distdl_jax.plans.messages import ExchangePlan
+from distdl_jax.plans.messages import ExchangePlan, Piece, Start
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import Workers, World
 from distdl_jax.watchdog.programs.ir import Operation
+
+
+def exchange(channel: Channel, plan: ExchangePlan, x: Array, lead: tuple[int, ...]) -> Array:
+    """Return this worker's output block of `plan`, given its input block `x`; both have the dimensions `lead` in front.
+
+    If pieces of the output overlap they are added; where no piece arrives it is zero.
+    """
+    dtype = np.dtype(x.dtype)
+    arrived: list[tuple[Sequence[Piece], Array]] = []
+    for step in plan.rounds:
+        packed = None if step.send is None else _packed(x, step.send.pieces, lead)
+        if step.recv is None:
+            assert packed is not None and step.send is not None  # a round has at least one of the two
+            channel.send(packed, step.send.partner)
+            continue
+        coming = ShapeDtype((math.prod(lead) * step.recv.size,), dtype)
+        if packed is None or step.send is None:
+            received = channel.receive(coming, step.recv.partner)
+        else:
+            received = channel.sendrecv(packed, step.send.partner, coming, step.recv.partner)
+        arrived.append((step.recv.pieces, received))
+    if any(len(pieces) > FEW for pieces in (plan.copies, *(pieces for pieces, _ in arrived))):
+        if plan.copies:
+            arrived.append((plan.copies, _packed(x, plan.copies, lead)))
+        return _placed(plan, arrived, lead, dtype)
+    blocks = [(piece, _cut(x, piece, lead)) for piece in plan.copies]
+    blocks += [block for pieces, packed in arrived for block in _unpacked(packed, pieces, lead)]
+    return _assembled(plan, blocks, lead, dtype)
+
+
+def exchange_operations(plan: ExchangePlan, lead: tuple[int, ...], dtype: np.dtype, tag: int) -> tuple[Operation, ...]:
+    """Return what `exchange` communicates, of blocks of `dtype`, with messages of one tag."""
+    operations = []
+    for step in plan.rounds:
+        sent, coming = (
+            None if half is None else ShapeDtype((math.prod(lead) * half.size,), dtype)
+            for half in (step.send, step.recv)
+        )
+        dest, source = (None if half is None else half.partner for half in (step.send, step.recv))
+        operations.append(message(tag, sent, dest, coming, source))
+    return tuple(operations)
+
+
+FEW = 32
+"""More pieces than these go element by element, since a program with a slice of each is slow to compile."""
+
+
+def _whole(lead: tuple[int, ...]) -> tuple[slice, ...]:
+    return (slice(None),) * len(lead)
+
+
+def _cut(x: Array, piece: Piece, lead: tuple[int, ...]) -> Array:
+    place = _whole(lead) + piece.source
+    return x[place] if piece.reverse().fills_box else x.at[place].get(mode="promise_in_bounds")
+
+
+def _packed(x: Array, pieces: Sequence[Piece], lead: tuple[int, ...]) -> Array:
+    """Return pieces one after the other, for each index of `lead`; one alone in its own shape."""
+    if len(pieces) == 1:
+        return _cut(x, pieces[0], lead)
+    if len(pieces) > FEW:
+        places = _places([(_corner(piece.source_start), piece.shape) for piece in pieces], x.shape[len(lead) :])
+        return _elements(x, places, lead)
+    return jnp.concatenate([_cut(x, piece, lead).reshape(*lead, -1) for piece in pieces], axis=-1)
+
+
+def _unpacked(packed: Array, pieces: Sequence[Piece], lead: tuple[int, ...]) -> Iterable[tuple[Piece, Array]]:
+    if len(pieces) == 1:
+        yield pieces[0], packed.reshape(lead + pieces[0].shape)
+        return
+    start, packed = 0, packed.reshape(*lead, -1)
+    for piece in pieces:
+        stop = start + piece.size
+        yield piece, packed[..., start:stop].reshape(lead + piece.shape)
+        start = stop
+
+
+def _corner(start: tuple[Start, ...]) -> tuple[int, ...]:
+    """Return where a box begins, which has no lists of rows."""
+    return tuple(n for n in start if isinstance(n, int))
+
+
+def _places(boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], shape: tuple[int, ...]) -> np.ndarray:
+    """Return the flat numbers, in a block of `shape`, of the elements of boxes (start, shape), box after box."""
+    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    within: dict[tuple[int, ...], np.ndarray] = {}
+    for _, lengths in boxes:
+        if lengths not in within:
+            within[lengths] = np.tensordot(strides, np.indices(lengths), 1).ravel()
+    places = [within[lengths] + int(np.dot(start, strides)) for start, lengths in boxes]
+    return np.concatenate(places).astype(np.int32 if math.prod(shape) < 2**31 else np.int64)
+
+
+def _elements(x: Array, places: np.ndarray, lead: tuple[int, ...]) -> Array:
+    flat = x.reshape(*lead, -1)
+    return flat.at[..., places].get(mode="promise_in_bounds", unique_indices=True)
+
+
+def _placed(
+    plan: ExchangePlan, arrived: Sequence[tuple[Sequence[Piece], Array]], lead: tuple[int, ...], dtype: np.dtype
+) -> Array:
+    """Return the output block from packed pieces, element by element."""
+    flat = jnp.concatenate([packed.reshape(*lead, -1) for _, packed in arrived], axis=-1)
+    places = _places(
+        [(_corner(piece.dest_start), piece.shape) for pieces, _ in arrived for piece in pieces], plan.out_shape
+    )
+    if plan.covers_output:
+        return _elements(flat, np.argsort(places).astype(places.dtype), lead).reshape(lead + plan.out_shape)
+    wide = dtype if plan.out_disjoint else accumulation_dtype(dtype)
+    place = jnp.zeros((*lead, math.prod(plan.out_shape)), wide).at[..., places]
+    y = place.max(flat) if wide == jnp.bool_ else place.add(flat.astype(wide))
+    return y.reshape(lead + plan.out_shape).astype(dtype)
+
+
+def _assembled(plan: ExchangePlan, arrived: list[tuple[Piece, Array]], lead: tuple[int, ...], dtype: np.dtype) -> Array:
+    """Return the output block from the pieces that arrived, piece by piece."""
+    if plan.covers_output and arrived and all(piece.fills_box for piece, _ in arrived):
+        return _joined(arrived, plan.out_shape, lead)
+    wide = dtype if plan.out_disjoint else accumulation_dtype(dtype)
+    # A piece that fills the block is where to start from: nothing has to be zeroed then.
+    whole = next((item for item in arrived if item[0].shape == plan.out_shape and item[0].fills_box), None)
+    if whole is None:
+        y = jnp.zeros(lead + plan.out_shape, wide)
+    else:
+        y = whole[1].astype(wide)
+        arrived = [item for item in arrived if item is not whole]
+    for piece, block in arrived:
+        place = y.at[_whole(lead) + piece.dest]
+        known: dict[str, Any] = {}
+        if not piece.fills_box:
+            known = {
+                "unique_indices": plan.out_disjoint,
+                "indices_are_sorted": piece.ascends,
+                "mode": "promise_in_bounds",
+            }
+        if plan.out_disjoint:
+            y = place.set(block, **known)
+        elif wide == jnp.bool_:
+            y = place.max(block, **known)
+        else:
+            y = place.add(block.astype(wide), **known)
+    return y.astype(dtype)
+
+
+def _joined(arrived: list[tuple[Piece, Array]], shape: tuple[int, ...], lead: tuple[int, ...]) -> Array:
+    """Join the blocks that tile `shape`: the last dimensions first, in one pass for each that is cut."""
+    blocks = {_corner(piece.dest_start): block for piece, block in arrived}
+    for axis in reversed(range(len(shape))):
+        lines: dict[tuple[int, ...], list[tuple[int, Array]]] = {}
+        for start, block in blocks.items():
+            lines.setdefault((*start[:axis], 0, *start[axis + 1 :]), []).append((start[axis], block))
+        blocks = {
+            start: side_by_side([block for _, block in sorted(line, key=lambda item: item[0])], len(lead) + axis)
+            for start, line in lines.items()
+        }
+    (whole,) = blocks.values()
+    return whole
+
+
+def side_by_side(blocks: Sequence[Array], axis: int) -> Array:
+    """Concatenate blocks, faster than `jnp.concatenate` if one block gets a few columns at its ends.
+
+    XLA's CPU compiler copies row by row along the last dimension. Selecting each element from the block or the columns
+    takes 0.3 to 0.7 of that time for arrays of megabytes, as long as no more than two of them are moved to their
+    places; one column alone needs no moving.
+    """
+    if len(blocks) == 1:
+        return blocks[0]
+    sizes = [block.shape[axis] for block in blocks]
+    widest, total = sizes.index(max(sizes)), sum(sizes)
+    others = [size for place, size in enumerate(sizes) if place != widest]
+    few = len(others) <= 2 and 8 * sum(others) <= total and sum(size > 1 for size in others) <= 1
+    if axis != blocks[0].ndim - 1 or not few or 0 in blocks[0].shape:
+        # Complex numbers are copied one by one if a slice is fused into the copy.
+        alone = lax.optimization_barrier(tuple(blocks)) if jnp.iscomplexobj(blocks[0]) else blocks
+        return jnp.concatenate(alone, axis=axis)
+    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    zero = jnp.zeros((), blocks[0].dtype)
+
+    def moved(place: int) -> Array:
+        ends = (starts[place], total - starts[place] - sizes[place], 0)
+        return lax.pad(blocks[place], zero, [(0, 0, 0)] * axis + [ends])
+
+    joined = moved(widest)
+    column = lax.broadcasted_iota(jnp.int32, joined.shape, axis)
+    for place, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        if place != widest and size:
+            columns = blocks[place] if size == 1 else moved(place)
+            joined = jnp.where((column >= start) & (column < start + size), columns, joined)
+    return lax.optimization_barrier(joined)  # else XLA computes it again wherever it is read
+
+
+def joined_slices(
+    slices: Sequence[tuple[Array, int, int]],
+    axis: int,
+    join: Callable[[Sequence[Array], int], Array] = lax.concatenate,
+) -> Array:
+    """Join slices along `axis`, each of an array from a start to a stop; empty slices are left out.
+
+    JAX 0.10.2 can't compile a branch or loop with an empty slice of a concatenation that has an empty operand: it
+    aborts, or says that a custom call has no registered implementation. The result depends on every array, also on
+    those that give it nothing, since the adjoint has to run on all workers.
+    """
+    nonempty = [(x, start, stop) for x, start, stop in slices if start < stop]
+    blocks = [
+        x if stop - start == x.shape[axis] else lax.slice_in_dim(x, start, stop, axis=axis)
+        for x, start, stop in nonempty
+    ]
+    if not blocks:
+        x = slices[0][0]
+        blocks = [jnp.zeros((*x.shape[:axis], 0, *x.shape[axis + 1 :]), x.dtype)]
+    used = {id(x) for x, _, _ in nonempty}
+    return tie(blocks[0] if len(blocks) == 1 else join(blocks, axis), *(x for x, _, _ in slices if id(x) not in used))
 
 
 @dataclass(frozen=True)
@@ -29,7 +243,7 @@ class BoxMovement:
     - `name`: of the primitive, for profiles and for the messages' tag.
     - `team`: the world ranks that take part.
     - `steps`: the exchanges, in order; each takes the block that the one before left.
-    - `source`, `target`: this worker's block before and after, zero-volume where it owns or needs nothing.
+    - `source`, `target`: this worker's block before and after, zero-volume if it owns or needs nothing.
     - `dtype`: of the data, in which messages travel; a placeholder may have another one.
     - `copies`: whether several workers may get the same element. Then the adjoint adds.
     - `adds`: whether elements may be sums of several. Then everything moves in the dtype of sums, on all workers: one
@@ -99,10 +313,6 @@ class BoxPlan(MovementPlan):
     name: str
     inputs: ShapeDtypes = field(hash=False)
     dtype: np.dtype
-
-    @cached_property
-    def workers(self) -> Workers:
-        return workers_of(self.inputs)
 
     @property
     def copies(self) -> bool:

@@ -1,6 +1,6 @@
-"""Broadcast: copies of a subtensor on every worker of a team. Sum-reduce, the adjoint, shares movement and plan.
+"""Broadcast and sum-reduce between two partitions: each other's adjoint, one plan for both.
 
-Source: the DistDL documentation, "broadcast"; Hewett and Grady (2020).
+Source: the DistDL documentation, "broadcast" and "backends"; Hewett and Grady (2020).
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
 import jax
 import numpy as np
 from jax import Array
 
+from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.functional.all_sum_reduce import teams_alike
 from distdl_jax.functional.block_checks import (
     check_kinds,
@@ -22,17 +24,18 @@ from distdl_jax.functional.block_checks import (
     outside,
     zero_volume_shape,
 )
-from distdl_jax.functional.channel import tag_of, tied_zeros
 from distdl_jax.functional.collectives import (
     LARGEST_TREE,
     broadcast_in_team,
     broadcast_operations,
     reduce_in_team,
     reduce_operations,
+    tag_of,
+    tied_zeros,
 )
 from distdl_jax.functional.plan import MovementPlan, ShapeDtypes, Unmoved, plan_and_run, taking_part
 from distdl_jax.partitions.partition import Partition, check_partitions
-from distdl_jax.plans.alike import representatives, workers_of
+from distdl_jax.plans.alike import representatives
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import positions
@@ -65,7 +68,7 @@ class Replication:
 
     - `as_root`, `as_member`: the tasks in the team that this worker is the root of, and holds a copy in.
     - `root_first`: whether the team that it is the root of comes first in the order of all teams.
-    - `source`, `copy`: this worker's blocks on the source's side, and on the copies' side; zero-volume where it is in
+    - `source`, `copy`: this worker's blocks on the source's side, and on the copies' side; zero-volume if it is in
       no such team.
     """
 
@@ -99,8 +102,8 @@ class Replication:
         y, done = None, []
         with jax.named_scope(name):
             for task in self._tasks():
-                mine = x if task == giving else None
-                result = in_team(world, task.team.participants, mine, x, task.shape_dtype, task.tag)
+                given = x if task == giving else None
+                result = in_team(world, task.team.participants, given, x, task.shape_dtype, task.tag)
                 if task == getting:
                     y = result
                 else:
@@ -138,16 +141,12 @@ class ReplicationPlan(MovementPlan):
 
     def __post_init__(self) -> None:
         if not self.is_broadcast and len({self.inputs[worker] for worker in representatives(self.inputs)}) > 1:
-            # Every worker checks all teams, so that all raise the same where one does not fit.
+            # Every worker checks all teams, so that all raise the same if one does not fit.
             for root in self.source:
                 members = self._team(root).members
                 common_shape_dtype("x", {worker: self.inputs[worker] for worker in members})
         check_kinds("x", self.inputs, self._dtype)
         check_placeholders("x", self.inputs, self.source if self.is_broadcast else self.copies)
-
-    @cached_property
-    def workers(self) -> Workers:
-        return workers_of(self.inputs)
 
     @property
     def _dtype(self) -> np.dtype:
@@ -172,7 +171,7 @@ class ReplicationPlan(MovementPlan):
         return self._teams[root]
 
     def _root_of(self, worker: int) -> int | None:
-        """Return the root of the team in which `worker` holds a copy; None where it holds none."""
+        """Return the root of the team in which `worker` holds a copy; None if it holds none."""
         place = self._places[1].get(worker)
         return None if place is None else self.source[self.rule.source_of(place)]
 
@@ -184,14 +183,14 @@ class ReplicationPlan(MovementPlan):
     def alike(self) -> Iterable[Workers]:
         if any(self._root_of(root) != root for root in self.source):  # workers may be in two teams
             return super().alike
-        found: list[tuple[Workers, Hashable]] = []
+        teams: list[tuple[Workers, Hashable]] = []
         for root in self.source:
             team, moved = self._team(root).participants, self._moved(root)
             if len(team) > LARGEST_TREE:
-                found.append((team, moved))
+                teams.append((team, moved))
             else:
-                found += [((worker,), (len(team), place, moved)) for place, worker in enumerate(team)]
-        return teams_alike(found)
+                teams += [((worker,), (len(team), place, moved)) for place, worker in enumerate(team)]
+        return teams_alike(teams)
 
     def output(self, worker: int) -> ShapeDtype:
         as_root, as_member = (worker if worker in self._places[0] else None), self._root_of(worker)
@@ -219,37 +218,6 @@ class ReplicationPlan(MovementPlan):
         )
 
 
-def plan_replication(
-    shape_dtypes: ShapeDtypes,
-    rule: BroadcastRule,
-    P_x: Partition,
-    P_y: Partition,
-    *,
-    is_broadcast: bool,
-    preserve_batch: bool,
-) -> MovementPlan:
-    """Plan a broadcast or a sum-reduction from P_x to P_y; `rule` says which copies are whose."""
-    inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)
-    if P_x.ranks == P_y.ranks and rule.is_identity:
-        return Unmoved(inputs)
-    source, copies = (P_x.ranks, P_y.ranks) if is_broadcast else (P_y.ranks, P_x.ranks)
-    return ReplicationPlan(rule, source, copies, inputs, is_broadcast, preserve_batch)
-
-
-def run_replication(
-    x: Array, rule: BroadcastRule, P_x: Partition, P_y: Partition, *, is_broadcast: bool, preserve_batch: bool
-) -> Array:
-    """Broadcast or sum-reduce `x` from P_x to P_y; workers agree on nothing where nothing moves."""
-    if P_x.ranks == P_y.ranks and rule.is_identity:
-        return x if P_x.active else outside(P_x.world, x)
-    team = tuple(sorted({*P_x.ranks, *P_y.ranks}))
-    label = f"{'broadcast' if is_broadcast else 'sum_reduce'} from {P_x.describe()} to {P_y.describe()}"
-    plan = partial(
-        plan_replication, rule=rule, P_x=P_x, P_y=P_y, is_broadcast=is_broadcast, preserve_batch=preserve_batch
-    )
-    return plan_and_run(P_x.world, team, label, plan, x)
-
-
 def broadcast_rule(
     P_x: Partition, P_y: Partition, transpose_src: bool = False, transpose_dest: bool = False
 ) -> BroadcastRule:
@@ -258,18 +226,52 @@ def broadcast_rule(
     return BroadcastRule(P_x.shape, P_y.shape, src, dest)
 
 
-def plan_broadcast(
+def sum_rule(
+    P_x: Partition, P_y: Partition, transpose_src: bool = False, transpose_dest: bool = False
+) -> BroadcastRule:
+    """Return the broadcast from `P_y` to `P_x`, of which their sum-reduction is the adjoint."""
+    src, dest = checked_boolean("transpose_src", transpose_src), checked_boolean("transpose_dest", transpose_dest)
+    try:
+        return broadcast_rule(P_y, P_x, dest, src)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"To sum from P_x to P_y, P_y must broadcast to P_x. {error}") from None
+
+
+def plan_replication(
     shape_dtypes: ShapeDtypes,
     P_x: Partition,
     P_y: Partition,
     *,
+    is_broadcast: bool,
     transpose_src: bool = False,
     transpose_dest: bool = False,
     preserve_batch: bool = True,
 ) -> MovementPlan:
-    """Plan `broadcast` from the shapes and dtypes on the workers of both partitions, and perhaps of more."""
-    rule = broadcast_rule(P_x, P_y, transpose_src, transpose_dest)
-    return plan_replication(shape_dtypes, rule, P_x, P_y, is_broadcast=True, preserve_batch=preserve_batch)
+    """Plan a broadcast or a sum-reduction from the shapes and dtypes on the workers of both, and perhaps of more."""
+    rule = (broadcast_rule if is_broadcast else sum_rule)(P_x, P_y, transpose_src, transpose_dest)
+    inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)
+    if P_x.ranks == P_y.ranks and rule.is_identity:
+        return Unmoved(inputs)
+    source, copies = (P_x.ranks, P_y.ranks) if is_broadcast else (P_y.ranks, P_x.ranks)
+    return ReplicationPlan(rule, source, copies, inputs, is_broadcast, preserve_batch)
+
+
+plan_broadcast = partial(plan_replication, is_broadcast=True)
+plan_sum_reduce = partial(plan_replication, is_broadcast=False)
+
+
+def _run(
+    x: Array, P_x: Partition, P_y: Partition, is_broadcast: bool, src: bool, dest: bool, preserve_batch: bool
+) -> Array:
+    """Broadcast or sum-reduce `x` from P_x to P_y; workers agree on nothing if nothing moves."""
+    check_partitions(P_x=P_x, P_y=P_y)
+    preserve_batch = checked_boolean("preserve_batch", preserve_batch)
+    rule = (broadcast_rule if is_broadcast else sum_rule)(P_x, P_y, src, dest)
+    if P_x.ranks == P_y.ranks and rule.is_identity:
+        return x if P_x.active else outside(P_x.world, x)
+    options: dict[str, Any] = {"transpose_src": src, "transpose_dest": dest, "preserve_batch": preserve_batch}
+    plan = partial(plan_replication, P_x=P_x, P_y=P_y, is_broadcast=is_broadcast, **options)
+    return plan_and_run("broadcast" if is_broadcast else "sum_reduce", plan, x, P_x, P_y)
 
 
 @compared
@@ -291,7 +293,7 @@ def broadcast(
 
     **Arguments:**
 
-    - `x`: this worker's subtensor where it is in P_x: any shape and dtype, which the workers that get it need not
+    - `x`: this worker's subtensor if it is in P_x: any shape and dtype, which the workers that get it need not
       know. Elsewhere a zero-volume array, floating or complex exactly if the data is.
     - `P_x`, `P_y`: the partitions that the subtensors are on and go to. Their teams may be equal, overlap or not.
     - `transpose_src`, `transpose_dest`: count the worker (i, j) of P_x, or of P_y, as (j, i) (the index reversed).
@@ -300,8 +302,8 @@ def broadcast(
     **Returns:** in P_y the copy; in P_x only, a zero-volume array of the data's dtype; in neither, `x`. Where both
     partitions are the same and no index moves, `x` itself, without communication.
 
-    **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where the
-    shapes don't fit; `PlanError` where a placeholder is not of the data's kind.
+    **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if the
+    shapes don't fit; `PlanError` if a placeholder is not of the data's kind.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> def program():
@@ -314,7 +316,49 @@ def broadcast(
 
     Source: DistDL documentation, "broadcast".
     """
-    check_partitions(P_x=P_x, P_y=P_y)
-    preserve_batch = checked_boolean("preserve_batch", preserve_batch)
-    rule = broadcast_rule(P_x, P_y, transpose_src, transpose_dest)
-    return run_replication(x, rule, P_x, P_y, is_broadcast=True, preserve_batch=preserve_batch)
+    return _run(x, P_x, P_y, True, transpose_src, transpose_dest, preserve_batch)
+
+
+@compared
+def sum_reduce(
+    x: Array,
+    P_x: Partition,
+    P_y: Partition,
+    *,
+    transpose_src: bool = False,
+    transpose_dest: bool = False,
+    preserve_batch: bool = True,
+) -> Array:
+    """Sum the subtensors of `x` on `P_x` onto `P_y`, along the dimensions in which `P_y` has one worker.
+
+    The broadcast from P_y to P_x read backwards, and its adjoint: with P_y of shape q_0 x ... x q_{E-1}, E <= D,
+    every q, counted from the last dimension, is 1 or equal to P_x's size there. The worker of P_y at an index gets
+    the sum over the workers of P_x that agree with it in every dimension in which P_y has more than one worker. The
+    adjoint of this is `broadcast(dy, P_y, P_x)`.
+
+    **Arguments:**
+
+    - `x`: this worker's subtensor if it is in P_x, of the same shape and dtype as all that it is summed with;
+      elsewhere a zero-volume array, floating or complex exactly if the data is. Half precisions are summed in
+      float32 and rounded once; the sum of booleans is their "or".
+    - `P_x`, `P_y`: the partitions that the terms are on and the sums go to. A worker of P_y need not be a source.
+    - `transpose_src`, `transpose_dest`: count the worker (i, j) of P_x, or of P_y, as (j, i) (the index reversed).
+    - `preserve_batch`: whether a zero-volume output keeps the first dimension of the worker's input.
+
+    **Returns:** in P_y the sum; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
+
+    **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if the
+    shapes don't fit; `PlanError` if the terms of a sum differ in shape or dtype, or a placeholder is not of the
+    data's kind.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition()
+    ...     x = jnp.array([10**P.rank])
+    ...     return dj.functional.sum_reduce(x, P.grid([2, 2]), P.grid([1, 2])).tolist()
+    >>> dj.simulate(4, program)
+    [[101], [1010], [[]], [[]]]
+
+    Source: DistDL documentation, "broadcast" and "backends".
+    """
+    return _run(x, P_x, P_y, False, transpose_src, transpose_dest, preserve_batch)

@@ -1,4 +1,4 @@
-"""Copies and reductions within one team of workers, on arrays inside traced programs.
+"""Messages of one worker, and copies and reductions within a team, on arrays inside traced programs.
 
 A receive has no buffer but its result, so small teams broadcast and reduce by trees of messages. Half precisions are
 summed in float32 and rounded once; the sum of booleans is their "or".
@@ -6,6 +6,7 @@ summed in float32 and rounded once; the sum of booleans is their "or".
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,11 +14,91 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.functional.channel import Channel, message, tied_zeros
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.trees import broadcast_steps, reduction_steps
-from distdl_jax.tracing.world import Reduction, Workers, World
+from distdl_jax.tracing.tie import tie
+from distdl_jax.tracing.world import Reduction, Transport, Workers, World
 from distdl_jax.watchdog.programs.ir import Operation
+
+
+class Channel:
+    """The messages of one worker in one operation, in its program order.
+
+    JAX drops or hoists an operation when nothing on that worker depends on it, or it on nothing, and the others then
+    wait for ever. So every message depends on the worker's input, and its result on every message.
+
+    - `transport`: what carries the messages.
+    - `anchor`: an array that everything received depends on: the operation's input on this worker.
+    - `tag`: the same on both sides of a message; differs between operations, so that a mismatch cannot mix data up.
+
+    `finish` ties what was sent into the operation's result.
+    """
+
+    def __init__(self, transport: Transport, anchor: Array, tag: int) -> None:
+        self._transport = transport
+        self._anchor = anchor
+        self._tag = tag
+        self._done: list[Array] = []
+        self._sends_alone = False
+
+    def send(self, x: Array, dest: int) -> None:
+        """Send `x` to world rank `dest`."""
+        self._sends_alone = True
+        self._done.append(self._transport.send(x, dest, self._tag))
+
+    def receive(self, expected: ShapeDtype, source: int) -> Array:
+        """Receive an array from world rank `source`."""
+        return self._transport.receive(expected, source, self._tag, self._anchor)
+
+    def sendrecv(self, x: Array, dest: int, expected: ShapeDtype, source: int) -> Array:
+        """Send `x` to `dest` while receiving an array from `source`."""
+        received = self._transport.sendrecv(x, dest, expected, source, self._tag)
+        self._done.append(received)
+        return received
+
+    def finish(self, y: Array) -> Array:
+        """Return `y`, tied to every message sent, and after those that were sent without receiving another."""
+        y = tie(y, *self._done)
+        return self._transport.sent_first(y) if self._sends_alone else y
+
+
+def message(
+    tag: int,
+    sent: ShapeDtype | None = None,
+    dest: int | None = None,
+    coming: ShapeDtype | None = None,
+    source: int | None = None,
+) -> Operation:
+    """Return what `Channel` communicates: `sent` to `dest`, `coming` from `source`, or both. The team is ()."""
+    given = sent or coming
+    assert given is not None  # one of the two at least
+    return Operation(
+        "recv" if sent is None else "send" if coming is None else "sendrecv",
+        (),
+        dest=dest,
+        source=source,
+        send_tag=tag,
+        recv_tag=tag,
+        count=given.size,
+        received=0 if coming is None else coming.size,
+        dtype=given.dtype.name,
+        received_dtype=coming.dtype.name if sent is not None and coming is not None else "",
+        itemsize=given.dtype.itemsize,
+    )
+
+
+def tag_of(*operation: object) -> int:
+    """Return the tag of an operation's messages: below 32768, the least upper bound on tags that MPI guarantees.
+
+    The repr of `operation` says which one it is, as the same text on all workers.
+    """
+    return zlib.crc32(repr(operation).encode()) % 32768
+
+
+def tied_zeros(shape_dtype: ShapeDtype, anchor: Array) -> Array:
+    """Return zeros that depend on `anchor`."""
+    return tie(jnp.zeros(shape_dtype.shape, shape_dtype.dtype), anchor)
+
 
 LARGEST_TREE = 8
 """Teams of up to this many workers broadcast and reduce by a tree of messages, larger ones in one operation of MPI's.
@@ -169,7 +250,7 @@ def _add(x: Array, y: Array) -> Array:
 
 
 def extreme(dtype: np.dtype, largest: bool) -> Any:
-    """Return the largest, or the smallest, number of a real dtype: an infinity, where it has one."""
+    """Return the largest, or the smallest, number of a real dtype: an infinity, if it has one."""
     if jnp.issubdtype(dtype, np.bool_):
         return np.bool_(largest)
     if jnp.issubdtype(dtype, jnp.inexact):
@@ -178,3 +259,11 @@ def extreme(dtype: np.dtype, largest: bool) -> Any:
             return infinity
     info = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype)
     return dtype.type(info.max if largest else info.min)
+
+
+def as_indices(x: Array) -> Array:
+    """Return integers or booleans in at least 32 bits, signed if they were narrower.
+
+    JAX compares in the dtype of the array: of bytes, 256 would be 0, and -100 a class.
+    """
+    return x if x.dtype.itemsize >= 4 else x.astype(np.int32)

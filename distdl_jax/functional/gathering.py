@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,7 +34,7 @@ def gather(tree: Any, specs: Any, root: int = 0) -> Any:
     **Arguments:**
 
     - `tree`: this worker's pytree of blocks: parameters, gradients, an optimiser's state, a module of equinox. A leaf
-      outside of its spec's partition is not looked at: an optimiser may hold something in the place of a placeholder.
+      outside of its spec's partition is not read: an optimiser may hold something in place of a placeholder.
     - `specs`: a pytree of the same structure with a `TensorSpec` for each leaf (`layer.param_specs()`, `specs_like`).
       A spec in place of a whole subtree counts for all its leaves; None leaves a subtree, not all, as it is.
     - `root`: the rank in the world of the worker that gets the whole tensors.
@@ -44,8 +43,8 @@ def gather(tree: Any, specs: Any, root: int = 0) -> Any:
     copies the first is taken. Collective over the workers of all partitions in `specs` and the root. Differentiable;
     works inside jit.
 
-    **Raises,** on every worker that takes part and before anything moves: `PlanError` where a leaf does not have the
-    shape that its spec says, or the trees of two workers differ; `InvalidArgumentError` where a leaf has no spec, or a
+    **Raises,** on every worker that takes part and before anything moves: `PlanError` if a leaf does not have the
+    shape that its spec says, or the trees of two workers differ; `InvalidArgumentError` if a leaf has no spec, or a
     spec no leaf: None and empty containers in `tree` are none.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
@@ -68,13 +67,13 @@ def scatter(tree: Any, specs: Any, root: int = 0) -> Any:
     **Arguments:**
 
     - `tree`: a pytree of global tensors on the root; elsewhere one of the same structure, whose leaves are zero-volume
-      arrays of the same kinds. Other leaves there are not looked at.
+      arrays of the same kinds. Other leaves there are not read.
     - `specs`: a pytree of the same structure with a `TensorSpec` for each leaf, as for `gather`.
     - `root`: the rank in the world of the worker that has the whole tensors.
 
-    **Returns:** this worker's pytree of blocks, zero-volume where it holds none. All copies of a block are the same.
+    **Returns:** this worker's pytree of blocks, zero-volume if it holds none. All copies of a block are the same.
 
-    **Raises,** on every worker that takes part and before anything moves: `PlanError` where a leaf on the root does not
+    **Raises,** on every worker that takes part and before anything moves: `PlanError` if a leaf on the root does not
     have the shape that its spec says, or the trees of two workers differ; `InvalidArgumentError` as `gather`.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
@@ -90,36 +89,40 @@ def scatter(tree: Any, specs: Any, root: int = 0) -> Any:
 
 
 @dataclass(frozen=True)
-class _LeafPlan(Plan):
-    """The shared part of `gather` and `scatter`: the plan of one leaf.
+class LeafPlan(Plan):
+    """The plan of one leaf: the blocks of a tensor move to the root (`gathers`), or from the root to its workers.
 
     - `tensor`: the words of `spec` that are the same on all workers.
     - `inputs`: the shapes and dtypes of the leaf on all workers that take part.
     """
 
+    gathers: bool
     tensor: tuple[Any, ...]
     root: int
     inputs: ShapeDtypes = field(hash=False)
     spec: TensorSpec = field(compare=False)
 
-    @cached_property
-    def workers(self) -> Workers:
-        return tuple(sorted({*self.spec.partition.ranks, self.root}))
-
     @property
-    @abstractmethod
     def sources(self) -> Workers:
         """The workers whose blocks are moved; the others' count as placeholders."""
+        return self.spec.first_copies.ranks if self.gathers else (self.root,)
 
     @property
-    @abstractmethod
-    def movements(self) -> tuple[MovementPlan, ...]:
-        """The movements, one after the other. In them scalars are tensors of one element."""
-
-    @property
-    @abstractmethod
     def out_shapes(self) -> Mapping[int, tuple[int, ...]]:
         """The shapes of the blocks afterwards, by world rank; all other workers have placeholders."""
+        return {self.root: self.spec.global_shape} if self.gathers else self.spec.block_shapes
+
+    @cached_property
+    def movements(self) -> tuple[MovementPlan, ...]:
+        """The movements, one after the other. In them scalars are tensors of one element."""
+        first, root = _with_dimensions(self.spec.first_copies), _on_root(self.spec, self.root)
+        if self.gathers:
+            return (plan_repartition(self._blocks, first, root, preserve_batch=False),)
+        cut = plan_repartition(self._blocks, root, first, preserve_batch=False)
+        P = self.spec.partition
+        ones = [1 if d in self.spec.replicated else p for d, p in enumerate(P.shape)]
+        source = first.create_cartesian_topology_partition(ones)
+        return cut, plan_broadcast(cut.after(self._blocks), source, P, preserve_batch=False)
 
     @cached_property
     def _blocks(self) -> dict[int, ShapeDtype]:
@@ -141,63 +144,22 @@ class _LeafPlan(Plan):
         return x.reshape(self.out_shapes[world.rank]) if world.rank in self.out_shapes else x
 
 
-@dataclass(frozen=True)
-class GatherPlan(_LeafPlan):
-    """The plan that moves the blocks of one tensor to the root."""
-
-    @property
-    def sources(self) -> Workers:
-        return self.spec.first_copies.ranks
-
-    @property
-    def out_shapes(self) -> Mapping[int, tuple[int, ...]]:
-        return {self.root: self.spec.global_shape}
-
-    @cached_property
-    def movements(self) -> tuple[MovementPlan, ...]:
-        blocks = _with_dimensions(self.spec.first_copies)
-        return (plan_repartition(self._blocks, blocks, _on_root(self.spec, self.root), preserve_batch=False),)
-
-
-@dataclass(frozen=True)
-class ScatterPlan(_LeafPlan):
-    """The plan that moves one tensor from the root to the workers that hold its blocks."""
-
-    @property
-    def sources(self) -> Workers:
-        return (self.root,)
-
-    @property
-    def out_shapes(self) -> Mapping[int, tuple[int, ...]]:
-        return self.spec.block_shapes
-
-    @cached_property
-    def movements(self) -> tuple[MovementPlan, ...]:
-        P, first = self.spec.partition, self.spec.first_copies
-        cut = plan_repartition(
-            self._blocks, _on_root(self.spec, self.root), _with_dimensions(first), preserve_batch=False
-        )
-        ones = [1 if d in self.spec.replicated else p for d, p in enumerate(P.shape)]
-        source = first.create_cartesian_topology_partition(ones)
-        return cut, plan_broadcast(cut.after(self._blocks), source, P, preserve_batch=False)
-
-
-def plan_gather(blocks: ShapeDtypes, spec: TensorSpec, root: int = 0, name: str = "tree") -> GatherPlan:
+def plan_gather(blocks: ShapeDtypes, spec: TensorSpec, root: int = 0, name: str = "tree") -> LeafPlan:
     """Plan `gather` of one leaf, the tensor `spec`, from the shapes and dtypes on its workers, and perhaps on more."""
-    plan = GatherPlan(described(spec), root, taking_part(blocks, spec.partition.ranks, (root,)), spec)
+    inputs = taking_part(blocks, spec.partition.ranks, (root,))
     for worker, shape in spec.block_shapes.items():
         check_shape(name, blocks[worker].shape, spec, shape, f"On worker {worker}: ")
-    return _complete(plan, name)
+    return _complete(LeafPlan(True, described(spec), root, inputs, spec), name)
 
 
-def plan_scatter(blocks: ShapeDtypes, spec: TensorSpec, root: int = 0, name: str = "tree") -> ScatterPlan:
+def plan_scatter(blocks: ShapeDtypes, spec: TensorSpec, root: int = 0, name: str = "tree") -> LeafPlan:
     """Plan `scatter` of one leaf, the tensor `spec`, from the shapes and dtypes on its workers, and perhaps on more."""
-    plan = ScatterPlan(described(spec), root, taking_part(blocks, spec.partition.ranks, (root,)), spec)
+    inputs = taking_part(blocks, spec.partition.ranks, (root,))
     check_shape(name, blocks[root].shape, spec, spec.global_shape, f"On worker {root}: ")
-    return _complete(plan, name)
+    return _complete(LeafPlan(False, described(spec), root, inputs, spec), name)
 
 
-def _complete(plan: Any, name: str) -> Any:
+def _complete(plan: LeafPlan, name: str) -> LeafPlan:
     """Return `plan` with its movements planned, so that all workers find what doesn't fit."""
     try:
         _ = plan.movements
@@ -217,7 +179,7 @@ def _with_dimensions(P: CartesianPartition) -> CartesianPartition:
 
 
 def _move(
-    kind: str, plan: Callable[[ShapeDtypes, TensorSpec, int, str], _LeafPlan], tree: Any, specs: Any, root: int
+    kind: str, plan: Callable[[ShapeDtypes, TensorSpec, int, str], LeafPlan], tree: Any, specs: Any, root: int
 ) -> Any:
     """Return the tree after its leaves have moved, by one agreement and eagerly by one program for all of them."""
     given = [spec for spec in specs_by_path(specs).values() if spec is not None]
@@ -256,7 +218,7 @@ def _move(
 
 
 @one_program(static_argnums=(0, 1))
-def _run(world: World, plans: tuple[_LeafPlan, ...], values: list[Array]) -> list[Array]:
+def _run(world: World, plans: tuple[LeafPlan, ...], values: list[Array]) -> list[Array]:
     return [leaf.run(world, value) for leaf, value in zip(plans, values, strict=True)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -12,13 +12,12 @@ from jax import Array, lax
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.functional.block_checks import GridBlocks, common_dtype, outside, owned_grid
 from distdl_jax.functional.box_exchange import BoxPlan
-from distdl_jax.functional.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.functional.plan import Computation, ShapeDtypes, taking_part
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import box_shape
 from distdl_jax.plans.halos import Halos, needed_ranges, own_box
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.worker_ranks import union
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import Workers, World
 from distdl_jax.transports.agreement.agree import agree
@@ -37,15 +36,11 @@ class RangesPlan(BoxPlan):
 
     def __post_init__(self) -> None:
         halos = self.halos
-        for d, (n, ranges, wraps) in enumerate(zip(halos.owned.extent, halos.needed, halos.periodic, strict=True)):
+        for d, (n, ranges, wraps) in enumerate(zip(halos.owned.extent, halos.needed, halos.wraps, strict=True)):
             if not wraps and any(start < stop and not 0 <= start <= stop <= n for start, stop in ranges):
                 raise PlanError(
                     f"What workers need must be in the tensor, but in dimension {d}, of length {n}, they need {ranges}."
                 )
-
-    @cached_property
-    def workers(self) -> Workers:
-        return union(self.halos.owned.ranks)
 
     @property
     def copies(self) -> bool:
@@ -69,7 +64,7 @@ def plan_ranges(name: str, shape_dtypes: ShapeDtypes, P_x: Partition, halos: Hal
 
 
 @dataclass(frozen=True)
-class HaloExchangePlan(Plan):
+class HaloExchangePlan(Computation):
     """A halo exchange: a movement of the widest halos, of which each worker cuts out its own.
 
     - `movement`: gives each worker the widest halo that a worker of the same index asked for.
@@ -97,10 +92,7 @@ class HaloExchangePlan(Plan):
         starts = tuple(want[0] - start for want, start in zip(box, first, strict=True))
         return starts, tuple(start + n for start, n in zip(starts, box_shape(box), strict=True))
 
-    def run(self, world: World, x: Array) -> Array:
-        """Return this worker's block afterwards, given its block `x`."""
-        if world.rank not in self.halo:
-            return x
+    def computed(self, world: World, x: Array) -> Array:
         widest = self.movement.run(world, x)
         starts, stops = self.cut(world.rank)
         if stops == tuple(widest.shape) and not any(starts):
@@ -130,8 +122,8 @@ def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, pe
     """Widen the blocks of a tensor on `P_x` by what their neighbours hold.
 
     With P_x of shape p_0 x ... x p_{D-1}, a worker that owns the range [a, b) of dimension d gets the range
-    [a - left, b + right), clipped to the tensor, or wrapped around it where the dimension is periodic. The data goes
-    dimension by dimension, so that corners ride along, from as many neighbours as it takes where a block is narrower
+    [a - left, b + right), clipped to the tensor, or wrapped around it if the dimension is periodic. The data goes
+    dimension by dimension, so that corners ride along, from as many neighbours as it takes if a block is narrower
     than the halo. The adjoint adds each halo's cotangent back into the block that it was copied from.
 
     **Arguments:**
@@ -145,9 +137,9 @@ def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, pe
 
     **Returns:** the wider block; outside P_x, `x`.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where `halo` or `periodic` is for another number of dimensions
-    than P_x has; on every worker of P_x, where one of them has such a `halo`, or the widths don't fit;
-    `InvalidTypeError` where `periodic` has other entries than bools; `PlanError` where the blocks don't form a grid.
+    **Raises:** `InvalidArgumentError`, on every worker, if `halo` or `periodic` is for another number of dimensions
+    than P_x has; on every worker of P_x, if one of them has such a `halo`, or the widths don't fit;
+    `InvalidTypeError` if `periodic` has other entries than bools; `PlanError` if the blocks don't form a grid.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> def program():
@@ -179,7 +171,7 @@ def checked_periodic(periodic: Sequence[bool], dim: int) -> tuple[bool, ...]:
 
 
 def checked_halo(halo: Sequence[Sequence[int]], dim: int, *, or_none: bool = False) -> Halo:
-    """Return `halo` as a pair of integers for each of `dim` dimensions; or (), where that is accepted."""
+    """Return `halo` as a pair of integers for each of `dim` dimensions; or (), if that is accepted."""
     if or_none and (halo is None or (isinstance(halo, tuple | list) and not halo)):
         return ()
     try:

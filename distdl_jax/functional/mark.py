@@ -36,7 +36,7 @@ def moved(plan: Any, worker: int, x: Array, *, moves: bool) -> Array:
 
 
 def mark_of(eqn: Any) -> Mark | None:
-    """Return the movement that an equation is; None where it is none."""
+    """Return the movement that an equation is; None if it is none."""
     mark: Mark | None = eqn.params["mark"] if eqn.primitive is _moved else None
     return mark
 

@@ -64,7 +64,7 @@ class NonlinearMovement(Movement, Protocol):
         """Return the shape and dtype of what `before_adjoint` returns, from those of the output."""
 
     def residual(self, x: Array, y: Array) -> Array:
-        """Return the residual of the input and the output: it is batched where x is."""
+        """Return the residual of the input and the output: it is batched if x is."""
 
     def before_adjoint(self, residual: Array, dy: Array) -> Array:
         """Return the array to move, from the cotangent of the output."""
@@ -109,7 +109,7 @@ class _Pullback:
 
 
 def adjoint_operations(part: Movement, worker: int, y: ShapeDtype) -> tuple[Operation, ...]:
-    """Return what the adjoint of a movement communicates on `worker`, where the movement left a block like `y`."""
+    """Return what the adjoint of a movement communicates on `worker`, if the movement left a block like `y`."""
     if not part.differentiable:
         return ()
     return part.adjoint().operations(worker, part.adjoint_input(y) if _is_nonlinear(part) else y)
@@ -133,7 +133,7 @@ def _move(world: World, part: Movement, x: Array) -> tuple[Parts, Array, Array |
     numbers come in two parts, since it can't save those.
     """
     if _is_nonlinear(part):
-        # XLA might compute x again for the residual, an ulp apart.
+        # XLA might compute x again for the residual, an ulp off.
         x = materialize(x)
     y = _run(world, part, x)
     residual = part.residual(x, y) if _is_nonlinear(part) else None
@@ -153,8 +153,8 @@ def _joined(parts: Parts) -> Array:
 def _forward(
     world: World, part: Movement, x: Array
 ) -> tuple[tuple[Parts, Array, Array | None], tuple[Array, Array, Array | None]]:
-    # The residual depends on `x`: where `x` is batched or differentiated, so is the residual. (An empty slice of `x`
-    # would not do: JAX makes a constant of it where `x` is empty.)
+    # The residual depends on `x`: if `x` is batched or differentiated, so is the residual. (An empty slice of `x`
+    # would not do: JAX makes a constant of it if `x` is empty.)
     trace_of_x = tie(nothing(x.dtype), x)
     parts, anchor, residual = _move(world, part, x)
     return (parts, anchor, residual), (trace_of_x, nothing(parts[0].dtype), residual)
@@ -163,22 +163,32 @@ def _forward(
 def _backward(
     world: World, part: Movement, of_x: tuple[Array, Array, Array | None], cotangents: tuple[Parts, Array, Any]
 ) -> tuple[Array]:
-    # A cotangent that is constant on this worker (its output is unused, or empty) is batched as on the others.
-    # The adjoint is differentiable in its turn, so that reverse over reverse works.
     trace_of_x, like_y, residual = of_x
-    # A derivative that a user wrote may give cotangents of another dtype than the value's, in which messages are.
-    real, *imaginary = (cotangent.astype(like_y.dtype) for cotangent in cotangents[0])
-    # JAX's cotangent of a complex number is the conjugate of the number made of its parts' cotangents.
-    dy = tie(_joined((real, *(-cotangent for cotangent in imaginary))), cotangents[1], trace_of_x)
+    of_parts, of_anchor, _ = cotangents
+    # A cotangent that is constant on this worker (its output is unused, or empty) is batched as on the others.
+    dy = tie(_cotangent(of_parts, like_y.dtype), of_anchor, trace_of_x)
     if _is_nonlinear(part):
         assert residual is not None
-        moved, anchor, _ = _move(world, part.adjoint(), reverse_only(part.before_adjoint(residual, dy)))
-        note_anchor(anchor)
-        return (part.after_adjoint(residual, _joined(moved), dy.dtype),)
-    adjoint = _Pullback(part) if to_be_transposed.value else part.adjoint()
-    dx, anchor, _ = _move(world, adjoint, reverse_only(dy))
+        sums = _moved_back(world, part.adjoint(), part.before_adjoint(residual, dy))
+        return (part.after_adjoint(residual, sums, dy.dtype),)
+    return (_moved_back(world, _Pullback(part) if to_be_transposed.value else part.adjoint(), dy),)
+
+
+def _cotangent(parts: Parts, dtype: np.dtype) -> Array:
+    """Return the cotangent of an array from those of its parts, which are of `dtype`.
+
+    A derivative that a user wrote may give another dtype, but messages have the value's. JAX's cotangent of a complex
+    number is the conjugate of the number made of its parts' cotangents.
+    """
+    real, *imaginary = (part.astype(dtype) for part in parts)
+    return _joined((real, *(-part for part in imaginary)))
+
+
+def _moved_back(world: World, adjoint: Movement, dy: Array) -> Array:
+    """Return what the adjoint makes of a cotangent; it is differentiable in its turn, for reverse over reverse."""
+    parts, anchor, _ = _move(world, adjoint, reverse_only(dy))
     note_anchor(anchor)
-    return (_joined(dx),)
+    return _joined(parts)
 
 
 _move.defvjp(_forward, _backward)

@@ -1,4 +1,4 @@
-"""Plans: what all workers of an operation do, apart from doing it.
+"""Plans: what all workers do in an operation. A plan is a movement, or a computation around movements.
 
 A plan is made by a pure function of the shapes and dtypes on all workers: without a message, without tracing, and equal
 whichever worker makes it. So one process can make the plans of any number of workers, and one plan after another.
@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from jax import Array
 
@@ -18,9 +17,10 @@ from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.functional.block_checks import outside
 from distdl_jax.functional.mark import moved
 from distdl_jax.functional.movement import Movement, adjoint_operations, move
-from distdl_jax.plans.alike import ByClass, OnGrids, of_team, on_grids, workers_of
+from distdl_jax.partitions.partition import Partition
+from distdl_jax.plans.alike import ByClass, of_team, on_grids, workers_of
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.worker_ranks import union
+from distdl_jax.plans.worker_ranks import covers, union
 from distdl_jax.tracing.world import Workers, World
 from distdl_jax.transports.agreement.shapes import exchange_shapes
 from distdl_jax.watchdog.programs.ir import Operation
@@ -32,10 +32,13 @@ ShapeDtypes = Mapping[int, ShapeDtype]
 class Plan(ABC):
     """The effect of an operation on its workers' blocks: an immutable value, the same on every worker."""
 
-    @property
-    @abstractmethod
+    inputs: ShapeDtypes
+    """The shapes and dtypes of the workers' blocks before, by world rank."""
+
+    @cached_property
     def workers(self) -> Workers:
         """The world ranks, ascending, of the workers that take part. All others keep their blocks."""
+        return workers_of(self.inputs)
 
     @abstractmethod
     def output(self, worker: int) -> ShapeDtype:
@@ -69,19 +72,28 @@ class BlocksPlan(Plan):
         return self.blocks
 
 
+class Computation(Plan):
+    """A plan of arithmetic on each worker's block, before and after movements."""
+
+    def run(self, world: World, x: Array) -> Array:
+        """Return this worker's block afterwards, given its block `x`."""
+        return self.computed(world, x) if world.rank in self.workers else x
+
+    @abstractmethod
+    def computed(self, world: World, x: Array) -> Array:
+        """Return the block afterwards of this worker, one of `workers`."""
+
+
 class MovementPlan(Plan):
     """A plan of one primitive: each worker's part in it is a movement."""
 
     @abstractmethod
     def part(self, worker: int) -> Movement | None:
-        """Return the movement of any worker of the world; None where it keeps its block, and nobody waits for it."""
-
-    inputs: ShapeDtypes
-    """The shapes and dtypes of the workers' blocks before, by world rank."""
+        """Return the movement of any worker of the world; None if it keeps its block, and no worker waits for it."""
 
     @property
     def alike(self) -> Iterable[Workers]:
-        """The workers, those together that communicate equally much, with whomever; else each by itself."""
+        """The workers, those together that communicate equally much, with whomever; otherwise one by one."""
         return ((worker,) for worker in self.workers)
 
     def operations(self, worker: int, *, adjoint: bool = False) -> tuple[Operation, ...]:
@@ -107,10 +119,6 @@ class Unmoved(MovementPlan):
 
     inputs: ShapeDtypes = field(hash=False)
 
-    @cached_property
-    def workers(self) -> Workers:
-        return workers_of(self.inputs)
-
     def output(self, worker: int) -> ShapeDtype:
         return self.inputs[worker]
 
@@ -127,24 +135,32 @@ class Unmoved(MovementPlan):
 
 def taking_part(shape_dtypes: ShapeDtypes, *teams: Workers) -> ShapeDtypes:
     """Return the shapes and dtypes on the workers of `teams`, by world rank, ascending, from those on more workers."""
-    workers = union(*teams)
-    shape_dtypes = of_team(shape_dtypes, workers)
-    if isinstance(shape_dtypes, ByClass | OnGrids) and shape_dtypes.workers == workers:
-        return shape_dtypes
-    if missing := [worker for worker in workers if worker not in shape_dtypes]:
+    workers, known = union(*teams), workers_of(shape_dtypes)
+    if not covers(known, workers):
+        missing = next(worker for worker in workers if worker not in shape_dtypes)
         raise InvalidArgumentError(
-            f"`x` must say what each worker that takes part holds, but says nothing of worker {missing[0]}."
+            f"`x` must say what each worker that takes part holds, but says nothing of worker {missing}."
         )
-    return {worker: shape_dtypes[worker] for worker in workers}
+    return shape_dtypes if isinstance(shape_dtypes, ByClass) and known == workers else of_team(shape_dtypes, workers)
 
 
-def plan_and_run(world: World, team: Workers, label: str, plan: Callable[[ShapeDtypes], Any], x: Array) -> Array:
-    """Return this worker's block after an operation of `team`, given its block `x`; other workers keep `x`.
+def plan_and_run(
+    operation: str,
+    plan: Callable[[ShapeDtypes], MovementPlan | Computation],
+    x: Array,
+    P_x: Partition,
+    P_y: Partition | None = None,
+    *,
+    team: Workers = (),
+) -> Array:
+    """Return this worker's block after an operation on P_x, or from P_x to P_y; other workers keep `x`.
 
-    The workers of the team exchange shapes and dtypes once, make the same plan of them, and run it. `label` says what
-    the operation is, in the same words on all workers.
+    The workers of both, or of `team`, exchange shapes and dtypes once, make the same plan of them, and run it.
+    `operation` says what it is, as the same text on all workers.
     """
+    world = P_x.world
+    team = team or union(P_x.ranks, *(() if P_y is None else (P_y.ranks,)))
     if world.rank not in team:
         return outside(world, x)
-    y: Array = plan(exchange_shapes(world, team, label, x)).run(world, x)
-    return y
+    where = f"on {P_x.describe()}" if P_y is None else f"from {P_x.describe()} to {P_y.describe()}"
+    return plan(exchange_shapes(world, team, f"{operation} {where}", x)).run(world, x)

@@ -18,10 +18,11 @@ from distdl_jax.functional.all_reduce import Extremum, ExtremumPlan
 from distdl_jax.functional.all_sum_reduce import AllSumPlan, plan_all_sum_reduce
 from distdl_jax.functional.block_checks import common_dtype, is_differentiable, outside, owned_grid
 from distdl_jax.functional.collectives import Operations, accumulation_dtype, extreme, mean_dtype
-from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes, plan_and_run, taking_part
+from distdl_jax.functional.plan import BlocksPlan, Computation, ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.functional.statistics import Along, Moments
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.text import documented
 from distdl_jax.tracing.materialize import materialize
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import Workers, World
@@ -33,20 +34,17 @@ Reduction = Literal["sum", "mean", "max", "min", "var"]
 
 
 @dataclass(frozen=True)
-class ReductionPlan(BlocksPlan):
+class ReductionPlan(BlocksPlan, Computation):
     """A reduction of each worker's block along `axes`, and then over workers; the output has length 1 along them.
 
-    - `over_workers`: the plan of the second; a mean and a variance divide by `count`.
+    - `over_workers`: the plan of the second; a mean divides by `count`.
     """
 
     axes: tuple[int, ...]
     count: int
-    over_workers: Any
+    over_workers: AllSumPlan
 
-    def run(self, world: World, x: Array) -> Array:
-        """Return this worker's block of the reduction."""
-        if world.rank not in self.blocks:
-            return x
+    def computed(self, world: World, x: Array) -> Array:
         return self._reduced(world, x).astype(self.output(world.rank).dtype)
 
     def _reduced(self, world: World, x: Array) -> Array:
@@ -55,18 +53,23 @@ class ReductionPlan(BlocksPlan):
             own = tie(jnp.zeros(self.output(world.rank).shape, wide), x)
         else:
             own = jnp.sum(x, self.axes, dtype=wide, keepdims=True)
-        total: Array = self.over_workers.run(world, own)
+        total = self.over_workers.run(world, own)
         return total / np.asarray(self.count, total.dtype) if self.count != 1 else total
 
 
-class VariancePlan(ReductionPlan):
-    """The mean of squared deviations from the mean; `over_workers` finds both."""
+@dataclass(frozen=True)
+class VariancePlan(BlocksPlan, Computation):
+    """The sum of squared deviations from the mean along `axes`, divided by `count`; `moments` finds both."""
 
-    def _reduced(self, world: World, x: Array) -> Array:
-        moments: Moments = self.over_workers
-        n = math.prod(moments.grid.extent[d] for d in self.axes)
-        variance = moments.run(world, x)[1] * np.asarray(n, moments.dtype)
-        return variance / np.asarray(self.count or np.nan, moments.dtype)  # no number, as in jnp
+    axes: tuple[int, ...]
+    count: int
+    moments: Moments
+
+    def computed(self, world: World, x: Array) -> Array:
+        n = math.prod(self.moments.grid.extent[d] for d in self.axes)
+        squares = self.moments.run(world, x)[1] * np.asarray(n, self.moments.dtype)
+        variance = squares / np.asarray(self.count or np.nan, self.moments.dtype)  # no number, as in jnp
+        return variance.astype(self.output(world.rank).dtype)
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,7 @@ class ExtremumAlongPlan(ReductionPlan):
         if not is_differentiable(dtype):
             of = jnp.max if self.largest else jnp.min
             own = tie(of(x, self.axes, keepdims=True, initial=extreme(dtype, not self.largest)), x)
-            found: Array = self.over_workers.run(world, own)
-            return found
+            return self.over_workers.run(world, own)
         wide = self.over_workers.inputs[world.rank].dtype
         if x.size == 0:
             own, ties = tie(jnp.full(shape, -np.inf, wide), x), jnp.zeros(shape, wide)
@@ -142,7 +144,7 @@ def _largest_jvp(axes: tuple[int, ...], primals: tuple[Array], tangents: tuple[A
 
 def plan_reduction(
     shape_dtypes: ShapeDtypes, P_x: Partition, op: Reduction, axes: tuple[int, ...], ddof: int = 0
-) -> ReductionPlan:
+) -> ReductionPlan | VariancePlan:
     """Plan a reduction, with keepdims, from the shapes and dtypes on the workers of P_x, and perhaps of more."""
     x = taking_part(shape_dtypes, P_x.ranks)
     dtype, grid = common_dtype("x", x, P_x.ranks), owned_grid("x", P_x, x)
@@ -180,202 +182,138 @@ def _reduce(x: Array, P_x: Partition, op: Reduction, axes: Axes, keepdims: bool,
     keepdims = checked_boolean("keepdims", keepdims)
     if not P_x.active:
         return outside(P_x.world, x)
-    label = f"{op} along {along} on {P_x.describe()}"
     plan = partial(plan_reduction, P_x=P_x, op=op, axes=along, ddof=ddof)
-    y = plan_and_run(P_x.world, P_x.ranks, label, plan, x)
+    y = plan_and_run(f"{op} along {along}", plan, x, P_x)
     return y if keepdims else lax.squeeze(y, along)
 
 
+_ALONG_DIMENSIONS = """
+With x of n_0 x ... x n_{D-1} on P_x of p_0 x ... x p_{D-1}, the workers that agree in every index outside `axes` form
+one team, and each of them gets the same block of the result, a copy, so that `x - $name(x, P_x, axes)` is right on
+every worker, including one that has no entries. Along dimensions that are not split nothing moves.
+$moves
+
+The gradient of the copies is the sum of their cotangents: that of any loss whose parts the workers compute from the
+result and from their own blocks. A loss of the result *alone* would count once for each copy: divide it by their
+number, the product of P_x's shape along `axes`.
+
+**Arguments:**
+
+- `x`: this worker's block on P_x, of D dimensions: $numbers, uneven or empty. Zero-volume outside P_x.
+- `P_x`: the partition.
+- `axes`: the dimensions, one or several; negative ones count from the end. Default: all.
+- `keepdims`: whether they remain, of length 1, so that the result broadcasts with x. (In jnp they don't.)
+$arguments
+**Returns:** this worker's block of the result, $returns.
+It is described by `TensorSpec(shape, P_x, replicated=axes)` if dimensions don't remain. Outside P_x, `x`.
+
+**Raises:** `InvalidTypeError` if `keepdims` is not True or False; `InvalidArgumentError`, on every worker, for a
+dimension that P_x doesn't have; `PlanError`, on every worker of P_x, if the blocks don't form a grid$refused.
+
+>>> import jax.numpy as jnp, distdl_jax as dj
+>>> def program():
+...     P = dj.Partition().grid([1, 2])
+...     x = dj.TensorSpec((2, 4), P).block(jnp.array([[1.0, 3, 1, 3], [2, 8, 2, 8]]))
+...     return dj.functional.$name(x, P, axes=1).ravel().tolist()
+>>> dj.simulate(2, program)
+$example
+
+Source: $source.
+"""
+_REDUCTION = {"arguments": "", "refused": "", "source": "numpy's reductions; Hewett and Grady (2020), all-sum-reduce"}
+_SUM = _REDUCTION | {
+    "numbers": "any numbers",
+    "moves": "One number for each is summed over the team, forward and backward.",
+}
+_EXTREMUM = _REDUCTION | {
+    "numbers": "real numbers",
+    "moves": "One number for each is compared over the team; backward, two are summed, and the entries that tie, on\n"
+    "all workers, share the gradient equally, as in jnp.",
+    "refused": ", or the tensor\nhas no entries along `axes`",
+}
+_VARIANCE = _REDUCTION | {
+    "numbers": "real numbers",
+    "moves": "Two numbers for each go to each worker of the team, in one movement: the mean and the squared\n"
+    "deviations of each block, from which those of the whole are found without cancellation.",
+    "arguments": "- `ddof`: what is subtracted from the number of entries to divide by; 1 for the unbiased variance.\n",
+    "returns": "floating-point, also of integers; NaN if `ddof` leaves no entry",
+    "source": "Chan, Golub and LeVeque (1983)",
+}
+
+
 @compared
+@documented(
+    _ALONG_DIMENSIONS,
+    **_SUM,
+    returns="floating-point, also of integers and booleans",
+    example="[[2.0, 5.0], [2.0, 5.0]]",
+)
 def mean(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> Array:
-    """Return the mean along dimensions of a split tensor, `jnp.mean`: every worker gets the means for its own block.
-
-    With x of n_0 x ... x n_{D-1} on P_x of p_0 x ... x p_{D-1}, the workers that agree in every index outside `axes`
-    form one team, and each of them gets the same block of the means, a copy, so that `x - mean(x, P_x, axes)` is right
-    on every worker, one that has no entries, too. One number for each mean is summed over the team, forward and
-    backward; along dimensions that are not split nothing moves.
-
-    The gradient of the copies is the sum of their cotangents: that of any loss whose parts the workers compute from
-    the means and from their own blocks. A loss of the means *alone* would count once for each copy: divide it by their
-    number, the product of P_x's shape along `axes`.
-
-    **Arguments:**
-
-    - `x`: this worker's block on P_x, of D dimensions: of any numbers, uneven or empty. Half precisions are summed in
-      float32; the mean of integers and booleans is a floating-point number. Zero-volume outside P_x.
-    - `P_x`: the partition.
-    - `axes`: the dimensions, one or several; negative ones count from the end. Default: all.
-    - `keepdims`: whether they remain, of length 1, so that the result broadcasts with x. (In jnp they don't.)
-
-    **Returns:** this worker's block of the means. It is described by `TensorSpec(shape, P_x, replicated=axes)` where
-    dimensions don't remain. Outside P_x, `x`.
-
-    **Raises:** `InvalidTypeError` where `keepdims` is not True or False; `InvalidArgumentError`, on every worker, for a
-    dimension that P_x doesn't have; `PlanError`, on every worker of P_x, where the blocks don't form a grid.
-
-    >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().grid([1, 1])
-    >>> mean(jnp.array([[1.0, 3.0], [5.0, 7.0]]), P, axes=1).tolist()
-    [[2.0], [6.0]]
-
-    Source: numpy's reductions; Hewett and Grady (2020), all-sum-reduce.
-    """
+    """Return the mean along dimensions of a split tensor: `jnp.mean`. Half precisions are summed in float32."""
     return _reduce(x, P_x, "mean", axes, keepdims)
 
 
 @compared
+@documented(
+    _ALONG_DIMENSIONS,
+    **_VARIANCE,
+    example="[[1.0, 9.0], [1.0, 9.0]]",
+)
 def var(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True, ddof: int = 0) -> Array:
-    """Return the variance along dimensions of a split tensor: `jnp.var`, of which every worker gets its block.
-
-    Two numbers for each variance go to each worker of the team, in one movement: the mean and the squared deviations of
-    each block, from which the whole's are found without cancellation.
-
-    **Arguments:**
-
-    - `x`: this worker's block on P_x, of real numbers, uneven or empty. Zero-volume outside P_x.
-    - `P_x`: the partition, of as many dimensions as the tensor.
-    - `axes`: the dimensions, one or several; negative ones count from the end. Default: all.
-    - `keepdims`: whether they remain, of length 1, so that the result broadcasts with x. (In jnp they don't.)
-    - `ddof`: what is subtracted from the number of entries to divide by; 1 for the unbiased variance.
-
-    **Returns:** this worker's block of the variances, a copy on all workers along `axes`, with the gradient of copies
-    as in `mean`; of integers a floating-point number; NaN where `ddof` leaves no entry. Outside P_x, `x`.
-
-    **Raises:** `InvalidTypeError` where `keepdims` is not True or False; `InvalidArgumentError`, on every worker, for a
-    dimension that P_x doesn't have; `PlanError`, on every worker of P_x, where the blocks don't form a grid.
-
-    >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> def program():
-    ...     P = dj.Partition().grid([1, 2])
-    ...     x = dj.TensorSpec((2, 4), P).block(jnp.arange(8.0).reshape(2, 4))
-    ...     return dj.functional.var(x, P, axes=1).ravel().tolist()
-    >>> dj.simulate(2, program)
-    [[1.25, 1.25], [1.25, 1.25]]
-
-    Source: Chan, Golub and LeVeque (1983).
-    """
+    """Return the variance along dimensions of a split tensor: `jnp.var`."""
     return _reduce(x, P_x, "var", axes, keepdims, checked_integer("ddof", ddof, 0))
 
 
 @compared
+@documented(
+    _ALONG_DIMENSIONS,
+    **_VARIANCE,
+    example="[[1.0, 3.0], [1.0, 3.0]]",
+)
 def std(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True, ddof: int = 0) -> Array:
-    """Return the standard deviation along dimensions of a split tensor, `jnp.std`: the root of `var`.
+    """Return the standard deviation along dimensions of a split tensor: `jnp.std`, the root of `var`.
 
-    **Arguments:**
-
-    - `x`: this worker's block on P_x, of real numbers, uneven or empty. Zero-volume outside P_x.
-    - `P_x`: the partition, of as many dimensions as the tensor.
-    - `axes`: the dimensions, one or several; negative ones count from the end. Default: all.
-    - `keepdims`: whether they remain, of length 1, so that the result broadcasts with x. (In jnp they don't.)
-    - `ddof`: what is subtracted from the number of entries to divide by; 1 for the unbiased variance.
-
-    **Returns:** this worker's block, as `var`. As in jnp the gradient where it is 0 is not a number. Outside P_x, `x`.
-
-    **Raises:** `InvalidTypeError` where `keepdims` is not True or False; `InvalidArgumentError`, on every worker, for a
-    dimension that P_x doesn't have; `PlanError`, on every worker of P_x, where the blocks don't form a grid.
-
-    >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> def program():
-    ...     P = dj.Partition().grid([1, 2])
-    ...     x = dj.TensorSpec((2, 4), P).block(jnp.array([[0.0, 2, 0, 2], [1, 7, 1, 7]]))
-    ...     return dj.functional.std(x, P, axes=1).ravel().tolist()
-    >>> dj.simulate(2, program)
-    [[1.0, 3.0], [1.0, 3.0]]
+    As in jnp the gradient is not a number where it is 0.
     """
     y = var(x, P_x, axes, keepdims, ddof)
     return jnp.sqrt(y) if P_x.active else y
 
 
 @compared
+@documented(
+    _ALONG_DIMENSIONS,
+    **_EXTREMUM,
+    returns="of x's dtype; a NaN is above all, and then the whole gradient is NaN",
+    example="[[3.0, 8.0], [3.0, 8.0]]",
+)
 def max(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> Array:
-    """Return the largest entries along dimensions of a split tensor: `jnp.max`, of which every worker gets its block.
+    """Return the largest entries along dimensions of a split tensor: `jnp.max`.
 
-    One number for each is compared over the team. Backward, two are summed; the entries that tie, on all workers, share
-    the gradient equally, as in jnp. A softmax along a split dimension is
+    A softmax along a split dimension is
     `(e := jnp.exp(x - jax.lax.stop_gradient(max(x, P_x, axis)))) / sum(e, P_x, axis)`.
-
-    **Arguments:**
-
-    - `x`: this worker's block on P_x, of real numbers, uneven or empty. Zero-volume outside P_x.
-    - `P_x`: the partition, of as many dimensions as the tensor.
-    - `axes`: the dimensions, one or several; negative ones count from the end. Default: all.
-    - `keepdims`: whether they remain, of length 1, so that the result broadcasts with x. (In jnp they don't.)
-
-    **Returns:** this worker's block of the largest, of x's dtype, a copy on all workers along `axes`; a NaN is above
-    all, and then the whole gradient is NaN. Outside P_x, `x`.
-
-    **Raises:** `InvalidTypeError` where `keepdims` is not True or False; `InvalidArgumentError`, on every worker, for a
-    dimension that P_x doesn't have; `PlanError`, on every worker of P_x, where the blocks don't form a grid,
-    or the tensor has no entries along `axes`.
-
-    >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> def program():
-    ...     P = dj.Partition().grid([1, 2])
-    ...     x = dj.TensorSpec((2, 4), P).block(jnp.arange(8.0).reshape(2, 4))
-    ...     return dj.functional.max(x, P, axes=1).ravel().tolist()
-    >>> dj.simulate(2, program)
-    [[3.0, 7.0], [3.0, 7.0]]
     """
     return _reduce(x, P_x, "max", axes, keepdims)
 
 
 @compared
+@documented(
+    _ALONG_DIMENSIONS, **_EXTREMUM, returns="of x's dtype; NaN if there is one", example="[[1.0, 2.0], [1.0, 2.0]]"
+)
 def min(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> Array:
-    """Return the smallest entries along dimensions of a split tensor: `jnp.min`, of which every worker gets its block.
-
-    What moves, and how entries that tie share the gradient, is as in `max`.
-
-    **Arguments:**
-
-    - `x`: this worker's block on P_x, of real numbers, uneven or empty. Zero-volume outside P_x.
-    - `P_x`: the partition, of as many dimensions as the tensor.
-    - `axes`: the dimensions, one or several; negative ones count from the end. Default: all.
-    - `keepdims`: whether they remain, of length 1, so that the result broadcasts with x. (In jnp they don't.)
-
-    **Returns:** this worker's block of the smallest, of x's dtype, a copy on all workers along `axes`; NaN where there
-    is one. Outside P_x, `x`.
-
-    **Raises:** `InvalidTypeError` where `keepdims` is not True or False; `InvalidArgumentError`, on every worker, for a
-    dimension that P_x doesn't have; `PlanError`, on every worker of P_x, where the blocks don't form a grid,
-    or the tensor has no entries along `axes`.
-
-    >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> def program():
-    ...     P = dj.Partition().grid([1, 2])
-    ...     x = dj.TensorSpec((2, 4), P).block(jnp.arange(8.0).reshape(2, 4))
-    ...     return dj.functional.min(x, P, axes=1).ravel().tolist()
-    >>> dj.simulate(2, program)
-    [[0.0, 4.0], [0.0, 4.0]]
-    """
+    """Return the smallest entries along dimensions of a split tensor: `jnp.min`."""
     return _reduce(x, P_x, "min", axes, keepdims)
 
 
 @compared
+@documented(
+    _ALONG_DIMENSIONS,
+    **_SUM,
+    returns="of x's dtype; of integers and booleans, of jnp's integer",
+    example="[[8.0, 20.0], [8.0, 20.0]]",
+)
 def sum(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> Array:
-    """Return the sum along dimensions of a split tensor: `jnp.sum`, of which every worker gets its block.
+    """Return the sum along dimensions of a split tensor: `jnp.sum`. Half precisions are summed in float32.
 
-    The workers along `axes` get copies, as from `mean`, with the same gradient. `all_sum_reduce` adds up whole blocks,
-    entry by entry, and leaves dimensions as they are.
-
-    **Arguments:**
-
-    - `x`: this worker's block on P_x, of any numbers, uneven or empty. Zero-volume outside P_x.
-    - `P_x`: the partition, of as many dimensions as the tensor.
-    - `axes`: the dimensions, one or several; negative ones count from the end. Default: all.
-    - `keepdims`: whether they remain, of length 1, so that the result broadcasts with x. (In jnp they don't.)
-
-    **Returns:** this worker's block of the sums, of x's dtype; of integers and booleans, of jnp's integer. Half
-    precisions are summed in float32 and rounded once. Outside P_x, `x`.
-
-    **Raises:** `InvalidTypeError` where `keepdims` is not True or False; `InvalidArgumentError`, on every worker, for a
-    dimension that P_x doesn't have; `PlanError`, on every worker of P_x, where the blocks don't form a grid.
-
-    >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> def program():
-    ...     P = dj.Partition().grid([1, 2])
-    ...     x = dj.TensorSpec((2, 4), P).block(jnp.arange(8.0).reshape(2, 4))
-    ...     return dj.functional.sum(x, P, axes=1).ravel().tolist()
-    >>> dj.simulate(2, program)
-    [[6.0, 22.0], [6.0, 22.0]]
+    `all_sum_reduce` adds up whole blocks, entry by entry, and leaves dimensions as they are.
     """
     return _reduce(x, P_x, "sum", axes, keepdims)

@@ -1,24 +1,27 @@
-"""Repartition: from one partition of a tensor to another, block by block."""
+"""Repartition of a tensor, all-to-all and roll: one exchange from the blocks owned to the blocks needed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
+import jax
+import numpy as np
 from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import GridBlocks, block_or_placeholder, common_dtype, owned_grid
 from distdl_jax.functional.box_exchange import BoxPlan
 from distdl_jax.functional.plan import ShapeDtypes, plan_and_run, taking_part
-from distdl_jax.partitions.partition import Partition, check_partitions
+from distdl_jax.partitions.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.plans.alike import derived, on_grids
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.transports.agreement.arguments import compared
-from distdl_jax.validation import checked_boolean
+from distdl_jax.validation import checked_axes, checked_axis, checked_boolean, checked_integers
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,12 @@ def repartition(x: Array, P_x: Partition, P_y: Partition, *, preserve_batch: boo
 
     Every worker of P_y gets its balanced block of the tensor: along a dimension of length n over q workers, the first
     n mod q hold one more than the rest. The blocks on P_x may be unbalanced; the same partition twice rebalances
-    them, and is the identity, without messages, where they are balanced. From a partition of one worker this is
+    them, and is the identity, without messages, if they are balanced. From a partition of one worker this is
     scatter, to one it is gather. The adjoint is the movement back, onto the blocks as they were.
 
     **Arguments:**
 
-    - `x`: this worker's block where it is in P_x: D dimensions, one dtype on all of P_x; workers with the same index
+    - `x`: this worker's block if it is in P_x: D dimensions, one dtype on all of P_x; workers with the same index
       in a dimension hold the same length there. Blocks may be empty. Elsewhere a zero-volume array, floating or
       complex exactly if the data is.
     - `P_x`, `P_y`: partitions of as many dimensions as the tensor; equal teams, permuted, overlapping or disjoint.
@@ -78,8 +81,8 @@ def repartition(x: Array, P_x: Partition, P_y: Partition, *, preserve_batch: boo
 
     **Returns:** in P_y the balanced block; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
 
-    **Raises:** `InvalidTypeError` where `preserve_batch` is not True or False; `InvalidArgumentError` where the
-    partitions differ in the number of dimensions; `PlanError`, with a list of the shapes, where the blocks don't form a
+    **Raises:** `InvalidTypeError` if `preserve_batch` is not True or False; `InvalidArgumentError` if the
+    partitions differ in the number of dimensions; `PlanError`, with a list of the shapes, if the blocks don't form a
     grid.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
@@ -96,10 +99,8 @@ def repartition(x: Array, P_x: Partition, P_y: Partition, *, preserve_batch: boo
     check_partitions(P_x=P_x, P_y=P_y)
     preserve_batch = checked_boolean("preserve_batch", preserve_batch)
     _check_dimensions(P_x, P_y)
-    team = tuple(sorted({*P_x.ranks, *P_y.ranks}))
-    label = f"repartition from {P_x.describe()} to {P_y.describe()}"
     plan = partial(plan_repartition, P_x=P_x, P_y=P_y, preserve_batch=preserve_batch)
-    return plan_and_run(P_x.world, team, label, plan, x)
+    return plan_and_run("repartition", plan, x, P_x, P_y)
 
 
 def _check_dimensions(P_x: Partition, P_y: Partition) -> None:
@@ -108,3 +109,158 @@ def _check_dimensions(P_x: Partition, P_y: Partition) -> None:
             f"`P_x` ({shape_text(P_x.shape)}) and `P_y` ({shape_text(P_y.shape)}) must have as many dimensions as the "
             "tensor, so both the same number; dimensions of one worker can be added without moving data."
         )
+
+
+def plan_all_to_all(shape_dtypes: ShapeDtypes, P_x: Partition, split_axis: int, concat_axis: int) -> RepartitionPlan:
+    """Plan `all_to_all` from the shapes and dtypes on the workers of P_x, and perhaps of more."""
+    P_y = all_to_all_partition(P_x, split_axis, concat_axis)
+    return replace(plan_repartition(shape_dtypes, P_x, P_y), name="all_to_all")
+
+
+def all_to_all_partition(P_x: Partition, split_axis: int, concat_axis: int) -> CartesianPartition:
+    """Return the partition on which `all_to_all` leaves its output: the workers of P_x on another grid.
+
+    **Raises:** `InvalidArgumentError` for a dimension that P_x doesn't have, or one dimension twice.
+    """
+    check_partitions(P_x=P_x)
+    split, concat = (
+        checked_axis("split_axis", split_axis, P_x.shape),
+        checked_axis("concat_axis", concat_axis, P_x.shape),
+    )
+    if split == concat:
+        raise InvalidArgumentError(
+            f"`split_axis` (={split_axis}) and `concat_axis` (={concat_axis}) must be two different dimensions of the "
+            f"partition ({shape_text(P_x.shape)})."
+        )
+    others = np.delete(np.arange(P_x.dim), concat)
+    place = int(np.searchsorted(others, split))
+    # Directly behind those that are along `split` already, to be one dimension with them.
+    order = np.insert(others, place + 1, concat)
+    ranks = np.arange(P_x.size).reshape(P_x.shape).transpose(order).ravel()
+    shape = list(P_x.shape)
+    shape[split], shape[concat] = shape[split] * shape[concat], 1
+    return P_x.grid(shape, ranks.tolist())
+
+
+@compared
+def all_to_all(x: Array, P_x: Partition, split_axis: int, concat_axis: int) -> Array:
+    """Split `x` along `split_axis` over the workers that hold blocks along `concat_axis`, and put those side by side.
+
+    With p workers along `concat_axis` of P_x and q along `split_axis` (1, as a rule), the output has the whole length
+    along `concat_axis`, and is in balanced blocks over q p workers along `split_axis`: the one at (i, j) there is
+    number i p + j. It is `jax.lax.all_to_all(..., tiled=True)` along the workers of `concat_axis`, for blocks of any
+    length: what each worker has for each other one goes there. Seen as one global tensor, it is a repartition from P_x
+    to `nn.AllToAll(P_x, split_axis, concat_axis).output_partition`. The adjoint is the movement back.
+
+    *Tokens and experts*: let each worker have a buffer of experts x slots x features for the tokens that it sends. Side
+    by side these are one tensor, whose slots are split. `all_to_all(buffer, P_x, split_axis=0, concat_axis=1)`, with
+    P_x 1 x p x 1, gives each worker all slots of its experts.
+
+    **Arguments:**
+
+    - `x`: this worker's block on P_x, of any dtype; blocks may be uneven and empty. Zero-volume outside P_x.
+    - `P_x`: the partition, of as many dimensions as the tensor.
+    - `split_axis`: the dimension that is split afterwards. Negative ones count from the end.
+    - `concat_axis`: the dimension that is split before, and whole afterwards.
+
+    **Returns:** this worker's block of the output; outside P_x, `x`.
+
+    **Raises:** `InvalidArgumentError`, on every worker, for a dimension that P_x doesn't have, or one dimension twice;
+    `PlanError`, on every worker of P_x, if the blocks don't form a grid, or differ in dtype.
+
+    A worker sends a part of (p - 1) / p of its block, in p - 1 messages. Where q is above 1 and doesn't fit the length,
+    some of it goes to workers at other places along `split_axis`.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([1, 2])
+    ...     x = dj.TensorSpec((2, 3), P).block(jnp.arange(6).reshape(2, 3))
+    ...     return x.tolist(), dj.functional.all_to_all(x, P, split_axis=0, concat_axis=1).tolist()
+    >>> dj.simulate(2, program)
+    [([[0, 1], [3, 4]], [[0, 1, 2]]), ([[2], [5]], [[3, 4, 5]])]
+
+    Source: MPI's all-to-all, as `jax.lax.all_to_all` has it; Hewett and Grady (2020), generalised all-to-all.
+    """
+    P_y = all_to_all_partition(P_x, split_axis, concat_axis)
+    plan = partial(plan_all_to_all, P_x=P_x, split_axis=split_axis, concat_axis=concat_axis)
+    return plan_and_run("all_to_all", plan, x, P_x, P_y)
+
+
+Sizes = int | Sequence[int]
+
+
+@dataclass(frozen=True)
+class RollPlan(BoxPlan):
+    """A roll: each worker needs the entries that come to lie in its block, from wherever they are."""
+
+    exchange: Exchange
+
+    def steps(self, worker: int) -> tuple[ExchangePlan, ...]:
+        return (self.exchange.plan(worker),)
+
+    def output(self, worker: int) -> ShapeDtype:
+        return ShapeDtype(self.inputs[worker].shape, self.dtype)
+
+
+def plan_roll(shape_dtypes: ShapeDtypes, P_x: Partition, shift: Sizes, axis: Sizes) -> RollPlan:
+    """Plan `roll` from the shapes and dtypes on the workers of P_x, and perhaps of more."""
+    shifts = checked_shifts(shift, axis, P_x)
+    inputs = taking_part(shape_dtypes, P_x.ranks)
+    owned = owned_grid("x", P_x, inputs)
+    needed = []
+    for d, (ranges, n) in enumerate(zip(owned.ranges, owned.extent, strict=True)):
+        by = shifts.get(d, 0) % n if n else 0
+        needed.append(tuple((start - by, stop - by) for start, stop in ranges))
+    periodic = tuple(d in shifts for d in range(P_x.dim))
+    exchange = Exchange(owned, ProductGrid(P_x.ranks, tuple(needed)), periodic)
+    return RollPlan("roll", inputs, common_dtype("x", inputs, P_x.ranks), exchange)
+
+
+@compared
+def roll(x: Array, P_x: Partition, shift: Sizes, axis: Sizes) -> Array:
+    """Shift a tensor on `P_x` round along `axis`: `jnp.roll` of the whole, `torch.roll`.
+
+    With n entries along a dimension, entry i comes to lie at (i + shift) mod n. What leaves a worker's block travels to
+    the worker on whose block it comes to lie, straight, also if several dimensions are shifted; nothing else moves.
+    The adjoint shifts back.
+
+    **Arguments:**
+
+    - `x`: this worker's block, of as many dimensions as P_x; blocks may be uneven and empty. Zero-volume outside P_x.
+    - `P_x`: the partition.
+    - `shift`: by how much, an integer, or one for each of `axis`; negative ones shift towards 0, and any may be more
+      than n.
+    - `axis`: the dimension, or several; negative ones count from the end. Of one that is named twice the shifts add up.
+
+    **Returns:** this worker's block, of x's shape and dtype; outside P_x, `x`.
+
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if `shift` or `axis` are no integers,
+    don't fit each other, or name a dimension that P_x doesn't have; `PlanError` if the blocks don't form a grid.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> P = dj.Partition().grid([1])
+    >>> dj.functional.roll(jnp.arange(5), P, 2, 0).tolist()
+    [3, 4, 0, 1, 2]
+
+    Source: numpy's roll.
+    """
+    check_partitions(P_x=P_x)
+    shifts = checked_shifts(shift, axis, P_x)
+    plan = partial(plan_roll, P_x=P_x, shift=tuple(shifts.values()), axis=tuple(shifts))
+    with jax.named_scope("roll"):
+        return plan_and_run(f"roll by {shifts}", plan, x, P_x)
+
+
+def checked_shifts(shift: Sizes, axis: Sizes, P_x: Partition) -> dict[int, int]:
+    """Return the shift along each dimension, ascending, that is named."""
+    by, along = checked_integers("shift", shift, or_one=True), checked_integers("axis", axis, or_one=True)
+    if len(by) != len(along) and 1 not in (len(by), len(along)):
+        raise InvalidArgumentError(
+            f"`shift` (={by}) and `axis` (={along}) must be as many, or one of the two an integer."
+        )
+    number = max(len(by), len(along)) if by and along else 0
+    shifts: dict[int, int] = {}
+    for shift_by, d in zip(by * (number // max(len(by), 1)), along * (number // max(len(along), 1)), strict=True):
+        (place,) = checked_axes("axis", d, P_x.shape)
+        shifts[place] = shifts.get(place, 0) + shift_by
+    return dict(sorted(shifts.items()))

@@ -1,27 +1,29 @@
-"""Reshape: a split tensor in another shape, on another partition."""
+"""Reshape a split tensor, and rearrange it: split its dimensions, reorder the factors, and join some."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
+from itertools import accumulate, pairwise
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import block_or_placeholder, common_dtype, owned_grid, zero_volume_shape
 from distdl_jax.functional.box_exchange import BoxPlan
-from distdl_jax.functional.channel import tied_zeros
-from distdl_jax.functional.plan import Plan, ShapeDtypes, plan_and_run, taking_part
-from distdl_jax.partitions.partition import Partition, check_partitions
+from distdl_jax.functional.collectives import tied_zeros
+from distdl_jax.functional.plan import Computation, ShapeDtypes, plan_and_run, taking_part
+from distdl_jax.partitions.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.reshaping import Reshaping
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.tracing.world import Workers, World
+from distdl_jax.tracing.world import World
 from distdl_jax.transports.agreement.arguments import compared
 from distdl_jax.validation import checked_integers
 
@@ -42,7 +44,7 @@ class _FlatPlan(BoxPlan):
 
 
 @dataclass(frozen=True)
-class ReshapePlan(Plan):
+class ReshapePlan(Computation):
     """A reshaping: one movement, `moved`, between two local reshapes that cost nothing.
 
     - `inputs`: the shapes and dtypes of the workers' blocks.
@@ -51,17 +53,10 @@ class ReshapePlan(Plan):
     inputs: ShapeDtypes = field(hash=False)
     moved: _FlatPlan
 
-    @cached_property
-    def workers(self) -> Workers:
-        return tuple(sorted(self.inputs))
-
     def output(self, worker: int) -> ShapeDtype:
         return block_or_placeholder(self.moved.reshaping.needed, worker, self.inputs[worker], self.moved.dtype)
 
-    def run(self, world: World, x: Array) -> Array:
-        """Return this worker's block afterwards, given its block `x`."""
-        if world.rank not in self.inputs:
-            return x
+    def computed(self, world: World, x: Array) -> Array:
         y = self.moved.run(world, _reshaped(x, self.moved.inputs[world.rank].shape))
         return _reshaped(y, self.output(world.rank).shape)
 
@@ -90,19 +85,19 @@ def reshape(x: Array, P_x: Partition, P_y: Partition, shape: int | Sequence[int]
     """Reshape a tensor on `P_x`, in row-major order, to one of `shape` on `P_y`: `jnp.reshape` of the whole.
 
     Every worker of P_y gets its balanced block; the blocks on P_x may be unbalanced. It is one movement, of what has to
-    go to another worker; where each has its block already nothing moves. The adjoint is the movement back, onto the
+    go to another worker; if each has its block already nothing moves. The adjoint is the movement back, onto the
     blocks as they were.
 
     **Arguments:**
 
-    - `x`: this worker's block where it is in P_x, of as many dimensions as P_x; elsewhere a zero-volume array, floating
+    - `x`: this worker's block if it is in P_x, of as many dimensions as P_x; elsewhere a zero-volume array, floating
       or complex exactly if the data is.
     - `P_x`, `P_y`: any partitions, of as many dimensions as x and as `shape`; equal, overlapping or disjoint teams.
     - `shape`: of the whole output, or its length; one number may be -1, and follows from the others.
 
     **Returns:** in P_y the balanced block; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
 
-    **Raises:** `InvalidArgumentError` where `shape` doesn't fit P_y; `PlanError`, on every worker of both, where it
+    **Raises:** `InvalidArgumentError` if `shape` doesn't fit P_y; `PlanError`, on every worker of both, if it
     doesn't have as many elements as x, or blocks don't form a grid.
 
     >>> import jax, distdl_jax as dj
@@ -113,10 +108,9 @@ def reshape(x: Array, P_x: Partition, P_y: Partition, shape: int | Sequence[int]
     """
     check_partitions(P_x=P_x, P_y=P_y)
     lengths = checked_shape(shape, P_y)
-    team = tuple(sorted({*P_x.ranks, *P_y.ranks}))
-    label = f"reshape from {P_x.describe()} to {lengths} on {P_y.describe()}"
+    plan = partial(plan_reshape, P_x=P_x, P_y=P_y, shape=lengths)
     with jax.named_scope("reshape"):
-        return plan_and_run(P_x.world, team, label, partial(plan_reshape, P_x=P_x, P_y=P_y, shape=lengths), x)
+        return plan_and_run(f"reshape to {lengths}", plan, x, P_x, P_y)
 
 
 def checked_shape(shape: Any, P_y: Partition) -> tuple[int, ...]:
@@ -137,3 +131,83 @@ def _resolved(lengths: tuple[int, ...], extent: tuple[int, ...]) -> tuple[int, .
     if -1 in lengths or known != total:
         raise PlanError(f"`shape` (={lengths}) must have as many elements as `x` (of shape {extent}), {total}.")
     return lengths
+
+
+OVER_WORKERS = -1
+"""Of the factors of a dimension, the one that its workers share; its length follows from the others."""
+
+
+class Rule(NamedTuple):
+    """What becomes of a tensor's dimensions.
+
+    - `factors`: the lengths into which each is split, row-major; one of them is OVER_WORKERS.
+    - `order`: of all the factors, afterwards.
+    - `groups`: how many of them, in that order, each dimension of the result joins.
+    - `name`: the argument that says the factors, for errors.
+    """
+
+    factors: tuple[tuple[int, ...], ...]
+    order: tuple[int, ...]
+    groups: tuple[int, ...]
+    name: str
+
+    def lengths(self, extent: tuple[int, ...]) -> list[int]:
+        """Return the lengths of all factors of a tensor of shape `extent`."""
+        lengths: list[int] = []
+        for d, (n, parts) in enumerate(zip(extent, self.factors, strict=True)):
+            known = prod(m for m in parts if m != OVER_WORKERS)
+            if n % known:
+                raise PlanError(
+                    f"`{self.name}` must divide `x` (of shape {shape_text(extent)}), but dimension {d} is no multiple "
+                    f"of {known}."
+                )
+            lengths += (n // known if m == OVER_WORKERS else m for m in parts)
+        return lengths
+
+    def joined(self, lengths: Sequence[int]) -> list[int]:
+        """Return the products, in the result's dimensions, of numbers that the factors have in the order afterwards."""
+        return [prod(lengths[start:stop]) for start, stop in pairwise(accumulate(self.groups, initial=0))]
+
+    def partitions(self, P_x: Partition) -> tuple[CartesianPartition, CartesianPartition, CartesianPartition]:
+        """Return the partitions of the factors of a tensor on `P_x`, before and afterwards, and of the result."""
+        shape = [p if m == OVER_WORKERS else 1 for p, parts in zip(P_x.shape, self.factors, strict=True) for m in parts]
+        ranks = np.reshape(P_x.ranks, shape).transpose(self.order)
+        team = P_x.of_workers(P_x.world, ranks.ravel().tolist())
+        return (
+            P_x.create_cartesian_topology_partition(shape),
+            team.create_cartesian_topology_partition(ranks.shape),
+            team.create_cartesian_topology_partition(self.joined(ranks.shape)),
+        )
+
+
+@dataclass(frozen=True)
+class Rearrangement(Computation):
+    """Two reshapes, each a movement where blocks are to be others, and a transposition of blocks between them.
+
+    - `inputs`: the shapes and dtypes of the workers' blocks.
+    """
+
+    inputs: ShapeDtypes = field(hash=False)
+    split: ReshapePlan
+    order: tuple[int, ...]
+    join: ReshapePlan
+
+    def output(self, worker: int) -> ShapeDtype:
+        return self.join.output(worker)
+
+    def computed(self, world: World, x: Array) -> Array:
+        return self.join.run(world, self.split.run(world, x).transpose(self.order))
+
+
+def plan_rearrangement(shape_dtypes: ShapeDtypes, P_x: Partition, rule: Rule) -> Rearrangement:
+    """Plan what `rule` says of the tensor on P_x: every worker gets its balanced block of the result."""
+    inputs = taking_part(shape_dtypes, P_x.ranks)
+    lengths = rule.lengths(owned_grid("x", P_x, inputs).extent)
+    before, after, P_y = rule.partitions(P_x)
+    split = plan_reshape(inputs, P_x, before, lengths)
+    turned = {
+        worker: ShapeDtype(tuple(block.shape[d] for d in rule.order), block.dtype)
+        for worker, block in split.outputs.items()
+    }
+    shape = rule.joined([lengths[d] for d in rule.order])
+    return Rearrangement(inputs, split, rule.order, plan_reshape(turned, after, P_y, shape))

@@ -1,13 +1,20 @@
-"""Lists of row numbers as values."""
+"""Rows by number: lists of row numbers as values, and who sends which rows to whom."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise, product
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from distdl_jax.plans.messages import RowList, Start
+from distdl_jax.plans.decomposition import ProductGrid, box_shape
+from distdl_jax.plans.exchange import Exchange, Overlap
+from distdl_jax.plans.messages import ExchangePlan, Piece, RowList, Start
 
 
 class Rows(RowList):
@@ -82,3 +89,105 @@ def distinct(numbers: np.ndarray) -> np.ndarray:
     """
     ascending = np.sort(numbers, axis=None)
     return ascending[np.diff(ascending, prepend=ascending[:1] - 1) != 0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowExchange(Exchange):
+    """Who owns which rows of a table, and who needs which of them: an exchange whose needs along `axis` are lists.
+
+    - `owned`: the blocks of the table, whose dimension `axis` has the rows.
+    - `entries`: the blocks of the result, which has the dimensions of `indices` in place of `axis`.
+    - `indices`: for each entry the number of its row.
+    - `rows`: by index along `axis`, the numbers of the rows that it needs, ascending.
+
+    A worker needs each row once, however many of its entries have that number: `needed` has, along `axis`, the numbers
+    of its entries, ascending, without repetitions. `plan` moves those rows, and `copy` puts them in the entries. Both
+    read backwards are the adjoint: the sums, at each row, of the entries with that number.
+
+    >>> table, entries = (ProductGrid.balanced((n,), (2,), ranks=(0, 1)) for n in (4, 6))
+    >>> exchange = RowExchange.of(table, entries, 0, Rows([0, 2, 2, 3, 0, 3]))
+    >>> exchange.plan(0).out_shape, exchange.plan(0).rounds[0].recv.size, exchange.copy(0).out_shape
+    ((2,), 1, (3,))
+    """
+
+    axis: int
+    entries: ProductGrid
+    indices: Rows
+    rows: tuple[np.ndarray, ...] = field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, owned: ProductGrid, entries: ProductGrid, axis: int, indices: Rows) -> RowExchange:
+        """Return the exchange of the rows of a table that the entries need."""
+        after = axis + len(indices.shape)
+        places = product(*(range(p) for p in entries.shape[axis:after]))
+        rows = tuple(distinct(_numbers(entries, axis, indices, place)) for place in places)
+        lists = tuple((0, len(numbers)) for numbers in rows)
+        needed = ProductGrid(entries.ranks, (*entries.ranges[:axis], lists, *entries.ranges[after:]))
+        return cls(owned, needed, axis=axis, entries=entries, indices=indices, rows=rows)
+
+    @cached_property
+    def _plans(self) -> dict[int, ExchangePlan]:
+        return {}
+
+    def plan(self, rank: int) -> ExchangePlan:
+        """Return the part of the worker of world rank `rank` in moving the rows; it is kept."""
+        if rank not in self._plans:
+            self._plans[rank] = super().plan(rank)
+        return self._plans[rank]
+
+    def copy(self, rank: int) -> ExchangePlan:
+        """Return the copies from a worker's rows to its entries."""
+        origin = (0,) * len(self.needed.shape)
+        if (cell := self.needed.cell_of.get(rank)) is None:
+            return ExchangePlan(origin, origin, (), ())
+        before = box_shape(self.needed.box(cell))
+        place = self.entries.index(self.entries.cell_of[rank])[self.axis :][: len(self.indices.shape)]
+        numbers = _numbers(self.entries, self.axis, self.indices, place)
+        start, count = (
+            run_or_rows(np.searchsorted(self.rows[self.needed.index(cell)[self.axis]], numbers)),
+            len(numbers),
+        )
+        source = (*origin[: self.axis], start, *origin[self.axis + 1 :])
+        shape = (*before[: self.axis], count, *before[self.axis + 1 :])
+        copies = (Piece(source, origin, shape),) if prod(shape) else ()
+        return ExchangePlan(before, shape, copies, (), in_disjoint=count == before[self.axis])
+
+    @cached_property
+    def repeats(self) -> bool:
+        """Whether a row is needed more than once, on one worker or several."""
+        return self.indices.repeats
+
+    def overlaps_of_owned(self, d: int, i: int) -> dict[int, list[Overlap]]:
+        if d != self.axis:
+            return super().overlaps_of_owned(d, i)
+        start, stop = self.owned.ranges[d][i]
+        overlaps = {}
+        for j, rows in enumerate(self.rows):
+            first, last = np.searchsorted(rows, (start, stop)).tolist()
+            if first < last:
+                overlaps[j] = [Overlap(run_or_rows(rows[first:last] - start), first, last - first)]
+        return overlaps
+
+    def overlaps_of_needed(self, d: int, j: int) -> dict[int, list[Overlap]]:
+        if d != self.axis:
+            return super().overlaps_of_needed(d, j)
+        rows = self.rows[j]
+        ends = pairwise(np.searchsorted(rows, [0, *(stop for _, stop in self.owned.ranges[d])]).tolist())
+        return {
+            i: [Overlap(run_or_rows(rows[first:last] - start), first, last - first)]
+            for i, ((start, _), (first, last)) in enumerate(zip(self.owned.ranges[d], ends, strict=True))
+            if first < last
+        }
+
+    def _are_disjoint(self, line: Mapping[int, Sequence[Overlap]]) -> bool:
+        overlaps_of_line = [overlap for overlaps in line.values() for overlap in overlaps]
+        if all(isinstance(overlap.source, int) for overlap in overlaps_of_line):
+            return super()._are_disjoint(line)
+        numbers = [numbers_of(overlap.source, overlap.length) for overlap in overlaps_of_line]
+        return not Rows(np.concatenate(numbers)).repeats
+
+
+def _numbers(entries: ProductGrid, axis: int, indices: Rows, place: tuple[int, ...]) -> np.ndarray:
+    """Return the numbers of a worker's entries, from its place along the dimensions of `indices`."""
+    box = (entries.ranges[axis + d][i] for d, i in enumerate(place))
+    return indices.array[tuple(slice(*side) for side in box)].ravel()

@@ -113,7 +113,7 @@ class Moments:
     - `axes`: the dimensions along which workers are a team.
     - `entries`: the entries that are averaged together.
     - `dtype`: of the sums.
-    - `centred`: whether the mean is subtracted. Else the mean is 0, and the "variance" is the mean square.
+    - `centred`: whether the mean is subtracted. Otherwise the mean is 0, and the "variance" is the mean square.
     """
 
     grid: ProductGrid

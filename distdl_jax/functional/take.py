@@ -15,8 +15,7 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.functional.block_checks import block_or_placeholder, common_dtype, owned_grid
 from distdl_jax.functional.box_exchange import BoxPlan
 from distdl_jax.functional.plan import ShapeDtypes, plan_and_run, taking_part
-from distdl_jax.functional.row_exchange import RowExchange
-from distdl_jax.functional.rows import Rows
+from distdl_jax.functional.rows import RowExchange, Rows
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.messages import ExchangePlan
@@ -50,7 +49,7 @@ class TakePlan(BoxPlan):
         return block_or_placeholder(grid, worker, self.inputs[worker], self.dtype)
 
 
-taken_rows = lru_cache(maxsize=64)(RowExchange)  # one for all layers of a network on a mesh
+taken_rows = lru_cache(maxsize=64)(RowExchange.of)  # one for all layers of a network on a mesh
 
 
 def plan_take(
@@ -98,7 +97,7 @@ def plan_segment_sum(
 def take(x: Array, P_x: Partition, indices: Any, axis: int = 0, P_y: Partition | None = None) -> Array:
     """Take rows of a split tensor by their numbers: `jnp.take` of the whole.
 
-    With x of shape n_0 x ... x n_{D-1}, and `indices` of shape m_0 x ... x m_{k-1} in the place of dimension `axis`:
+    With x of shape n_0 x ... x n_{D-1}, and `indices` of shape m_0 x ... x m_{k-1} in place of dimension `axis`:
 
         y[a.., e.., b..] = x[a.., indices[e..], b..]
 
@@ -109,7 +108,7 @@ def take(x: Array, P_x: Partition, indices: Any, axis: int = 0, P_y: Partition |
 
     **Arguments:**
 
-    - `x`: this worker's block where it is in P_x: D dimensions; blocks may be unbalanced and empty, of any dtype.
+    - `x`: this worker's block if it is in P_x: D dimensions; blocks may be unbalanced and empty, of any dtype.
       Elsewhere a zero-volume array, floating or complex exactly if the data is.
     - `P_x`: the partition of x.
     - `indices`: the numbers of all rows of the whole, the same on every worker: integers in numpy (a list, a concrete
@@ -120,9 +119,9 @@ def take(x: Array, P_x: Partition, indices: Any, axis: int = 0, P_y: Partition |
 
     **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
 
-    **Raises:** `InvalidTypeError` where `indices` are no integers, or are traced; `InvalidArgumentError` for a
+    **Raises:** `InvalidTypeError` if `indices` are not integers, or are traced; `InvalidArgumentError` for a
     dimension that P_x doesn't have, or a P_y of another number of dimensions; `PlanError`, on every worker of both,
-    where a number has no row, or blocks don't form a grid.
+    if a number has no row, or blocks don't form a grid.
 
     >>> import jax, distdl_jax as dj
     >>> dj.functional.take(jax.numpy.array([1.0, 2.0, 3.0]), dj.Partition().grid([1]), [2, 0, 2, -1]).tolist()
@@ -134,7 +133,7 @@ def take(x: Array, P_x: Partition, indices: Any, axis: int = 0, P_y: Partition |
     axis, rows = checked_axis("axis", axis, P_x.shape), checked_rows("indices", indices)
     P_y = taken_partition(P_x, rows, axis, P_y)
     plan = partial(plan_take, P_x=P_x, indices=rows, axis=axis, P_y=P_y)
-    return _run(x, P_x, P_y, f"take of {rows!r} along {axis}", plan)
+    return plan_and_run(f"take of {rows!r} along {axis}", plan, x, P_x, P_y)
 
 
 @compared
@@ -143,7 +142,7 @@ def segment_sum(
 ) -> Array:
     """Sum the entries of a split tensor that have the same number: `jax.ops.segment_sum` of the whole.
 
-    With `segment_ids` of shape m_0 x ... x m_{k-1}, in the place of the dimensions of x from `axis` on:
+    With `segment_ids` of shape m_0 x ... x m_{k-1}, in place of the dimensions of x from `axis` on:
 
         y[a.., i, b..] = sum over the e.. with segment_ids[e..] = i of x[a.., e.., b..]
 
@@ -153,7 +152,7 @@ def segment_sum(
 
     **Arguments:**
 
-    - `x`: this worker's block where it is in P_x; blocks may be unbalanced and empty, of any dtype. Half precisions are
+    - `x`: this worker's block if it is in P_x; blocks may be unbalanced and empty, of any dtype. Half precisions are
       summed, and sent, in float32, and rounded once; the sum of booleans is their "or". Elsewhere a zero-volume array,
       floating or complex exactly if the data is.
     - `P_x`: the partition of x.
@@ -166,9 +165,9 @@ def segment_sum(
 
     **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
 
-    **Raises:** `InvalidTypeError` where `segment_ids` are no integers, or are traced; `InvalidArgumentError` for a
+    **Raises:** `InvalidTypeError` if `segment_ids` are not integers, or are traced; `InvalidArgumentError` for a
     number out of range, a dimension that P_x doesn't have, or a P_y of another number of dimensions; `PlanError`, on
-    every worker of both, where `segment_ids` don't fit x, or blocks don't form a grid.
+    every worker of both, if `segment_ids` don't fit x, or blocks don't form a grid.
 
     >>> import jax, distdl_jax as dj
     >>> dj.functional.segment_sum(jax.numpy.array([1.0, 2.0, 3.0]), dj.Partition().grid([1]), [2, 0, 2], 4).tolist()
@@ -180,12 +179,7 @@ def segment_sum(
     axis, (rows, n) = checked_axis("axis", axis, P_x.shape), checked_segments(segment_ids, num_segments)
     P_y = summed_partition(P_x, rows, axis, P_y)
     plan = partial(plan_segment_sum, P_x=P_x, segment_ids=rows, num_segments=n, axis=axis, P_y=P_y)
-    return _run(x, P_x, P_y, f"segment_sum of {rows!r} to {n} along {axis}", plan)
-
-
-def _run(x: Array, P_x: Partition, P_y: Partition, operation: str, plan: Any) -> Array:
-    team = tuple(sorted({*P_x.ranks, *P_y.ranks}))
-    return plan_and_run(P_x.world, team, f"{operation} from {P_x.describe()} to {P_y.describe()}", plan, x)
+    return plan_and_run(f"segment_sum of {rows!r} to {n} along {axis}", plan, x, P_x, P_y)
 
 
 def checked_rows(name: str, value: Any) -> Rows:
@@ -223,13 +217,13 @@ def checked_segments(
 
 
 def taken_partition(P_x: Partition, rows: Rows, axis: int, P_y: Partition | None) -> Partition:
-    """Return the partition of what is taken, which has the dimensions of the numbers in the place of `axis`."""
+    """Return the partition of what is taken, which has the dimensions of the numbers in place of `axis`."""
     more = len(rows.shape) - 1
     return _checked_or(P_x, (*P_x.shape[: axis + 1], *(1,) * more, *P_x.shape[axis + 1 :]), P_y)
 
 
 def summed_partition(P_x: Partition, rows: Rows, axis: int, P_y: Partition | None) -> Partition:
-    """Return the partition of sums, which has one dimension in the place of those of the numbers."""
+    """Return the partition of sums, which has one dimension in place of those of the numbers."""
     after = axis + len(rows.shape)
     if after > P_x.dim:
         raise InvalidArgumentError(

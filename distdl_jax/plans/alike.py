@@ -1,95 +1,138 @@
-"""Workers that are alike: values of all workers of a grid, of which as few are computed as there are different ones.
+"""Values of many workers, computed once for each class of workers that have the same.
 
-Along each dimension of a grid a worker is first, inner or last, with the larger or the smaller balanced block: so
-100,000 workers are of some hundred classes, and what plans say of a worker is computed once for its class.
+Along each dimension of a grid a worker is first, inner or last, with the larger or the smaller balanced block. So
+100,000 workers are of some hundred classes; a plan computes a value for one worker of each class, and checks those.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
-from itertools import islice, product
-from math import prod
+from functools import cached_property, lru_cache, reduce
 from typing import Any, TypeVar
 
-from distdl_jax.plans.worker_ranks import Workers, positions, union
+import numpy as np
+
+from distdl_jax.plans.worker_ranks import Workers, covers, positions, union, worker_ranks
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 
+class Classes:
+    """Workers by class, a value: their world ranks, and the number of each worker's class.
+
+    Classes are numbered in the order of their first workers, so equal ones have equal numbers.
+    """
+
+    def __init__(self, ranks: Workers, numbers: np.ndarray) -> None:
+        self.ranks = ranks
+        _, first, number = np.unique(numbers, return_index=True, return_inverse=True)
+        self.numbers = np.argsort(np.argsort(first)).astype(np.int32)[number.reshape(-1)]
+        self.count = len(first)
+        self._hash = hash(self.numbers.tobytes())
+
+    @cached_property
+    def places(self) -> Mapping[int, int]:
+        """From each worker to its place among the ranks."""
+        return positions(self.ranks)
+
+    @cached_property
+    def members(self) -> list[np.ndarray]:
+        """The workers of each class, in their order here."""
+        order = np.argsort(self.numbers, kind="stable")
+        cuts = np.flatnonzero(np.diff(self.numbers[order])) + 1
+        return np.split(np.asarray(self.ranks)[order], cuts) if self.ranks else []
+
+    def numbers_of(self, ranks: Workers) -> np.ndarray:
+        """Return the numbers of the classes of some of the workers."""
+        return self.numbers if ranks == self.ranks else self.numbers[[self.places[rank] for rank in ranks]]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Classes):
+            return NotImplemented
+        equal = self._hash == other._hash and self.ranks == other.ranks
+        return self is other or (equal and np.array_equal(self.numbers, other.numbers))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+@lru_cache(maxsize=128)  # each 0.4 MB at 100,000
+def _on_grid(ranks: Workers, labels: tuple[tuple[Hashable, ...], ...]) -> Classes:
+    numbers = np.zeros(1, np.int64)
+    for along in labels:
+        number = {label: n for n, label in enumerate(dict.fromkeys(along))}
+        numbers = np.add.outer(numbers * len(number), [number[label] for label in along]).ravel()
+    return Classes(ranks, numbers[: len(ranks)])
+
+
+@lru_cache(maxsize=128)
+def _joined(first: Classes, other: Classes) -> Classes:
+    """Return the workers of `first`, by class in both."""
+    joined = Classes(first.ranks, first.numbers.astype(np.int64) * other.count + other.numbers_of(first.ranks))
+    return first if joined == first else joined
+
+
+@lru_cache(maxsize=128)
+def _united(first: Classes, other: Classes) -> Classes:
+    """Return the workers of both, those of `first` by its classes and the others by theirs."""
+    more = tuple(rank for rank in other.ranks if rank not in first.places)
+    numbers = np.concatenate([first.numbers, first.count + other.numbers_of(more)])
+    return Classes(worker_ranks(first.ranks + more), numbers)
+
+
+@lru_cache(maxsize=128)
+def _restricted(classes: Classes, ranks: Workers) -> Classes:
+    return Classes(ranks, classes.numbers_of(ranks))
+
+
 class ByClass(Mapping[int, T]):
     """A value for each worker of a grid, by world rank; workers of one class have the same.
 
-    A value is computed when it is asked for, once for each class. A worker's class are the labels of its index in all
-    dimensions: where two workers have equal labels, `value` must be the same for both.
+    A value is computed when it is asked for, once for each class. A worker's class is given by the labels of its index
+    in all dimensions: if two workers have equal labels, `value` must be the same for both.
 
     - `ranks`: the world rank of each cell of the grid, row-major.
-    - `labels`: for each dimension, the label of each index. Dimensions of length 1 are left out, so that grids that
-      differ in those alone are the same.
+    - `labels`: for each dimension, the label of each index.
     - `value`: from a world rank to the worker's value.
 
     >>> size = ByClass(range(4, 10), [(2, 1, 1), (5, 5)], lambda worker: 10 if worker < 6 else 5)
-    >>> size[5], size[9], size.representatives
+    >>> size[5], size[9], representatives(size)
     (10, 5, (4, 6))
     """
 
     def __init__(self, ranks: Sequence[int], labels: Iterable[Sequence[Hashable]], value: Callable[[int], T]) -> None:
-        self.ranks: Workers = ranks if isinstance(ranks, tuple) else tuple(ranks)
-        self.labels = tuple(_numbered(along) for along in labels if len(along) > 1)
-        self.shape = tuple(map(len, self.labels))
-        # The labels along each dimension, and how many cells lie between two indices.
-        self._strided = [(along, prod(self.shape[d + 1 :])) for d, along in enumerate(self.labels)]
-        self._cell_of = positions(self.ranks)
-        self._value = value
-        self._values: dict[tuple[int, ...], T] = {}
+        self._fill(_on_grid(worker_ranks(ranks), tuple(map(tuple, labels))), value)
+
+    @classmethod
+    def of(cls, classes: Classes, value: Callable[[int], U]) -> ByClass[U]:
+        """Return the values of workers whose classes are known."""
+        values: ByClass[U] = ByClass.__new__(ByClass)
+        values._fill(classes, value)
+        return values
+
+    def _fill(self, classes: Classes, value: Callable[[int], T]) -> None:
+        self.classes, self._value = classes, value
+        self._values: dict[int, T] = {}
+
+    @property
+    def ranks(self) -> Workers:
+        """The world ranks, in the order of the cells."""
+        return self.classes.ranks
 
     @cached_property
     def workers(self) -> Workers:
         """The world ranks, ascending."""
         return union(self.ranks)
 
-    @cached_property
-    def representatives(self) -> Workers:
-        """The first worker of each class, in the order of the cells."""
-        return tuple(self.ranks[cell] for cell in self._first_cells)
-
-    @cached_property
-    def _first_cells(self) -> tuple[int, ...]:
-        first = ([along.index(label) for label in range(max(along) + 1)] for along in self.labels)
-        return tuple(sorted(self._cells(first)))
-
-    @cached_property
-    def sample(self) -> tuple[int, ...]:
-        """The cells of the first worker of each class, and of those along each dimension from cell 0 on."""
-        axes = range(len(self.shape))
-        lines = (self._cells(range(n) if d == axis else (0,) for d, n in enumerate(self.shape)) for axis in axes)
-        return tuple(sorted({*self._first_cells, *(cell for line in lines for cell in line)}))
-
-    @property
-    def classes(self) -> Iterator[Iterator[int]]:
-        """For each class its workers, in the order of the cells."""
-        places = ([[i for i, of in enumerate(along) if of == label] for label in set(along)] for along in self.labels)
-        return (map(self.ranks.__getitem__, self._cells(of_class)) for of_class in product(*places))
-
-    def _cells(self, along: Iterable[Iterable[int]]) -> Iterator[int]:
-        """Yield the numbers of the cells whose index along each dimension is one of those given."""
-        steps = ([i * stride for i in indices] for indices, (_, stride) in zip(along, self._strided, strict=True))
-        return map(sum, product(*steps))
-
-    def is_on(self, ranks: Sequence[int], shape: Sequence[int]) -> bool:
-        """Say whether the grid is one of `shape` and `ranks`, apart from dimensions of length 1."""
-        return self.shape == tuple(n for n in shape if n > 1) and self.ranks == ranks
-
     def __getitem__(self, worker: int) -> T:
-        cell = self._cell_of[worker]
-        of_class = tuple([along[cell // stride % len(along)] for along, stride in self._strided])
-        if of_class not in self._values:
-            self._values[of_class] = self._value(worker)
-        return self._values[of_class]
+        number = self.classes.numbers.item(self.classes.places[worker])
+        if number not in self._values:
+            self._values[number] = self._value(worker)
+        return self._values[number]
 
     def __contains__(self, worker: object) -> bool:
-        return worker in self._cell_of
+        return worker in self.classes.places
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.workers)
@@ -98,52 +141,11 @@ class ByClass(Mapping[int, T]):
         return len(self.ranks)
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, ByClass) and other.is_on(self.ranks, self.shape):
-            of_both = representatives(derived(lambda worker: worker, self, other))
-            return all(self[worker] == other[worker] for worker in of_both)
+        if isinstance(other, ByClass) and other.workers == self.workers:
+            return all(self[worker] == other[worker] for worker in representatives(derived(int, self, other)))
         return super().__eq__(other)
 
     __hash__ = None  # type: ignore[assignment]  # as of a dictionary
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
-
-
-class OnGrids(Mapping[int, T]):
-    """Values by class of workers on several grids: of the first of `parts` that has a worker, the worker's value."""
-
-    def __init__(self, parts: Sequence[ByClass[T]]) -> None:
-        self.parts = tuple(parts)
-
-    @cached_property
-    def workers(self) -> Workers:
-        """The world ranks, ascending."""
-        return union(*(part.ranks for part in self.parts))
-
-    @cached_property
-    def representatives(self) -> Workers:
-        """The first worker of each class that has its value here, grid by grid."""
-        return tuple(worker for place in range(len(self.parts)) for worker in self._representatives_of(place))
-
-    def _representatives_of(self, place: int) -> Iterator[int]:
-        before = self.parts[:place]
-        for of_class in self.parts[place].classes:
-            yield from islice((worker for worker in of_class if not any(worker in each for each in before)), 1)
-
-    def __getitem__(self, worker: int) -> T:
-        for part in self.parts:
-            if worker in part:
-                return part[worker]
-        raise KeyError(worker)
-
-    def __contains__(self, worker: object) -> bool:
-        return any(worker in part for part in self.parts)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.workers)
-
-    def __len__(self) -> int:
-        return len(self.workers)
 
     def __repr__(self) -> str:
         return repr(dict(self))
@@ -159,33 +161,23 @@ def on_grids(*several: Mapping[int, T]) -> Mapping[int, T]:
     parts: list[ByClass[T]] = []
     present: Workers = ()
     for values in several:
-        if union(present, workers_of(values)) == present:
+        if (more := union(present, workers_of(values))) == present:
             continue
-        if not isinstance(values, ByClass | OnGrids):
-            return {worker: value for each in reversed(several) for worker, value in each.items()}
-        for part in parts_of(values):
-            if (more := union(present, part.ranks)) != present:
-                present = more
-                parts.append(part)
-    return parts[0] if len(parts) == 1 else OnGrids(parts)
+        if not isinstance(values, ByClass):
+            return {worker: value for values in reversed(several) for worker, value in values.items()}
+        present = more
+        parts.append(values)
+    if len(parts) == 1:
+        return parts[0]
+    classes = reduce(_united, (part.classes for part in parts))
+    return ByClass.of(classes, lambda worker: next(part[worker] for part in parts if worker in part))
 
 
-def parts_of(values: ByClass[T] | OnGrids[T]) -> tuple[ByClass[T], ...]:
-    """Return the values on each grid."""
-    return values.parts if isinstance(values, OnGrids) else (values,)
-
-
-def of_team(values: Mapping[int, T], ranks: Sequence[int]) -> Mapping[int, T]:
-    """Return values of the workers `ranks`, and perhaps of more: those of these alone where they have a grid."""
-    if isinstance(values, OnGrids) and values.parts[0].workers == union(ranks):
-        return values.parts[0]
-    return values
-
-
-def _numbered(labels: Sequence[Hashable]) -> tuple[int, ...]:
-    """Return labels as numbers from 0 on, in the order in which they come up."""
-    numbers: dict[Hashable, int] = {}
-    return tuple([numbers.setdefault(label, len(numbers)) for label in labels])
+def of_team(values: Mapping[int, T], ranks: Workers) -> Mapping[int, T]:
+    """Return the values of the workers `ranks`, in this order."""
+    if not isinstance(values, ByClass):
+        return {worker: values[worker] for worker in ranks}
+    return values if values.ranks == ranks else ByClass.of(_restricted(values.classes, ranks), values.__getitem__)
 
 
 def derived(value: Callable[[int], U], first: Mapping[int, Any], *others: Mapping[int, Any]) -> Mapping[int, U]:
@@ -195,26 +187,17 @@ def derived(value: Callable[[int], U], first: Mapping[int, Any], *others: Mappin
     >>> derived(lambda worker: 3 * lengths[worker], lengths), derived(str, {5: 0})
     ({0: 6, 1: 6, 2: 3, 3: 3}, {5: '5'})
     """
-    of_grids = [parts_of(each) for each in (first, *others) if isinstance(each, ByClass | OnGrids)]
-    if len(of_grids) <= len(others) or len(set(map(len, of_grids))) > 1:
+    classes = [values.classes for values in (first, *others) if isinstance(values, ByClass)]
+    if len(classes) <= len(others) or not all(covers(other.ranks, classes[0].ranks) for other in classes[1:]):
         return {worker: value(worker) for worker in first}
-    found = []
-    for part, *of_others in zip(*of_grids, strict=True):
-        labels: Sequence[Sequence[Hashable]] = part.labels
-        for other in of_others:
-            if not other.is_on(part.ranks, part.shape):
-                return {worker: value(worker) for worker in first}
-            if other.labels != labels:
-                labels = [tuple(zip(*along, strict=True)) for along in zip(labels, other.labels, strict=True)]
-        found.append(ByClass(part.ranks, labels, value))
-    return found[0] if len(found) == 1 else OnGrids(found)
+    return ByClass.of(reduce(_joined, classes), value)
 
 
 def representatives(values: Mapping[int, Any]) -> Iterable[int]:
     """Return workers among which are all values of `values`, and of each value the first worker that has it."""
-    return values.representatives if isinstance(values, ByClass | OnGrids) else values
+    return tuple(int(workers[0]) for workers in values.classes.members) if isinstance(values, ByClass) else values
 
 
 def workers_of(values: Mapping[int, Any]) -> Workers:
     """Return the workers that have a value, ascending."""
-    return values.workers if isinstance(values, ByClass | OnGrids) else tuple(sorted(values))
+    return values.workers if isinstance(values, ByClass) else tuple(sorted(values))

@@ -1,7 +1,7 @@
 """The broadcast rules: which workers form a team, and which of them is its root.
 
 A broadcast copies along every dimension in which the source partition has one worker; in the other dimensions the
-two partitions agree. The source is extended with ones on the left where it has fewer dimensions. A partition that is
+two partitions agree. The source is extended with ones on the left if it has fewer dimensions. A partition that is
 transposed has its index reversed: worker (i, j) counts as (j, i).
 
 A sum-reduction is the same picture read backwards: its teams are those of the broadcast from its destination.
@@ -63,7 +63,7 @@ class BroadcastRule:
 
     @property
     def is_identity(self) -> bool:
-        """Whether every worker is the source of itself alone, where both partitions have the same team in order."""
+        """Whether every worker is the source of itself alone, if both partitions have the same team in order."""
         if self.source != self.destination or self.transpose_source == self.transpose_destination:
             return self.source == self.destination
         return all(self.source_of(rank) == rank for rank in range(math.prod(self.source)))
@@ -108,7 +108,7 @@ def _cells(along: Sequence[Iterable[int]], shape: Shape) -> tuple[int, ...]:
 class Team:
     """Workers, by world rank, that hold copies of one subtensor, and the root that holds the subtensor itself.
 
-    The root is a member only where it holds a copy too.
+    The root is a member only if it holds a copy too.
     """
 
     root: int
@@ -125,7 +125,7 @@ class Team:
 def teams_of_worker(
     rule: BroadcastRule, source_ranks: Workers, destination_ranks: Workers, worker: int
 ) -> tuple[Team | None, Team | None]:
-    """Return the team that `worker` is the root of, and the team that it holds a copy in; None where there is none.
+    """Return the team that `worker` is the root of, and the team that it holds a copy in; None if there is none.
 
     `source_ranks` and `destination_ranks` are the world ranks of the two partitions' teams, in order.
     """
@@ -138,7 +138,7 @@ def teams_of_worker(
 
 
 def place_of(worker: int, ranks: Workers) -> int | None:
-    """Return the position of `worker` among `ranks`; None where it is not there."""
+    """Return the position of `worker` among `ranks`; None if it is not there."""
     try:
         return ranks.index(worker)
     except ValueError:

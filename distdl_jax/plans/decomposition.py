@@ -108,7 +108,7 @@ def intersect_ranges(a: Range, b: Range) -> Range:
 
 
 def intersect(a: Box, b: Box) -> Box:
-    """Return the box of what is in both boxes; its volume is 0 where they don't overlap.
+    """Return the box of what is in both boxes; its volume is 0 if they don't overlap.
 
     >>> intersect(((0, 5), (0, 5)), ((3, 9), (4, 6)))
     ((3, 5), (4, 5))

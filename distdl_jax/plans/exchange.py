@@ -126,7 +126,7 @@ def shift_schedule(position: Mapping[int, int], rank: int, sends: Pieces, recvs:
     return tuple(Round(send_in.get(k), recv_in.get(k)) for k in sorted(send_in.keys() | recv_in.keys()))
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class Exchange:
     """Who owns which box and who needs which box: the same value on every worker, from which each plans its part.
 
@@ -147,7 +147,7 @@ class Exchange:
     k, for a message to or from j. That message is in round k of j too. By the choice of i, j does not wait for ever
     in a lower round, so it comes to round k and posts both sides of it at once, as sendrecv does. Then both i and j
     have posted the message, so it moves: a contradiction. The same holds for several exchanges in a row, with
-    (number of the exchange, k) in the place of k, as long as all workers do the exchanges in the same order; and for
+    (number of the exchange, k) in place of k, as long as all workers do the exchanges in the same order; and for
     the reverse plans, whose messages keep their rounds.
 
     Everything that is not about one worker is computed once and kept in this object, so ask one object for many plans.
@@ -165,25 +165,29 @@ class Exchange:
 
     owned: ProductGrid
     needed: ProductGrid
-    periodic: tuple[bool, ...]
+    periodic: tuple[bool, ...] = ()
 
-    def __init__(self, owned: ProductGrid, needed: ProductGrid, periodic: Sequence[bool] = ()) -> None:
-        ndim = len(owned.shape)
-        if len(needed.shape) != ndim:
+    def __post_init__(self) -> None:
+        ndim = len(self.owned.shape)
+        if len(self.needed.shape) != ndim:
             raise InvalidArgumentError(
-                f"`needed` (of shape {needed.shape}) must have {ndim} dimensions, as `owned` has."
+                f"`needed` (of shape {self.needed.shape}) must have {ndim} dimensions, as `owned` has."
             )
-        if not owned.tiles:
+        if not self.owned.tiles:
             raise InvalidArgumentError("`owned` must have, in each dimension, ranges that follow each other from 0 on.")
-        # The fields, in the form in which equal ones are equal.
-        vars(self).update(owned=owned, needed=needed, periodic=per_dimension(periodic, ndim))
+        per_dimension(self.periodic, ndim)
+
+    @cached_property
+    def wraps(self) -> tuple[bool, ...]:
+        """For each dimension whether it is periodic."""
+        return per_dimension(self.periodic, len(self.owned.shape))
 
     def plan(self, rank: int) -> ExchangePlan:
         """Return the part of the worker of world rank `rank`. A worker in neither team has nothing to do.
 
         Its cost grows with the number of this worker's messages, not with the number of workers.
         """
-        in_shape = out_shape = (0,) * len(self.periodic)
+        in_shape = out_shape = (0,) * len(self.owned.shape)
         sends: Pieces = {}
         recvs: Pieces = {}
         in_disjoint = True
@@ -191,7 +195,7 @@ class Exchange:
             in_shape = box_shape(self.owned.box(cell))
             lines = [self.overlaps_of_owned(d, i) for d, i in enumerate(self.owned.index(cell))]
             sends = product_pieces(lines, self.needed.shape, self.needed.ranks)
-            # Pieces are all the products of the lines' overlaps, so they are disjoint where those of each line are; and
+            # Pieces are all the products of the lines' overlaps, so they are disjoint if those of each line are; and
             # without a piece in one line there is no piece at all.
             in_disjoint = not all(lines) or all(map(self._are_disjoint, lines))
         if (cell := self.needed.cell_of.get(rank)) is not None:
@@ -234,7 +238,7 @@ class Exchange:
     def _needed_segments(self) -> tuple[_Segments, ...]:
         return tuple(
             _Segments(part for j, wanted in enumerate(ranges) for part in _folded(wanted, j, n, wraps))
-            for ranges, n, wraps in zip(self.needed.ranges, self.owned.extent, self.periodic, strict=True)
+            for ranges, n, wraps in zip(self.needed.ranges, self.owned.extent, self.wraps, strict=True)
         )
 
     def overlaps_of_owned(self, d: int, i: int) -> dict[int, list[Overlap]]:
@@ -252,7 +256,7 @@ class Exchange:
     def overlaps_of_needed(self, d: int, j: int) -> dict[int, list[Overlap]]:
         """Return, for each index i of the owned grid along dimension d, the part of needed range j that it owns."""
         overlaps: dict[int, list[Overlap]] = {}
-        for part in _folded(self.needed.ranges[d][j], j, self.owned.extent[d], self.periodic[d]):
+        for part in _folded(self.needed.ranges[d][j], j, self.owned.extent[d], self.wraps[d]):
             for start, stop, i, _ in self._owned_segments[d].overlapping(part.start, part.stop):
                 low, high = max(start, part.start), min(stop, part.stop)
                 overlap = Overlap(low - start, low - part.start + part.offset, high - low)

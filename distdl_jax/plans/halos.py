@@ -2,7 +2,7 @@
 
 After the exchange along dimension 0 a worker holds its needed range there and its owned range elsewhere; the exchange
 along dimension 1 then moves those longer rows, and so on. So the corners ride along, and a worker talks to the workers
-of its own line only: 2D neighbours instead of 3^D - 1 where halos are narrow.
+of its own line only: 2D neighbours instead of 3^D - 1 if halos are narrow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def needed_ranges(
 ) -> tuple[tuple[Range, ...], ...]:
     """Return the ranges to exchange, per dimension and index, from the halo widths that the workers of a grid ask for.
 
-    Each range is its owner's, wider by (left, right), and clipped to the tensor where the dimension isn't periodic.
+    Each range is its owner's, wider by (left, right), and clipped to the tensor if the dimension isn't periodic.
     Corners ride along with the rows, so workers of equal index in a dimension get equal ranges there: the widest that
     any of them asks for, of which `own_box` is what one of them wants.
 
@@ -95,7 +95,7 @@ def _widened(own: Range, halo: tuple[int, int], n: int | None) -> Range:
     return start, stop
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class Halos:
     """A halo exchange: the same value on every worker, from which each plans its part.
 
@@ -115,16 +115,20 @@ class Halos:
 
     owned: ProductGrid
     needed: tuple[tuple[Range, ...], ...]
-    periodic: tuple[bool, ...]
+    periodic: tuple[bool, ...] = ()
 
-    def __init__(
-        self, owned: ProductGrid, needed: tuple[tuple[Range, ...], ...], periodic: Sequence[bool] = ()
-    ) -> None:
-        shape = tuple(len(ranges) for ranges in needed)
-        if shape != owned.shape:
-            raise InvalidArgumentError(f"`needed` has {shape} ranges, but `owned` is a grid of shape {owned.shape}.")
-        # The fields, in the form in which equal ones are equal.
-        vars(self).update(owned=owned, needed=needed, periodic=per_dimension(periodic, len(owned.shape)))
+    def __post_init__(self) -> None:
+        shape = tuple(len(ranges) for ranges in self.needed)
+        if shape != self.owned.shape:
+            raise InvalidArgumentError(
+                f"`needed` has {shape} ranges, but `owned` is a grid of shape {self.owned.shape}."
+            )
+        per_dimension(self.periodic, len(shape))
+
+    @cached_property
+    def wraps(self) -> tuple[bool, ...]:
+        """For each dimension whether it is periodic."""
+        return per_dimension(self.periodic, len(self.owned.shape))
 
     def plans(self, rank: int) -> tuple[ExchangePlan, ...]:
         """Return the plans of the worker of world rank `rank`: one per dimension along which anything moves, in order.
@@ -175,6 +179,6 @@ class Halos:
                 ProductGrid(line, (*across[:d], ranges, *across[d + 1 :]))
                 for ranges in (self.owned.ranges[d], self.needed[d])
             )
-            periodic = tuple(wraps and e == d for e, wraps in enumerate(self.periodic))
+            periodic = tuple(wraps and e == d for e, wraps in enumerate(self.wraps))
             self._lines[d, line[0]] = Exchange(before, after, periodic)
         return self._lines[d, line[0]]

@@ -14,7 +14,7 @@ from typing import Any
 
 
 class RowList(ABC):
-    """A list of row numbers, a value: along one dimension, a piece in the place of a range."""
+    """A list of row numbers, a value: along one dimension, a piece in place of a range."""
 
     __slots__ = ()
 
@@ -27,7 +27,7 @@ class RowList(ABC):
 
 
 Start = int | RowList
-"""The numbers of some rows: the first of them where they follow each other, and else all."""
+"""The numbers of some rows: the first of them if they follow each other, and otherwise all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Message:
     """All that goes from one worker to another in one exchange: its pieces, each row-major, one after the other.
 
     - `partner`: the world rank of the other worker.
-    - `pieces`: one or more, in the same order on both sides. Several only where a periodic boundary folds a range.
+    - `pieces`: one or more, in the same order on both sides. Several only if a periodic boundary folds a range.
     """
 
     partner: int
@@ -180,12 +180,6 @@ class ExchangePlan:
         """Whether every element of the output is in exactly one piece: write the pieces, no zero fill needed."""
         arriving = self.copied + sum(message.size for message in self.recvs)
         return self.out_disjoint and arriving == prod(self.out_shape)
-
-    @property
-    def covers_input(self) -> bool:
-        """Whether every element of the input is in exactly one piece: `covers_output` of the reverse plan."""
-        leaving = self.copied + sum(message.size for message in self.sends)
-        return self.in_disjoint and leaving == prod(self.in_shape)
 
     @property
     def is_identity(self) -> bool:

@@ -124,7 +124,7 @@ def largest_block(lengths: Iterator[int] | Shape, shape: Shape) -> int:
 
 @lru_cache(maxsize=4096)
 def best_grid(workers: int, lengths: Shape, whole: frozenset[int], before: Shape) -> Shape:
-    """Return the grid of `workers`, or of one where nothing may be split, that leaves the dimensions `whole` whole.
+    """Return the grid of `workers`, or of one if nothing may be split, that leaves the dimensions `whole` whole.
 
     Its largest block is the smallest there is. Of several such, one that differs from the grid `before` in as few
     dimensions as can be, and splits the first ones, so that what is sent lies together.

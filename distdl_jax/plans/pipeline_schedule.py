@@ -44,7 +44,7 @@ class OneForwardOneBackward(NamedTuple):
     def microbatch(self, stage: int, half: int) -> int:
         """Return the microbatch that a stage takes in this half of round 0; each round adds 1.
 
-        There is none where it is less than 0, or not less than `microbatches`.
+        There is none if it is less than 0, or not less than `microbatches`.
         """
         begins = 2 * self.stages - 1 - stage if self.is_backward(stage, half) else stage
         return (half - begins) // 2

@@ -2,7 +2,7 @@
 
 Neighbouring dimensions of x and of y that hold as many elements form a *group*; what a message holds is a product over
 the groups, as it is one over dimensions in `exchange`. Within a group a block is a set of *runs*, stretches of the flat
-numbers of the group's elements, and two blocks share stretches of runs. So a worker's block is looked at with one flat
+numbers of the group's elements, and two blocks share stretches of runs. So a worker's block is seen with one flat
 dimension for each group, which costs nothing, and there a message's pieces are boxes.
 """
 
@@ -131,7 +131,7 @@ class Reshaping:
         """The dimensions of x and of y, group by group."""
         if prod(self.owned.extent) == 0:
             return ((_Side(self.owned.ranges), _Side(self.needed.ranges)),)
-        sides, found = (list(self.owned.ranges), list(self.needed.ranges)), []
+        sides, groups = (list(self.owned.ranges), list(self.needed.ranges)), []
         while sides[0] and sides[1]:
             group: tuple[list[Axis], list[Axis]] = ([sides[0].pop()], [sides[1].pop()])
             while (sizes := [prod(axis[-1][1] for axis in axes) for axes in group])[0] != sizes[1]:
@@ -144,10 +144,10 @@ class Reshaping:
                     group[large][0] = ((0, inner),)
                 else:
                     group[small].insert(0, sides[small].pop())
-            found.append(group)
+            groups.append(group)
         for n in (0, 1):  # what is left has length 1
-            found[-1][n][:0] = sides[n]
-        return tuple((_Side(tuple(x)), _Side(tuple(y))) for x, y in reversed(found))
+            groups[-1][n][:0] = sides[n]
+        return tuple((_Side(tuple(x)), _Side(tuple(y))) for x, y in reversed(groups))
 
     @cached_property
     def team(self) -> tuple[int, ...]:
@@ -155,13 +155,13 @@ class Reshaping:
         return union(self.owned.ranks, self.needed.ranks)
 
     def in_shape(self, rank: int) -> tuple[int, ...]:
-        """Return the shape in which the block of x of a worker is looked at: a length for each group, 0 where it has
+        """Return the shape in which the block of x of a worker is seen: a length for each group, 0 if it has
         none.
         """
         return self._shape(0, self.owned, rank)
 
     def out_shape(self, rank: int) -> tuple[int, ...]:
-        """Return the shape in which the block of y of a worker is looked at."""
+        """Return the shape in which the block of y of a worker is seen."""
         return self._shape(1, self.needed, rank)
 
     def plan(self, rank: int) -> ExchangePlan:
@@ -209,7 +209,7 @@ class Reshaping:
 
 
 def _append(line: list[Overlap], more: Overlap) -> None:
-    """Put an overlap at the end of a line; together with the last one where it goes on from there."""
+    """Put an overlap at the end of a line; joined with the last one if it continues that."""
     source, dest, length = line[-1] if line else (0, 0, 0)
     if line and isinstance(source, int) and (source + length, dest + length) == (more.source, more.dest):
         line[-1] = Overlap(source, dest, length + more.length)

@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 def follow(start: T, waits_for: Callable[[T], T | None]) -> tuple[list[T], int]:
-    """Return those who wait, each for the next, from `start` on, and the place of the one that the last one waits for.
+    """Return the chain of waits from `start` on, each for the next, and the place of the one that the last waits for.
 
-    `waits_for` gives None for who waits for nobody: it is the last one, and the place is after it.
+    `waits_for` gives None for one that doesn't wait: it is the last one, and the place is after it.
 
     >>> follow(3, {3: 1, 1: 2, 2: 1}.get), follow(3, {3: 1}.get)
     (([3, 1, 2], 1), ([3, 1], 2))

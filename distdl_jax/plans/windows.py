@@ -39,7 +39,7 @@ class WindowedAxis:
     - `padding`: (low, high), each 0 or more.
     - `periodic`: whether the padding wraps around (circular padding), once or more often.
 
-    Any arguments with one output or more are good. Else `InvalidArgumentError`.
+    Any arguments with one output or more are good. Otherwise `InvalidArgumentError`.
 
     >>> windows = WindowedAxis(size=10, kernel=3, stride=2, padding=(1, 1))
     >>> windows.outputs, windows.output_range(2, 0), windows.input_range((0, 3))
@@ -113,7 +113,7 @@ class WindowedAxis:
         if self.periodic:
             return wanted, (0, 0)
         length = wanted[1] - wanted[0]
-        low = min(max(-wanted[0], 0), length)  # all of it, where the range ends below 0
+        low = min(max(-wanted[0], 0), length)  # all of it, if the range ends below 0
         start, stop = intersect_ranges(wanted, (0, self.size))
         start, stop = min(start, self.size), min(stop, self.size)
         return (start, stop), (low, length - low - (stop - start))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -22,7 +22,7 @@ class ConsecutiveRanks(tuple[int, ...]):
         return bool(self) and self[0] <= rank <= self[-1]
 
     def index(self, rank: Any, *limits: Any) -> int:
-        """Return the place of `rank`; raises `ValueError` where it is not there."""
+        """Return the place of `rank`; raises `ValueError` if it is not there."""
         if limits or not isinstance(rank, int) or rank not in self:
             return super().index(rank, *limits)
         return rank - self[0]
@@ -55,29 +55,8 @@ def _consecutive(first: int, count: int) -> ConsecutiveRanks:
     return ConsecutiveRanks(range(first, first + count))
 
 
-class _Positions(Mapping[int, int]):
-    """From a rank to its place among ranks that follow each other."""
-
-    def __init__(self, ranks: ConsecutiveRanks) -> None:
-        self._ranks = ranks
-
-    def __getitem__(self, rank: int) -> int:
-        if rank not in self._ranks:
-            raise KeyError(rank)
-        return rank - self._ranks[0]
-
-    def __contains__(self, rank: object) -> bool:
-        return rank in self._ranks
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._ranks)
-
-    def __len__(self) -> int:
-        return len(self._ranks)
-
-
 def worker_ranks(ranks: Iterable[int]) -> Workers:
-    """Return ranks as a tuple, one that knows it where they follow each other.
+    """Return ranks as a tuple, one that knows it if they follow each other.
 
     >>> worker_ranks([4, 5, 6]).index(6), worker_ranks([2, 0])
     (2, (2, 0))
@@ -108,11 +87,20 @@ def _is_within(team: Iterable[int], ranks: ConsecutiveRanks) -> bool:
     return all(rank in ranks for rank in team)
 
 
-@lru_cache(maxsize=64)
+def covers(ranks: Workers, some: Workers) -> bool:
+    """Return whether all of some ranks are among `ranks`.
+
+    >>> covers((1, 2, 3), (3, 1)), covers((1, 2), (3,))
+    (True, False)
+    """
+    return ranks == some or union(ranks, some) == union(ranks)
+
+
+@lru_cache(maxsize=64)  # 10 MB each at 100,000
 def positions(ranks: Workers) -> Mapping[int, int]:
     """Return a mapping from each of `ranks` to its place.
 
     >>> positions((5, 3))[3]
     1
     """
-    return _Positions(ranks) if isinstance(ranks, ConsecutiveRanks) else {rank: i for i, rank in enumerate(ranks)}
+    return {rank: place for place, rank in enumerate(ranks)}

@@ -67,16 +67,6 @@ def test_variances_by_more_than_there_are(n: int) -> None:
 
 
 @pytest.mark.simulated(2)
-def test_sums_of_booleans_are_their_or_and_of_complex_numbers_their_sum() -> None:
-    P, _ = line()
-    rows = np.array([[True, False, True, False], [True, True, False, False]])
-    for whole, total in ((rows, rows.any(0)), (rows * (1 + 2j), (rows * (1 + 2j)).sum(0))):
-        own = jnp.asarray(whole[P.rank])
-        np.testing.assert_array_equal(F.all_sum_reduce(own, P, axes_reduce=0), total)
-        np.testing.assert_array_equal(F.reduce_scatter(own, P, 0), total[2 * P.rank :][:2])
-
-
-@pytest.mark.simulated(2)
 def test_samples_that_all_do_not_count() -> None:
     """The loss and its gradient are 0, so that such a batch changes nothing."""
     P = dj.Partition().grid([2, 1])

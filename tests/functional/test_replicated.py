@@ -11,7 +11,7 @@ from all_workers import refusal
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.functional.replicated import plan_replicated
+from distdl_jax.functional.all_sum_reduce import plan_replicated
 from distdl_jax.plans.shape_dtype import ShapeDtype
 
 pytestmark = [pytest.mark.primitives]
@@ -67,27 +67,6 @@ def test_training_keeps_copies_equal_to_plain_jax(mode: str) -> None:
     for name, value in params.items():
         assert len(set(P.allgather_data(float(value)))) == 1
         np.testing.assert_allclose(value, whole[name], rtol=1e-12)
-
-
-@pytest.mark.world(2)
-@pytest.mark.simulated(3)
-def test_second_derivatives_are_those_of_one_variable() -> None:
-    """H v, from the gradient of this worker's share of <gradient, v>."""
-    P = dj.Partition()
-    x, _ = columns(P)
-    whole_x = np.random.default_rng(3).standard_normal((N, FEATURES))
-    v = np.array([2.0, -1.0])
-
-    def loss(theta: jax.Array) -> jax.Array:
-        theta = dj.replicated(theta, P)
-        return jnp.sum(jnp.sin(theta[0] * x) * theta[1] ** 2)
-
-    def whole_loss(theta: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.sin(theta[0] * whole_x) * theta[1] ** 2)
-
-    theta = np.array([0.7, 1.3])
-    hvp = jax.jit(jax.grad(lambda theta: jnp.vdot(jax.grad(loss)(theta), v) / P.size))(theta)
-    np.testing.assert_allclose(hvp, jax.jit(jax.hessian(whole_loss))(theta) @ v, rtol=1e-12)
 
 
 @pytest.mark.simulated(4)

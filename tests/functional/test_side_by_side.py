@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from distdl_jax.functional.packing import side_by_side
+from distdl_jax.functional.box_exchange import side_by_side
 
 WIDTHS = [
     (1, 20),

@@ -11,7 +11,7 @@ from matrix import reference
 from matrix.partitions import blocks, on
 
 import distdl_jax as dj
-from distdl_jax.functional.top_k import plan_top_k
+from distdl_jax.functional.largest import plan_top_k
 
 
 @pytest.mark.simulated(4)

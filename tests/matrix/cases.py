@@ -13,10 +13,9 @@ import numpy as np
 
 from distdl_jax import functional as F
 from distdl_jax import nn
-from distdl_jax.functional.arrays.grid_sample import plan_grid_sample
-from distdl_jax.functional.arrays.pixel_shuffle import plan_pixels
-from distdl_jax.functional.arrays.scans import plan_cumulative
-from distdl_jax.functional.arrays.window_partition import plan_window_partition
+from distdl_jax.functional.grid_sample import plan_grid_sample
+from distdl_jax.functional.scans import plan_cumulative
+from distdl_jax.functional.windows_and_pixels import plan_pixels, plan_window_partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from matrix.case import Case
 from matrix.cases_of_other_sizes import OTHER_SIZES
@@ -133,7 +132,7 @@ PRIMITIVES = (
         "batch_norm",
         on(2, 2, ranks=(3, 1, 2, 0)),
         (5, 3),
-        lambda P: nn.DistributedBatchNorm(on(2, 2, ranks=(3, 1, 2, 0)).partition(P), 3),
+        lambda P, _: nn.DistributedBatchNorm(P, 3),
         lambda p, x: normalised(x, (0,)) * p["weight"] + p["bias"],
         linear=False,
     ),
@@ -141,7 +140,7 @@ PRIMITIVES = (
         "group_norm",
         on(1, 3, ranks=(2, 0, 3)),
         (2, 4),
-        lambda P: nn.DistributedGroupNorm(on(1, 3, ranks=(2, 0, 3)).partition(P), 2, 4, affine=False),
+        lambda P, _: nn.DistributedGroupNorm(P, 2, 4, affine=False),
         lambda p, x: normalised(x.reshape(2, 2, 2), (2,)).reshape(2, 4),
         linear=False,
     ),
@@ -149,21 +148,21 @@ PRIMITIVES = (
         "pointwise",
         on(1, 2, 2, ranks=(3, 1, 2, 0)),
         (2, 3, 3),
-        lambda P: nn.DistributedPointwise(on(1, 2, 2, ranks=(3, 1, 2, 0)).partition(P), 3, 3, bias=False),
+        lambda P, _: nn.DistributedPointwise(P, 3, 3, bias=False),
         lambda p, x: np.moveaxis(np.tensordot(x, p["weight"], (1, 1)), -1, 1),
     ),
     layer(
         "upsample",
         on(1, 1, 2, 2),
         (1, 2, 3, 1),
-        lambda P: nn.DistributedUpsample(on(1, 1, 2, 2).partition(P), scale_factor=2),
+        lambda P, _: nn.DistributedUpsample(P, scale_factor=2),
         lambda p, x: enlarged(x),
     ),
     layer(
         "flatten",
         on(1, 2, 2, ranks=(3, 1, 2, 0)),
         (2, 3, 2),
-        lambda P: nn.Flatten(on(1, 2, 2, ranks=(3, 1, 2, 0)).partition(P), on(2, 1).partition(P)),
+        lambda P, world: nn.Flatten(P, on(2, 1).partition(world)),
         lambda p, x: x.reshape(len(x), -1),
         on(2, 1),
     ),
@@ -171,7 +170,7 @@ PRIMITIVES = (
         "reshape",
         on(2, 2, ranks=(3, 1, 2, 0)),
         (3, 4),
-        lambda P: nn.Reshape(on(2, 2, ranks=(3, 1, 2, 0)).partition(P), on(1, 3).partition(P), (2, 6)),
+        lambda P, world: nn.Reshape(P, on(1, 3).partition(world), (2, 6)),
         lambda p, x: x.reshape(2, 6),
         on(1, 3),
     ),
@@ -179,7 +178,7 @@ PRIMITIVES = (
         "attention",
         on(1, 2, 2, ranks=(3, 1, 2, 0)),
         (2, 3, 4),
-        lambda P: nn.DistributedMultiHeadAttention(on(1, 2, 2, ranks=(3, 1, 2, 0)).partition(P), 4, 2, bias=False),
+        lambda P, _: nn.DistributedMultiHeadAttention(P, 4, 2, bias=False),
         attention_of_two_heads,
         linear=False,
         scale=0.1,
@@ -188,14 +187,14 @@ PRIMITIVES = (
         "mixture_of_experts",
         on(1, 2, 1, ranks=(3, 1)),
         (2, 3, 2),
-        lambda P: nn.DistributedMixtureOfExperts(
-            on(1, 2, 1, ranks=(3, 1)).partition(P),
+        lambda P, world: nn.DistributedMixtureOfExperts(
+            P,
             2,
             3,
             2,
             capacity_factor=0.5,
             activation=jnp.tanh,
-            P_W=on(2, ranks=(1, 2)).partition(P),
+            P_W=on(2, ranks=(1, 2)).partition(world),
         ),
         lambda p, x: mixture_of_experts(p, x, 2, 0.5)[0],
         linear=False,
@@ -205,16 +204,14 @@ PRIMITIVES = (
         "residual",
         on(1, 2, ranks=(3, 1)),
         (2, 3),
-        lambda P: nn.Residual(
-            nn.DistributedLinear(*(on(1, 2, ranks=(3, 1)).partition(P),) * 2, on(2, 2).partition(P), 3, 3, bias=False)
-        ),
+        lambda P, world: nn.Residual(nn.DistributedLinear(*(P,) * 2, on(2, 2).partition(world), 3, 3, bias=False)),
         past_a_linear_layer,
     ),
     layer(
         "gru_cell",
         on(2, 2, ranks=(3, 1, 2, 0)),
         (3, 3),
-        lambda P: nn.DistributedGRUCell(on(2, 2, ranks=(3, 1, 2, 0)).partition(P), 3, 3, bias=False),
+        lambda P, _: nn.DistributedGRUCell(P, 3, 3, bias=False),
         one_step,
         linear=False,
         scale=0.1,
@@ -223,9 +220,7 @@ PRIMITIVES = (
         "conv_lstm",
         on(1, 1, 3, ranks=(2, 0, 3)),
         (1, 1, 4),
-        lambda P: nn.DistributedConvLSTMCell1d(
-            on(1, 1, 3, ranks=(2, 0, 3)).partition(P), in_channels=1, hidden_channels=1, kernel_size=3, bias=False
-        ),
+        lambda P, _: nn.DistributedConvLSTMCell1d(P, in_channels=1, hidden_channels=1, kernel_size=3, bias=False),
         conv_step,
         linear=False,
         scale=0.1,
@@ -234,10 +229,10 @@ PRIMITIVES = (
         "weight_norm",
         on(1, 2),
         (2, 3),
-        lambda P: nn.WeightNorm(
+        lambda P, world: nn.WeightNorm(
             nn.DistributedLinear(
-                *(on(1, 2, ranks=each).partition(P) for each in ((0, 1), (3, 1))),
-                on(2, 2).partition(P),
+                *(on(1, 2, ranks=each).partition(world) for each in ((0, 1), (3, 1))),
+                on(2, 2).partition(world),
                 3,
                 3,
                 bias=False,
@@ -255,7 +250,7 @@ PRIMITIVES = (
         "spectral",
         on(1, 1, 3, ranks=(2, 0, 3)),
         (1, 2, 4),
-        lambda P: nn.DistributedSpectralConv1d(on(1, 1, 3, ranks=(2, 0, 3)).partition(P), 2, 1, 2),
+        lambda P, _: nn.DistributedSpectralConv1d(P, 2, 1, 2),
         lambda p, x: low_frequencies(p["weight"], x),
         linear=False,
     ),

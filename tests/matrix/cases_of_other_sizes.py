@@ -52,8 +52,8 @@ OTHER_SIZES = (
         "conv_transpose",
         on(1, 1, 3),
         (1, 2, 6),
-        lambda P: nn.DistributedConvTranspose1d(
-            on(1, 1, 3).partition(P), in_channels=2, out_channels=3, kernel_size=3, padding=1, bias=False
+        lambda P, _: nn.DistributedConvTranspose1d(
+            P, in_channels=2, out_channels=3, kernel_size=3, padding=1, bias=False
         ),
         lambda p, x: spread(p["weight"], x)[..., 1:-1],
         world=3,
@@ -63,7 +63,7 @@ OTHER_SIZES = (
         "max_pool",
         on(1, 1, 3),
         (1, 2, 6),
-        lambda P: nn.DistributedMaxPool1d(on(1, 1, 3).partition(P), 3, 1, 1),
+        lambda P, _: nn.DistributedMaxPool1d(P, 3, 1, 1),
         lambda p, x: largest_of_three(x),
         world=3,
         linear=False,
@@ -72,7 +72,7 @@ OTHER_SIZES = (
         "pad",
         on(1, 3),
         (2, 6),
-        lambda P: nn.DistributedPad(on(1, 3).partition(P), padding=[(1, 1)], mode="reflect"),
+        lambda P, _: nn.DistributedPad(P, padding=[(1, 1)], mode="reflect"),
         lambda p, x: np.pad(x, [(0, 0), (1, 1)], mode="reflect"),
         world=3,
     ),
@@ -103,7 +103,7 @@ OTHER_SIZES = (
         "group_norm",
         on(1, 2, ranks=(1, 0)),
         (2, 6),
-        lambda P: nn.DistributedGroupNorm(on(1, 2, ranks=(1, 0)).partition(P), 2, 6, affine=False),
+        lambda P, _: nn.DistributedGroupNorm(P, 2, 6, affine=False),
         lambda p, x: normalised(x.reshape(2, 2, 3), (2,)).reshape(2, 6),
         world=2,
         linear=False,
@@ -112,7 +112,7 @@ OTHER_SIZES = (
         "flatten",
         on(1, 2, 1, ranks=(1, 0)),
         (2, 3, 2),
-        lambda P: nn.Flatten(on(1, 2, 1, ranks=(1, 0)).partition(P), on(2, 1).partition(P)),
+        lambda P, world: nn.Flatten(P, on(2, 1).partition(world)),
         lambda p, x: x.reshape(len(x), -1),
         on(2, 1),
         world=2,

@@ -23,7 +23,7 @@ def layer(
     name: str,
     P_x: On,
     sizes: Sequence[Any],
-    build: Callable[[dj.Partition], Any],
+    build: Callable[[dj.Partition, dj.Partition], Any],
     whole: Callable[[Any, Any], Any],
     P_y: On | None = None,
     world: int = 4,
@@ -31,12 +31,16 @@ def layer(
     silent: bool = False,
     scale: float = 1.0,
 ) -> Case:
-    """`build` makes the layer from all workers, `whole` its output from the whole parameters and x.
+    """`build` makes the layer from the partition of x and that of all workers; `whole` makes its output from the whole
+    parameters and x.
 
     `scale`: of the parameters; a layer that is applied to its own output again and again has to stay gentle.
     """
     xs = blocks(P_x, *sizes, world=world, elsewhere=(sizes[0] if isinstance(sizes[0], int) else 0, 0))
     name = f"layer {name} {P_x}" + (f" -> {P_y}" if P_y else "")
+
+    def made(world: dj.Partition) -> Any:
+        return build(P_x.partition(world), world)
 
     def values(specs: Any) -> Any:
         """Whole parameters: small integers, times the scale."""
@@ -45,13 +49,13 @@ def layer(
         return structure.unflatten([scale * number for number in numbers])
 
     def operator(P: dj.Partition) -> Operator:
-        F = build(P)
+        F = made(P)
         specs = F.param_specs()
         own = jax.tree.map(block_of, values(specs), specs)
         return lambda x: F(jax.tree.map(lambda leaf: jnp.asarray(leaf, x.dtype), own), x)
 
     def dense(arrays: list[Any]) -> list[Any]:
-        params = values(build(dj.planning_world(world)).param_specs())
+        params = values(made(dj.planning_world(world)).param_specs())
         if linear:
             return reference.windowed(arrays, P_x.grid, (P_y or P_x).grid, lambda x: whole(params, x))
         results = cut(whole(params, assembled(arrays, P_x.grid)), (P_y or P_x).grid)
@@ -63,7 +67,7 @@ def layer(
         xs,
         operator,
         dense,
-        lambda P, x: build(P).plan(x),
+        lambda P, x: made(P).plan(x),
         any_dtype=False,
         any_complex=linear,
         linear=linear,

@@ -1,6 +1,6 @@
 """Entries of the matrix that are primitives: the library's operator, as every worker builds it, and the reference."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,82 +12,69 @@ from matrix.case import Case
 from matrix.partitions import On, Shape, block_shapes
 
 
+def movement(
+    name: str,
+    shapes: tuple[Shape, ...],
+    layer: Callable[[dj.Partition], Any],
+    dense: Callable[[list[Any]], list[Any]],
+    silent: bool = False,
+    **kinds: bool,
+) -> Case:
+    """A case of a layer that plans itself; `kinds`: what else a case says."""
+    return Case(name, len(shapes), shapes, layer, dense, lambda P, x: layer(P).plan(x), silent=silent, **kinds)
+
+
 def broadcast(
     P_x: On, P_y: On, shapes: Shape | Mapping[int, Shape], world: int = 4, silent: bool = False, **options: bool
 ) -> Case:
-    def layer(P: dj.Partition) -> Any:
-        return nn.Broadcast(P_x.partition(P), P_y.partition(P), **options)
-
-    return Case(
+    return movement(
         f"broadcast {P_x} -> {P_y}{_text(options)}",
-        world,
         block_shapes(P_x, shapes, world),
-        layer,
+        lambda P: nn.Broadcast(P_x.partition(P), P_y.partition(P), **options),
         lambda xs: reference.broadcast(xs, P_x.grid, P_y.grid, **options),
-        lambda P, x: layer(P).plan(x),
-        silent=silent,
+        silent,
     )
 
 
 def sum_reduce(
     P_x: On, P_y: On, shapes: Shape | Mapping[int, Shape], world: int = 4, silent: bool = False, **options: bool
 ) -> Case:
-    def layer(P: dj.Partition) -> Any:
-        return nn.SumReduce(P_x.partition(P), P_y.partition(P), **options)
-
-    return Case(
+    return movement(
         f"sum_reduce {P_x} -> {P_y}{_text(options)}",
-        world,
         block_shapes(P_x, shapes, world),
-        layer,
+        lambda P: nn.SumReduce(P_x.partition(P), P_y.partition(P), **options),
         lambda xs: reference.sum_reduce(xs, P_x.grid, P_y.grid, **options),
-        lambda P, x: layer(P).plan(x),
-        silent=silent,
+        silent,
     )
 
 
 def all_sum_reduce(P_x: On, axes: Sequence[int], shapes: Shape | Mapping[int, Shape], world: int = 4) -> Case:
-    def layer(P: dj.Partition) -> Any:
-        return nn.AllSumReduce(P_x.partition(P), tuple(axes))
-
-    return Case(
+    return movement(
         f"all_sum_reduce {P_x} along {tuple(axes)}",
-        world,
         block_shapes(P_x, shapes, world),
-        layer,
+        lambda P: nn.AllSumReduce(P_x.partition(P), tuple(axes)),
         lambda xs: reference.all_sum_reduce(xs, P_x.grid, axes),
-        lambda P, x: layer(P).plan(x),
-        silent=all(P_x.shape[axis] == 1 for axis in axes),
+        is_whole(P_x, axes),
     )
 
 
 def repartition(P_x: On, P_y: On, shapes: tuple[Shape, ...], silent: bool = False, **options: bool) -> Case:
-    def layer(P: dj.Partition) -> Any:
-        return nn.Repartition(P_x.partition(P), P_y.partition(P), **options)
-
-    return Case(
+    return movement(
         f"repartition {listed(shapes)} {P_x} -> {P_y}{_text(options)}",
-        len(shapes),
         shapes,
-        layer,
+        lambda P: nn.Repartition(P_x.partition(P), P_y.partition(P), **options),
         lambda xs: reference.repartition(xs, P_x.grid, P_y.grid, **options),
-        lambda P, x: layer(P).plan(x),
-        silent=silent,
+        silent,
     )
 
 
 def all_to_all(P_x: On, split_axis: int, concat_axis: int, shapes: tuple[Shape, ...]) -> Case:
-    def layer(P: dj.Partition) -> Any:
-        return nn.AllToAll(P_x.partition(P), split_axis, concat_axis)
-
-    return Case(
+    return movement(
         f"all_to_all {listed(shapes)} {P_x} from {concat_axis} to {split_axis}",
-        len(shapes),
         shapes,
-        layer,
+        lambda P: nn.AllToAll(P_x.partition(P), split_axis, concat_axis),
         lambda xs: reference.all_to_all(xs, P_x.grid, split_axis, concat_axis),
-        lambda P, x: layer(P).plan(x),
-        silent=P_x.shape[concat_axis] == 1,
+        is_whole(P_x, (concat_axis,)),
     )
 
 
@@ -119,63 +106,47 @@ def halo_exchange(P_x: On, shapes: tuple[Shape, ...], *halos: Any, periodic: Seq
 
 
 def all_gather(P_x: On, axes: Sequence[int], shapes: tuple[Shape, ...]) -> Case:
-    def layer(P: dj.Partition) -> Any:
-        return nn.AllGather(P_x.partition(P), tuple(axes))
-
-    return Case(
+    return movement(
         f"all_gather {listed(shapes)} {P_x} along {tuple(axes)}",
-        len(shapes),
         shapes,
-        layer,
+        lambda P: nn.AllGather(P_x.partition(P), tuple(axes)),
         lambda xs: reference.all_gather(xs, P_x.grid, axes),
-        lambda P, x: layer(P).plan(x),
-        silent=all(P_x.shape[axis] == 1 for axis in axes),
+        is_whole(P_x, axes),
     )
 
 
 def reduce_scatter(P_x: On, axes: Sequence[int], shapes: tuple[Shape, ...]) -> Case:
-    def layer(P: dj.Partition) -> Any:
-        return nn.ReduceScatter(P_x.partition(P), tuple(axes))
-
-    return Case(
+    return movement(
         f"reduce_scatter {listed(shapes)} {P_x} along {tuple(axes)}",
-        len(shapes),
         shapes,
-        layer,
+        lambda P: nn.ReduceScatter(P_x.partition(P), tuple(axes)),
         lambda xs: reference.reduce_scatter(xs, P_x.grid, axes),
-        lambda P, x: layer(P).plan(x),
-        silent=all(P_x.shape[axis] == 1 for axis in axes),
+        is_whole(P_x, axes),
     )
 
 
 def take(P_x: On, P_y: On, indices: Any, axis: int, shapes: tuple[Shape, ...], silent: bool = False) -> Case:
-    def layer(P: dj.Partition) -> Any:
-        return nn.Take(P_x.partition(P), indices, axis, P_y.partition(P))
-
-    return Case(
+    return movement(
         f"take {listed(shapes)} {P_x} -> {P_y} of {np.asarray(indices).tolist()} along {axis}",
-        len(shapes),
         shapes,
-        layer,
+        lambda P: nn.Take(P_x.partition(P), indices, axis, P_y.partition(P)),
         lambda xs: reference.take(xs, P_x.grid, P_y.grid, indices, axis),
-        lambda P, x: layer(P).plan(x),
-        silent=silent,
+        silent,
     )
 
 
-def segment_sum(P_x: On, P_y: On, ids: Any, n: int, axis: int, shapes: tuple[Shape, ...], silent: bool = False) -> Case:
-    def layer(P: dj.Partition) -> Any:
-        return nn.SegmentSum(P_x.partition(P), ids, n, axis, P_y.partition(P))
-
-    return Case(
+def segment_sum(P_x: On, P_y: On, ids: Any, n: int, axis: int, shapes: tuple[Shape, ...]) -> Case:
+    return movement(
         f"segment_sum {listed(shapes)} {P_x} -> {P_y} of {np.asarray(ids).tolist()} to {n} along {axis}",
-        len(shapes),
         shapes,
-        layer,
+        lambda P: nn.SegmentSum(P_x.partition(P), ids, n, axis, P_y.partition(P)),
         lambda xs: reference.segment_sum(xs, P_x.grid, P_y.grid, np.asarray(ids), n, axis),
-        lambda P, x: layer(P).plan(x),
-        silent=silent,
     )
+
+
+def is_whole(P: On, axes: Sequence[int]) -> bool:
+    """Whether a tensor on P is not split along any of `axes`."""
+    return all(P.shape[axis] == 1 for axis in axes)
 
 
 def _text(options: Mapping[str, bool]) -> str:

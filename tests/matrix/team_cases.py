@@ -8,14 +8,14 @@ import numpy as np
 
 import distdl_jax as dj
 from distdl_jax import nn
+from distdl_jax.functional.all_sum_reduce import plan_replicated
 from distdl_jax.functional.gathering import plan_gather, plan_scatter
+from distdl_jax.functional.largest import plan_top_k
 from distdl_jax.functional.reductions import plan_reduction
-from distdl_jax.functional.replicated import plan_replicated
-from distdl_jax.functional.top_k import plan_top_k
 from matrix import reference
 from matrix.case import Case, Operator
 from matrix.layer_cases import assembled
-from matrix.movement_cases import listed
+from matrix.movement_cases import is_whole, listed, movement
 from matrix.partitions import On, Shape, block_shapes, blocks
 
 
@@ -35,20 +35,15 @@ def replicated(P_x: On, axes: Sequence[int], shapes: Shape | Mapping[int, Shape]
 
 
 def all_reduce(P_x: On, op: str, axes: Sequence[int], shapes: Shape | Mapping[int, Shape], world: int = 4) -> Case:
-    def layer(P: dj.Partition) -> nn.AllReduce:
-        return nn.AllReduce(P_x.partition(P), op, tuple(axes))
-
     ordered = op in ("max", "min")
-    return Case(
+    return movement(
         f"all_{op} {P_x} along {tuple(axes)}",
-        world,
         block_shapes(P_x, shapes, world),
-        layer,
+        lambda P: nn.AllReduce(P_x.partition(P), op, tuple(axes)),
         lambda xs: reference.all_reduce(xs, P_x.grid, axes, op),
-        lambda P, x: layer(P).plan(x),
+        is_whole(P_x, axes),
         any_dtype=ordered,
         any_complex=not ordered,
-        silent=all(P_x.shape[axis] == 1 for axis in axes),
         linear=False,
     )
 
@@ -75,7 +70,7 @@ def reduction(P_x: On, op: str, axes: Sequence[int], *sizes: Any, world: int = 4
         lambda P, x: plan_reduction(x, P_x.partition(P), op, tuple(axes)),
         any_dtype=op in ("max", "min"),
         any_complex=op in ("sum", "mean"),
-        silent=all(P_x.shape[axis] == 1 for axis in axes),
+        silent=is_whole(P_x, axes),
         linear=False,
         exact=op in ("max", "min", "sum"),
     )
@@ -92,7 +87,7 @@ def top_k(P_x: On, k: int, axis: int, shapes: tuple[Shape, ...]) -> Case:
         lambda P, x: plan_top_k(x, P_x.partition(P), k, axis),
         any_dtype=False,
         any_complex=False,
-        silent=P_x.shape[axis] == 1,
+        silent=is_whole(P_x, (axis,)),
         linear=False,
     )
 

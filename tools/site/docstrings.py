@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import re
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +42,7 @@ class RunTime(griffe.Extension):
             obj.docstring.value = with_code_blocks(obj.docstring.value)
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
-        """Put in what a program makes: functions from functions, and fewer parameters than a base class has."""
+        """Put in what a program makes: functions, docstrings that families share, fewer parameters than a base has."""
         for name, signature in public_names().items():
             value = defined(pkg, name)
             if value.is_attribute and isinstance(value.value, griffe.ExprCall):
@@ -49,6 +52,9 @@ class RunTime(griffe.Extension):
                 public = pkg[name.rpartition(".")[0]]
                 if public.members[value.name].is_alias:  # of the value as it was
                     public.members[value.name] = griffe.Alias(value.name, made, parent=public)
+            if value.docstring:
+                shown = inspect.getdoc(reduce(getattr, name.split("."), importlib.import_module(pkg.name)))
+                value.docstring.value = shown or ""
             if value.is_class:
                 for extra in {each.name for each in value.parameters} - {"self", *parameters(signature)}:
                     del value.parameters[extra]  # a field of a base class that is a constant here

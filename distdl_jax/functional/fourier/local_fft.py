@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from distdl_jax.functional.box_exchange import joined_slices
 from distdl_jax.functional.collectives import accumulation_dtype
-from distdl_jax.functional.packing import joined_slices
 
 AT_ONCE = 3
 """Along how many dimensions jax.numpy transforms in one call."""

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.functional.all_gather import GatherPlan
+from distdl_jax.functional.all_sum_reduce import ReplicatedPlan
 from distdl_jax.functional.block_checks import owned_grid
 from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
@@ -19,7 +20,6 @@ from distdl_jax.functional.plan import (
     ShapeDtypes,
 )
 from distdl_jax.functional.repartition import RepartitionPlan, plan_repartition
-from distdl_jax.functional.replicated import ReplicatedPlan
 from distdl_jax.nn.attention.load_balance import Loan, LoanMovements
 from distdl_jax.nn.attention.ring import Dropping, Extras, Ring, Step, attended
 from distdl_jax.nn.attention.ring_schedule import Turn, turns_of

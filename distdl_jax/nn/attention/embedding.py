@@ -14,10 +14,9 @@ from jax.typing import DTypeLike
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.all_gather import plan_reduce_scatter
 from distdl_jax.functional.block_checks import common_dtype, outside
-from distdl_jax.functional.broadcast import plan_broadcast
-from distdl_jax.functional.indices import as_indices
+from distdl_jax.functional.broadcast import plan_broadcast, plan_sum_reduce
+from distdl_jax.functional.collectives import as_indices
 from distdl_jax.functional.plan import MovementPlan, ShapeDtypes
-from distdl_jax.functional.sum_reduce import plan_sum_reduce
 from distdl_jax.nn.base.matmul_plan import SummedPlan
 from distdl_jax.nn.base.parameters import (
     Params,

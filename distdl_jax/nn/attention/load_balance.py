@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from distdl_jax.functional.box_exchange import joined_slices
 from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.functional.halo_exchange import RangesPlan
-from distdl_jax.functional.packing import joined_slices
 from distdl_jax.nn.attention.online_softmax import Running, merged
 from distdl_jax.plans.decomposition import Range
 from distdl_jax.tracing.tie import tie

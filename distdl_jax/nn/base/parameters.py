@@ -14,12 +14,12 @@ from jax import Array
 
 from distdl_jax.errors import InvalidTypeError, PlanError
 from distdl_jax.functional.all_gather import GatherPlan
+from distdl_jax.functional.all_sum_reduce import ReplicatedPlan, plan_replicated
 from distdl_jax.functional.block_checks import check_placeholders, common_dtype, owned_grid
+from distdl_jax.functional.box_exchange import joined_slices
 from distdl_jax.functional.broadcast import plan_broadcast
 from distdl_jax.functional.halo_exchange import plan_ranges
-from distdl_jax.functional.packing import joined_slices
 from distdl_jax.functional.plan import MovementPlan, ShapeDtypes, taking_part
-from distdl_jax.functional.replicated import ReplicatedPlan, plan_replicated
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.alike import derived, workers_of

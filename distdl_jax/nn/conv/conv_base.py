@@ -9,10 +9,9 @@ from typing import Any, ClassVar, Literal
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.all_gather import plan_all_gather, plan_reduce_scatter
-from distdl_jax.functional.broadcast import plan_broadcast
+from distdl_jax.functional.broadcast import plan_broadcast, plan_sum_reduce
 from distdl_jax.functional.halo_exchange import RangesPlan
 from distdl_jax.functional.plan import MovementPlan, ShapeDtypes
-from distdl_jax.functional.sum_reduce import plan_sum_reduce
 from distdl_jax.nn.base.matmul_plan import ProductPlan, product_dtype, products
 from distdl_jax.nn.base.parameters import ParamShapeDtypes
 from distdl_jax.nn.base.sliding_windows import WindowsPlan, plan_windows

@@ -12,9 +12,8 @@ from jax import Array
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.functional.all_sum_reduce import plan_all_sum_reduce
-from distdl_jax.functional.broadcast import plan_broadcast
+from distdl_jax.functional.broadcast import plan_broadcast, plan_sum_reduce
 from distdl_jax.functional.plan import MovementPlan, ShapeDtypes, Unmoved
-from distdl_jax.functional.sum_reduce import plan_sum_reduce
 from distdl_jax.nn.base.matmul_plan import ProductPlan, products
 from distdl_jax.nn.base.parameters import (
     ParamShapeDtypes,

@@ -12,6 +12,7 @@ from jax import Array, lax
 
 from distdl_jax.errors import PlanError
 from distdl_jax.functional.all_gather import plan_all_gather
+from distdl_jax.functional.all_sum_reduce import ReplicatedPlan
 from distdl_jax.functional.block_checks import common_dtype, owned_grid
 from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.functional.plan import (
@@ -20,7 +21,6 @@ from distdl_jax.functional.plan import (
     ShapeDtypes,
     Unmoved,
 )
-from distdl_jax.functional.replicated import ReplicatedPlan
 from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes, plan_replicated_params
 from distdl_jax.nn.base.weighted_layer import AffineLayer
 from distdl_jax.partitions.partition import Partition, check_partitions

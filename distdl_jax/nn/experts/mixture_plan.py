@@ -21,7 +21,7 @@ from jax import Array, lax
 from distdl_jax.errors import PlanError
 from distdl_jax.functional.all_gather import GatherPlan, plan_all_gather
 from distdl_jax.functional.block_checks import zero_volume_shape
-from distdl_jax.functional.broadcast import plan_broadcast
+from distdl_jax.functional.broadcast import plan_broadcast, plan_sum_reduce
 from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.functional.plan import (
     BlocksPlan,
@@ -29,7 +29,6 @@ from distdl_jax.functional.plan import (
     ShapeDtypes,
 )
 from distdl_jax.functional.repartition import RepartitionPlan
-from distdl_jax.functional.sum_reduce import plan_sum_reduce
 from distdl_jax.nn.experts.mlp import Expert
 from distdl_jax.nn.experts.routing import (
     Choices,

@@ -13,10 +13,10 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.functional.arrays.segments import plan_grouped
 from distdl_jax.functional.block_checks import common_dtype, is_differentiable, owned_grid
 from distdl_jax.functional.plan import BlocksPlan, Plan, ShapeDtypes
 from distdl_jax.functional.rows import Rows
+from distdl_jax.functional.segments import plan_grouped
 from distdl_jax.functional.take import TakePlan, checked_segments, plan_segment_sum, plan_take
 from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes
 from distdl_jax.nn.base.weighted_layer import AffineLayer

@@ -16,11 +16,10 @@ from jax import Array, lax
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.all_reduce import plan_all_reduce
 from distdl_jax.functional.all_sum_reduce import plan_all_sum_reduce
-from distdl_jax.functional.argmax import argmax_of
-from distdl_jax.functional.broadcast import plan_broadcast
-from distdl_jax.functional.indices import as_indices
+from distdl_jax.functional.broadcast import plan_broadcast, plan_sum_reduce
+from distdl_jax.functional.collectives import as_indices
+from distdl_jax.functional.largest import argmax_of
 from distdl_jax.functional.plan import ShapeDtypes
-from distdl_jax.functional.sum_reduce import plan_sum_reduce
 from distdl_jax.nn.losses.loss import Loss, Pair
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.tensors import TensorSpec, check_spec

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.functional.sum_reduce import plan_sum_reduce
+from distdl_jax.functional.broadcast import plan_sum_reduce
 from distdl_jax.nn.losses.classes import LossOverClasses
 from distdl_jax.nn.losses.loss import Pair
 from distdl_jax.partitions.partition import Partition

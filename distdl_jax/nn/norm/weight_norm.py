@@ -13,9 +13,9 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from distdl_jax.functional.all_sum_reduce import replicated
 from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.functional.plan import Plan, ShapeDtypes
-from distdl_jax.functional.replicated import replicated
 from distdl_jax.nn.base.parameters import unboxed
 from distdl_jax.nn.dense.split_weight import SplitWeight, split_weight
 from distdl_jax.nn.networks.remat_precision import Wrapper

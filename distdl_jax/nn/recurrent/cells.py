@@ -14,8 +14,8 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from distdl_jax.functional.all_gather import plan_all_gather
+from distdl_jax.functional.all_sum_reduce import ReplicatedPlan
 from distdl_jax.functional.plan import BlocksPlan, MovementPlan, ShapeDtypes
-from distdl_jax.functional.replicated import ReplicatedPlan
 from distdl_jax.nn.base.input_checks import real_grid
 from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes, plan_replicated_params
 from distdl_jax.nn.recurrent.carry import Parts, Recurrent

@@ -16,14 +16,17 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.functional.all_reduce import Operation, plan_all_reduce
 from distdl_jax.functional.all_sum_reduce import plan_all_sum_reduce
-from distdl_jax.functional.all_to_all import all_to_all_partition, plan_all_to_all
-from distdl_jax.functional.broadcast import broadcast_rule, plan_broadcast
-from distdl_jax.functional.circular_shift import checked_shifts, plan_roll
+from distdl_jax.functional.broadcast import broadcast_rule, plan_broadcast, plan_sum_reduce, sum_rule
 from distdl_jax.functional.halo_exchange import Halo, checked_halo, checked_periodic, plan_halo_exchange
 from distdl_jax.functional.plan import Plan, ShapeDtypes
-from distdl_jax.functional.repartition import plan_repartition
+from distdl_jax.functional.repartition import (
+    all_to_all_partition,
+    checked_shifts,
+    plan_all_to_all,
+    plan_repartition,
+    plan_roll,
+)
 from distdl_jax.functional.rows import Rows
-from distdl_jax.functional.sum_reduce import plan_sum_reduce, sum_rule
 from distdl_jax.functional.take import (
     checked_rows,
     checked_segments,

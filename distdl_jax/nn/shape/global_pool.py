@@ -10,8 +10,8 @@ from jax import Array
 
 from distdl_jax.errors import PlanError
 from distdl_jax.functional.block_checks import owned_grid
-from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
-from distdl_jax.functional.reductions import ReductionPlan, plan_reduction
+from distdl_jax.functional.plan import BlocksPlan, Computation, ShapeDtypes
+from distdl_jax.functional.reductions import plan_reduction
 from distdl_jax.nn.base.layer import ParameterFreeLayer
 from distdl_jax.nn.shape.resample import check_feature_partitions
 from distdl_jax.partitions.partition import Partition
@@ -26,7 +26,7 @@ class GlobalPoolPlan(BlocksPlan):
     """A `reduction` of the `inputs` over the features of all workers; the output is the result, or an empty part."""
 
     inputs: ShapeDtypes = field(hash=False)
-    reduction: ReductionPlan
+    reduction: Computation
 
     def run(self, world: World, x: Array) -> Array:
         """Return this worker's block of the output."""

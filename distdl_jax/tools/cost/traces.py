@@ -26,7 +26,7 @@ from distdl_jax.nn.shape.data_movement import _Primitive
 from distdl_jax.nn.spectral.fno import DistributedFNOBlock, FNOBlockPlan
 from distdl_jax.partitions.planning import RecordingWorld
 from distdl_jax.partitions.spec_trees import is_spec
-from distdl_jax.plans.alike import ByClass, OnGrids, parts_of
+from distdl_jax.plans.alike import ByClass, representatives
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tools.cost.classes import codes, same
 from distdl_jax.tools.cost.program import Program, Step, Value, marks_in
@@ -149,11 +149,9 @@ def _check_is_whole(movement: MovementPlan, of_classes: Sequence[np.ndarray], tr
 
 def _fingerprint(values: Mapping[int, Any]) -> Hashable:
     """Return what tells mappings."""
-    if not isinstance(values, ByClass | OnGrids):
+    if not isinstance(values, ByClass):
         return tuple(values.items())
-    return tuple(
-        (part.ranks, part.labels, tuple(part[worker] for worker in part.representatives)) for part in parts_of(values)
-    )
+    return values.classes, tuple(values[worker] for worker in representatives(values))
 
 
 class _Tracer:

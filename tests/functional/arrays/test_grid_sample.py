@@ -15,7 +15,7 @@ from sequential import close, cut
 
 import distdl_jax as dj
 from distdl_jax import functional as F
-from distdl_jax.functional.arrays.grid_sample import plan_grid_sample
+from distdl_jax.functional.grid_sample import plan_grid_sample
 from distdl_jax.plans.shape_dtype import ShapeDtype
 
 RESULTS = dict(np.load(ROOT / "tests/torch_results/functions.npz"))  # see record_functions.py beside it

@@ -13,9 +13,8 @@ from sequential import Beside, check_beside, cut
 
 import distdl_jax as dj
 from distdl_jax import functional as F
-from distdl_jax.functional.arrays.pixel_shuffle import KINDS, plan_pixels
-from distdl_jax.functional.arrays.window_partition import plan_window_partition
-from distdl_jax.functional.circular_shift import plan_roll
+from distdl_jax.functional.repartition import plan_roll
+from distdl_jax.functional.windows_and_pixels import KINDS, plan_pixels, plan_window_partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 
 

@@ -17,7 +17,7 @@ from sequential import Beside, check_beside, close, cut
 
 import distdl_jax as dj
 from distdl_jax import functional as F
-from distdl_jax.functional.arrays.scans import plan_associative_scan, plan_cumulative
+from distdl_jax.functional.scans import plan_associative_scan, plan_cumulative
 from distdl_jax.plans.shape_dtype import ShapeDtype
 
 

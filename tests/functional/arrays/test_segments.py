@@ -15,7 +15,7 @@ from matrix.partitions import On, on
 
 import distdl_jax as dj
 from distdl_jax import functional as F
-from distdl_jax.functional.arrays.segments import plan_grouped
+from distdl_jax.functional.segments import plan_grouped
 from distdl_jax.plans.shape_dtype import ShapeDtype
 
 

@@ -1,4 +1,4 @@
-"""The largest elements along a dimension that may be split."""
+"""The largest elements along a dimension that may be split, and where they are."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from jax import Array, lax
 
 from distdl_jax.errors import PlanError
 from distdl_jax.functional.all_gather import GatherPlan, plan_all_gather
+from distdl_jax.functional.all_reduce import plan_all_reduce
 from distdl_jax.functional.block_checks import common_dtype, outside, owned_grid
+from distdl_jax.functional.collectives import extreme
 from distdl_jax.functional.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.tracing.materialize import materialize
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import Workers, World
 from distdl_jax.transports.agreement.arguments import compared
@@ -87,7 +90,7 @@ def top_k(x: Array, P_x: Partition, k: int, axis: int = -1) -> tuple[Array, Arra
     """Return the `k` largest elements along `axis`, and their indices in the whole: `jax.lax.top_k` of a split tensor.
 
     All workers along `axis` get the same, copies; along the other dimensions each has its block. In reverse mode the
-    cotangents of the copies of a value are summed, and go to the worker that owns the element. So where every copy is
+    cotangents of the copies of a value are summed, and go to the worker that owns the element. So if every copy is
     used in the loss, the loss counts it as often, as with `all_gather`: let one worker add it, or divide.
 
     **Arguments:**
@@ -97,14 +100,14 @@ def top_k(x: Array, P_x: Partition, k: int, axis: int = -1) -> tuple[Array, Arra
     - `P_x`: the partition, of as many dimensions as the tensor.
     - `k`: how many, at most the length of the tensor along `axis`.
     - `axis`: the dimension; negative ones count from the end. The k largest of each worker along it go to all of them,
-      values and indices, in two movements; nothing moves where it is not split.
+      values and indices, in two movements; nothing moves if it is not split.
 
     **Returns:** the values, in descending order, of the block's shape with k along `axis`, in x's dtype; and the
     indices, int32. Of equal elements the first comes first, and NaN comes before all. Outside P_x, `x` and an empty
     int32 array.
 
     **Raises:** `InvalidArgumentError` for a negative `k`, or a dimension that P_x doesn't have; `PlanError`, on every
-    worker of P_x, where `k` is more than there are elements, x is complex or of bools, or the blocks don't form a grid.
+    worker of P_x, if `k` is more than there are elements, x is complex or of bools, or the blocks don't form a grid.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -121,3 +124,68 @@ def top_k(x: Array, P_x: Partition, k: int, axis: int = -1) -> tuple[Array, Arra
     with jax.named_scope("top_k"):
         shape_dtypes = exchange_shapes(P_x.world, tuple(sorted(P_x.ranks)), label, x)
         return plan_top_k(shape_dtypes, P_x, k, axis).run(P_x.world, x)
+
+
+@compared
+def argmax(x: Array, P_x: Partition, axis: int = 1) -> Array:
+    """Return the index, in the whole tensor, of the largest element along `axis`: `jnp.argmax` of a split tensor.
+
+    **Arguments:**
+
+    - `x`: this worker's block on P_x, of real numbers or bools; blocks may be uneven and empty. Zero-volume outside
+      P_x.
+    - `P_x`: the partition, of as many dimensions as the tensor.
+    - `axis`: the dimension. Two numbers for each line along it are reduced over the workers along it.
+
+    **Returns:** an int32 array of the block's shape without `axis`, the same on all workers along it; of equal elements
+    the first, and NaN above all, as in `jnp.argmax`. Outside P_x, `x`.
+
+    **Raises:** `InvalidArgumentError` for a dimension that P_x doesn't have; `PlanError`, on every worker of P_x, if
+    the blocks don't form a grid, or the tensor has no elements along `axis`.
+
+    >>> import jax.numpy as jnp, distdl_jax as dj
+    >>> def program():
+    ...     P = dj.Partition().grid([1, 2])
+    ...     logits = dj.TensorSpec((2, 4), P).block(jnp.array([[1.0, 5, 2, 3], [1, 2, 9, 4]]))
+    ...     return dj.functional.argmax(logits, P).tolist()
+    >>> dj.simulate(2, program)
+    [[1, 2], [1, 2]]
+    """
+    check_partitions(P_x=P_x)
+    axis = checked_axis("axis", axis, P_x.shape)
+    if not P_x.active:
+        return outside(P_x.world, x)
+    team = tuple(sorted(P_x.ranks))
+    shape_dtypes = exchange_shapes(P_x.world, team, f"argmax along {axis} on {P_x.describe()}", x)
+    common_dtype("x", shape_dtypes, P_x.ranks)
+    return argmax_of(x, P_x, owned_grid("x", P_x, shape_dtypes), axis)
+
+
+def argmax_of(x: Array, P_x: Partition, grid: ProductGrid, axis: int) -> Array:
+    """Return `argmax`, given the blocks of all workers, `grid`."""
+    if grid.extent[axis] == 0:
+        raise PlanError(f"`x` (of shape {grid.extent}) must have an element along dimension {axis}, to have a largest.")
+    assert P_x.rank is not None
+    start, stop = grid.box(P_x.rank)[axis]
+    x, none = lax.stop_gradient(x), np.int32(np.iinfo(np.int32).max)
+    # Materialized: the array sent is compared with the answer.
+    own = materialize(jnp.max(x, axis, initial=extreme(np.dtype(x.dtype), largest=False)))
+    lines = _lines(P_x, grid, axis, own.dtype)
+    largest = plan_all_reduce(lines, P_x, "max", axis).run(P_x.world, own)
+    if start == stop:
+        place = jnp.full(own.shape, none)
+    else:
+        attained = (own == largest) | (own != own)
+        place = jnp.where(attained, jnp.argmax(x, axis).astype(np.int32) + np.int32(start), none)
+    lines = _lines(P_x, grid, axis, np.dtype(np.int32))
+    return plan_all_reduce(lines, P_x, "min", axis).run(P_x.world, place)
+
+
+def _lines(P_x: Partition, grid: ProductGrid, axis: int, dtype: np.dtype) -> ShapeDtypes:
+    """Return the shape and dtype on each worker of one number for each line along `axis`."""
+    shapes = {}
+    for worker in P_x.ranks:
+        box = grid.box(grid.cell_of[worker])
+        shape = tuple(stop - start for d, (start, stop) in enumerate(box) if d != axis)
+        shapes[worker] = ShapeDtype(shape, np.dtype(dtype))
+    return shapes

@@ -75,9 +75,9 @@ def grid_sample(
     - `x`: this worker's block; blocks may be uneven and empty. Floating or complex; with mode "nearest" also of
       integers. Zero-volume outside P_x.
     - `grid`: the points of this worker's outputs, n x m_{D-1} x ... x m_0 x D of its own n and m_d: coordinates from -1
-      to 1 over the whole of x, that of dimension 0, the last, first. Blocks form a grid on P_x, where balanced ones
+      to 1 over the whole of x, that of dimension 0, the last, first. Blocks form a grid on P_x; balanced ones
       give balanced outputs. Workers along P_c pass copies, and each gets the gradient that its own channels make.
-      `affine_grid` makes such blocks. Outside P_x it is not looked at.
+      `affine_grid` makes such blocks. Outside P_x it is not read.
     - `P_x`: the partition of x and of the output, of 3 dimensions or more.
     - `mode`: "bilinear", which is linear between neighbours in any number of dimensions, or "nearest".
     - `padding_mode`: what is outside of x: "zeros", "border" (the nearest entry), or "reflection".
@@ -87,8 +87,8 @@ def grid_sample(
 
     **Returns:** this worker's block of the output, of x's dtype, perhaps empty; outside P_x, `x`.
 
-    **Raises:** `InvalidArgumentError` or `InvalidTypeError`, on every worker, where arguments don't fit; `PlanError`,
-    on every worker of P_x, where blocks don't form a grid or don't fit each other, or x has no features to read.
+    **Raises:** `InvalidArgumentError` or `InvalidTypeError`, on every worker, if arguments don't fit; `PlanError`,
+    on every worker of P_x, if blocks don't form a grid or don't fit each other, or x has no features to read.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1, 1])
@@ -133,15 +133,15 @@ def affine_grid(theta: Array, P_x: Partition, size: Sequence[int], align_corners
 
     - `theta`: the maps of this worker's samples, n x D x (D + 1): a matrix, and in the last column what is added. In
       the order of coordinates, that of the last dimension first. Workers with the same samples pass copies, and each
-      gets the gradient that its own points make. Outside P_x it is not looked at.
+      gets the gradient that its own points make. Outside P_x it is not read.
     - `P_x`: the partition of the output, P_n x P_c x P_{D-1} x ... x P_0.
     - `size`: the lengths of the whole output, N x C x m_{D-1} x ... x m_0.
-    - `align_corners`: as `grid_sample` has it. Nobody compares it, and `size`, with the other workers'.
+    - `align_corners`: as `grid_sample` has it. It and `size` are not compared with the other workers'.
 
     **Returns:** n x m_{D-1} x ... x m_0 x D, of theta's dtype, for this worker's balanced block of the output; outside
     P_x, the same with n = 0 and no points.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError` where arguments don't fit.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError` if arguments don't fit.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1, 1])

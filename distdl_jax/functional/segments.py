@@ -15,12 +15,13 @@ from jax import Array, lax
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.functional.block_checks import common_dtype, owned_grid
 from distdl_jax.functional.collectives import accumulation_dtype
-from distdl_jax.functional.plan import Plan, ShapeDtypes, plan_and_run, taking_part
+from distdl_jax.functional.plan import Computation, ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.functional.rows import Rows
 from distdl_jax.functional.take import TakePlan, checked_segments, segment_sum, summed_partition, taken_rows
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_range, balanced_ranges, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.text import documented
 from distdl_jax.tracing.materialize import materialize
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import Workers, World
@@ -29,7 +30,7 @@ from distdl_jax.validation import checked_axis
 
 
 @dataclass(frozen=True)
-class GroupedPlan(Plan):
+class GroupedPlan(Computation):
     """Entries that go to the owners of their segments, sorted, and something that is computed there.
 
     - `operation`: "max" or "min", one number for each segment; or "softmax", one for each entry, which goes back.
@@ -43,7 +44,7 @@ class GroupedPlan(Plan):
     segment_ids: Rows
     segments: tuple[Range, ...]
 
-    @cached_property
+    @property
     def workers(self) -> Workers:
         return self.gather.workers
 
@@ -70,23 +71,20 @@ class GroupedPlan(Plan):
         (first, last), (start, stop) = grid.box(cell)[axis], self.segments[grid.index(cell)[axis]]
         return self.segment_ids.array[first:last] - start, stop - start
 
-    def run(self, world: World, x: Array) -> Array:
-        """Return this worker's block of the result."""
-        if world.rank not in self.workers:
-            return x
+    def computed(self, world: World, x: Array) -> Array:
         x = self.gather.run(world, x)
         if (own := self._own(world.rank)) is not None:
-            x = tie(self._computed(x, *own), x)
+            x = tie(self._of_segments(x, *own), x)
         return self.back.run(world, x) if self.operation == "softmax" else x
 
-    def _computed(self, x: Array, ids: np.ndarray, n: int) -> Array:
+    def _of_segments(self, x: Array, ids: np.ndarray, n: int) -> Array:
         axis = self.gather.exchange.axis
         rows, known = jnp.moveaxis(x, axis, 0), {"num_segments": n, "indices_are_sorted": True}
         if self.operation == "softmax":
             rows = _softmax(rows.astype(accumulation_dtype(x.dtype)), ids, known).astype(x.dtype)
         else:
             extremum: Any = jax.ops.segment_max if self.operation == "max" else jax.ops.segment_min
-            # The derivative compares the entries with their extremum. XLA might compute them again, an ulp apart.
+            # The derivative compares the entries with their extremum. XLA might compute them again, an ulp off.
             rows = extremum(materialize(rows), ids, **known)
         return jnp.moveaxis(rows, 0, axis)
 
@@ -136,128 +134,102 @@ def _checked_line(segment_ids: Any, num_segments: int) -> tuple[Rows, int]:
     return ids, n
 
 
+_BY_SEGMENT = """
+**Arguments:**
+
+- `x`: this worker's block if it is in P_x, unbalanced or empty, of $numbers.
+  Elsewhere a zero-volume array.
+- `P_x`: the partition of x.
+- `segment_ids`: the numbers of all entries of the whole along `axis`, 0 to `num_segments` - 1, the same on every
+  worker: integers in numpy, $ids.
+- `num_segments`: how many segments there are.
+- `axis`: the dimension of x that they number; a negative one counts from the end.
+$result
+
+**Raises:** as `segment_sum`$refused.
+
+>>> import jax, distdl_jax as dj
+>>> $name(jax.numpy.array([1.0, 5.0, 1.0]), dj.Partition().grid([1]), [1, 0, 1], 2).tolist()
+$example
+
+Source: $source.
+"""
+_ONE_FOR_EACH = {
+    "refused": "",
+    "ids": "of one dimension",
+    "result": """\
+- `P_y`: the partition of the result, as in `segment_sum`. Default: P_x, whose workers cut the segments.
+
+**Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array; in neither, `x`.""",
+}
+
+
 @compared
+@documented(
+    _BY_SEGMENT,
+    **_ONE_FOR_EACH,
+    numbers="real numbers",
+    example="[5.0, 1.0]",
+    source="`jax.ops.segment_max`; the aggregation of PointNet and EdgeConv",
+)
 def segment_max(
     x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
 ) -> Array:
     """Return the largest of the entries of a split tensor with the same number: `jax.ops.segment_max` of the whole.
 
-    y[a.., i, b..] = the largest x[a.., e, b..] with segment_ids[e] = i, and where there is none the least number of the
-    dtype, minus infinity of floating ones. An entry goes to the worker that owns its segment, where it is not there
+    y[a.., i, b..] = the largest x[a.., e, b..] with segment_ids[e] = i, and if there is none the least number of the
+    dtype, minus infinity of floating ones. An entry goes to the worker that owns its segment if it is not there
     already; sorted by segment, few have to. Entries that are equal, and the largest, share the gradient equally.
-
-    **Arguments:**
-
-    - `x`: this worker's block where it is in P_x, unbalanced or empty, of real numbers. Elsewhere a zero-volume array.
-    - `P_x`: the partition of x.
-    - `segment_ids`: the numbers of all entries of the whole along `axis`, 0 to `num_segments` - 1, the same on every
-      worker: integers in numpy, of one dimension.
-    - `num_segments`: how many segments there are.
-    - `axis`: the dimension of x that they number; a negative one counts from the end.
-    - `P_y`: the partition of y, of as many dimensions as x. Default: P_x, whose workers cut the segments.
-
-    **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array; in neither, `x`.
-
-    **Raises:** as `segment_sum`.
-
-    >>> import jax, distdl_jax as dj
-    >>> segment_max(jax.numpy.array([1.0, 2.0, 3.0]), dj.Partition().grid([1]), [1, 0, 1], 2).tolist()
-    [2.0, 3.0]
-
-    Source: `jax.ops.segment_max`; the aggregation of PointNet and EdgeConv.
     """
     return _grouped(x, P_x, segment_ids, num_segments, axis, P_y, "max")
 
 
 @compared
+@documented(_BY_SEGMENT, **_ONE_FOR_EACH, numbers="real numbers", example="[5.0, 1.0]", source="`jax.ops.segment_min`")
 def segment_min(
     x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
 ) -> Array:
     """Return the smallest of the entries of a split tensor with the same number: `jax.ops.segment_min` of the whole.
 
-    As `segment_max`, of which it is the opposite; where no entry has the number, the largest number of the dtype.
-
-    **Arguments:**
-
-    - `x`: this worker's block where it is in P_x, unbalanced or empty, of real numbers. Elsewhere a zero-volume array.
-    - `P_x`: the partition of x.
-    - `segment_ids`: the numbers of all entries of the whole along `axis`, 0 to `num_segments` - 1, the same on every
-      worker: integers in numpy, of one dimension.
-    - `num_segments`: how many segments there are.
-    - `axis`: the dimension of x that they number; a negative one counts from the end.
-    - `P_y`: the partition of y, of as many dimensions as x. Default: P_x, whose workers cut the segments.
-
-    **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array; in neither, `x`.
-
-    **Raises:** as `segment_sum`.
-
-    >>> import jax, distdl_jax as dj
-    >>> segment_min(jax.numpy.array([1.0, 2.0, 3.0]), dj.Partition().grid([1]), [1, 0, 1], 2).tolist()
-    [2.0, 1.0]
-
-    Source: `jax.ops.segment_min`.
+    It is the opposite of `segment_max`; if no entry has the number, the largest number of the dtype.
     """
     return _grouped(x, P_x, segment_ids, num_segments, axis, P_y, "min")
 
 
 @compared
+@documented(
+    _BY_SEGMENT,
+    numbers="floating-point numbers",
+    refused="",
+    ids="of one dimension",
+    result="\n**Returns:** this worker's block, cut as x; outside P_x, `x`.",
+    example="[0.5, 1.0, 0.5]",
+    source="Veličković et al. (2018), arXiv:1710.10903; jraph's function of the same name",
+)
 def segment_softmax(x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0) -> Array:
     """Apply the softmax to the entries of a split tensor with the same number: the attention of graph networks.
 
     y[a.., e, b..] = exp(x[a.., e, b..]) / the sum of the same over all entries with the number of e. An entry goes to
-    the worker that owns its segment and back, where it is not there already; sorted by segment, few have to.
-
-    **Arguments:**
-
-    - `x`: this worker's block where it is in P_x, unbalanced or empty, of floating numbers; half precisions are
-      computed in float32. Elsewhere a zero-volume array.
-    - `P_x`: the partition of x.
-    - `segment_ids`: the numbers of all entries of the whole along `axis`, 0 to `num_segments` - 1, the same on every
-      worker: integers in numpy, of one dimension.
-    - `num_segments`: how many segments there are.
-    - `axis`: the dimension of x that they number; a negative one counts from the end.
-
-    **Returns:** this worker's block, cut as x; outside P_x, `x`.
-
-    **Raises:** as `segment_sum`.
-
-    >>> import jax, distdl_jax as dj
-    >>> segment_softmax(jax.numpy.array([1.0, 5.0, 1.0]), dj.Partition().grid([1]), [1, 0, 1], 2).tolist()
-    [0.5, 1.0, 0.5]
-
-    Source: Veličković et al. (2018), arXiv:1710.10903; jraph's function of the same name.
+    the worker that owns its segment and back, if it is not there already; sorted by segment, few have to. Half
+    precisions are computed in float32.
     """
     return _grouped(x, P_x, segment_ids, num_segments, axis, None, "softmax")
 
 
 @compared
+@documented(
+    _BY_SEGMENT,
+    **_ONE_FOR_EACH | {"ids": "of one dimension or more", "refused": "; `InvalidTypeError` for booleans"},
+    numbers="any numbers",
+    example="[5.0, 1.0]",
+    source="jraph's function of the same name; GraphSAGE's mean, Hamilton et al. (2017), arXiv:1706.02216",
+)
 def segment_mean(
     x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
 ) -> Array:
     """Return the mean of the entries of a split tensor with the same number: `segment_sum` divided by their number.
 
-    Where no entry has the number the mean is 0, as jraph's.
-
-    **Arguments:**
-
-    - `x`: this worker's block where it is in P_x, unbalanced or empty, of any numbers; means of integers are floating.
-      Elsewhere a zero-volume array.
-    - `P_x`: the partition of x.
-    - `segment_ids`: the numbers of all entries of the whole along `axis`, 0 to `num_segments` - 1, the same on every
-      worker: integers in numpy, of one dimension or more.
-    - `num_segments`: how many segments there are.
-    - `axis`: the dimension of x that they number; a negative one counts from the end.
-    - `P_y`: the partition of y, as in `segment_sum`. Default: P_x.
-
-    **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array; in neither, `x`.
-
-    **Raises:** as `segment_sum`; `InvalidTypeError` for booleans.
-
-    >>> import jax, distdl_jax as dj
-    >>> segment_mean(jax.numpy.array([1.0, 2.0, 3.0]), dj.Partition().grid([1]), [1, 0, 1], 3).tolist()
-    [2.0, 2.0, 0.0]
-
-    Source: jraph's function of the same name; GraphSAGE's mean, Hamilton et al. (2017), arXiv:1706.02216.
+    If no entry has the number the mean is 0, as jraph's. Means of integers are floating-point.
     """
     check_partitions(P_x=P_x)
     axis, (ids, n) = checked_axis("axis", axis, P_x.shape), checked_segments(segment_ids, num_segments)
@@ -282,9 +254,8 @@ def _grouped(
     axis, (ids, n) = checked_axis("axis", axis, P_x.shape), _checked_line(segment_ids, num_segments)
     P_y = summed_partition(P_x, ids, axis, P_y)
     name = f"segment_{operation}"
-    label = f"{name} of {ids!r} to {n} along {axis} from {P_x.describe()} to {P_y.describe()}"
     plan: Callable[[ShapeDtypes], GroupedPlan] = partial(
         plan_grouped, P_x=P_x, segment_ids=ids, num_segments=n, axis=axis, P_y=P_y, operation=operation
     )
     with jax.named_scope(name):
-        return plan_and_run(P_x.world, tuple(sorted({*P_x.ranks, *P_y.ranks})), label, plan, x)
+        return plan_and_run(f"{name} of {ids!r} to {n} along {axis}", plan, x, P_x, P_y)

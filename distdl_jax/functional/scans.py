@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -21,8 +20,9 @@ from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid, box_shape, ranges_of_sizes
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.text import documented
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import Workers, World
+from distdl_jax.tracing.world import World
 from distdl_jax.transports.agreement.agree import agree
 from distdl_jax.transports.agreement.arguments import compared
 from distdl_jax.transports.agreement.shapes import exchange_shapes, shape_dtype_of
@@ -44,10 +44,6 @@ class ScanPlan(Plan):
     inputs: ShapeDtypes = field(hash=False)
     fetch: RangesPlan
     dtype: np.dtype
-
-    @cached_property
-    def workers(self) -> Workers:
-        return tuple(sorted(self.inputs))
 
     def output(self, worker: int) -> ShapeDtype:
         return ShapeDtype(self.inputs[worker].shape, self.dtype)
@@ -76,8 +72,8 @@ def associative_scan(
 
     **Returns:** a tree like x, of blocks of the same shapes; outside P_x, `x`.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`,
-    on every worker of P_x, where blocks don't form a grid, or are not cut alike.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit; `PlanError`,
+    on every worker of P_x, if blocks don't form a grid, or are not cut alike.
 
     The state of a selective state space model (Mamba, S4, minGRU), h_t = a_t h_{t-1} + b_t, over a sequence that is
     split:
@@ -128,120 +124,76 @@ def plan_associative_scan(
     return plans
 
 
+_ALONG_AXIS = """
+Each worker scans its own block, and gets the last result of every block before it: of p workers along `axis` up to
+p - 1 slices, one entry long.
+$derivative
+
+**Arguments:**
+
+- `x`: this worker's block, of $numbers; blocks may be uneven and empty. Zero-volume outside P_x.
+- `P_x`: the partition, of as many dimensions as the tensor.
+- `axis`: the dimension; a negative one counts from the end.
+- `reverse`: whether to begin at the end.
+
+**Returns:** this worker's block, of x's shape and dtype$returns. Outside P_x, `x`.
+
+**Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit; `PlanError`,
+on every worker of P_x, if blocks don't form a grid$refused.
+
+>>> import jax.numpy as jnp, distdl_jax as dj
+>>> def program():
+...     P = dj.Partition().grid([2])
+...     x = dj.TensorSpec((4,), P).block(jnp.array([2, 1, 3, 1]))
+...     return dj.functional.$name(x, P, 0).tolist()
+>>> dj.simulate(2, program)
+$example
+"""
+_TOTAL = {"numbers": "any numbers", "refused": "", "returns": "; of bools an integer, as in jnp"}
+_EXTREMUM = {
+    "derivative": "Entries that tie share a gradient, in other parts than on one worker.",
+    "numbers": "real numbers",
+    "returns": "",
+    "refused": ", or numbers are not real",
+}
+
+
 @compared
+@documented(
+    _ALONG_AXIS,
+    **_TOTAL,
+    derivative="It is linear; its adjoint is the sum from the other end.",
+    example="[[2, 3], [6, 7]]",
+)
 def cumsum(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
     """Add up the entries of a tensor on `P_x` along `axis`, which may be split: `jnp.cumsum`, `torch.cumsum`.
 
-    Each worker adds up its own block, and gets the sum of every block before it: of p workers along `axis` up to p - 1
-    slices, one entry long. It is linear; its adjoint is the sum from the other end.
-
-    **Arguments:**
-
-    - `x`: this worker's block; blocks may be uneven and empty. Zero-volume outside P_x.
-    - `P_x`: the partition, of as many dimensions as the tensor.
-    - `axis`: the dimension; a negative one counts from the end.
-    - `reverse`: whether to begin at the end.
-
-    **Returns:** this worker's block, of x's shape and dtype; of bools an integer, as in jnp. Half precisions are added
-    in float32. Outside P_x, `x`.
-
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`,
-    on every worker of P_x, where blocks don't form a grid.
-
-    >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> cumsum(jnp.arange(4), dj.Partition().grid([1]), 0).tolist()
-    [0, 1, 3, 6]
+    Half precisions are added in float32.
     """
     return _cumulative("cumsum", x, P_x, axis, reverse)
 
 
 @compared
+@documented(_ALONG_AXIS, **_TOTAL, derivative="Derivatives are exact at 0.", example="[[2, 2], [6, 6]]")
 def cumprod(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
     """Multiply the entries of a tensor on `P_x` along `axis`, which may be split: `jnp.cumprod`, `torch.cumprod`.
 
-    The product of each block before a worker's comes to it, as in `cumsum`. Derivatives are exact at 0.
-
-    **Arguments:**
-
-    - `x`: this worker's block, of any numbers; blocks may be uneven and empty. Zero-volume outside P_x.
-    - `P_x`: the partition, of as many dimensions as the tensor.
-    - `axis`: the dimension; a negative one counts from the end.
-    - `reverse`: whether to begin at the end.
-
-    **Returns:** this worker's block, of x's shape and dtype; of bools an integer, as in jnp. Half precisions are
-    multiplied in float32. Outside P_x, `x`.
-
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`,
-    on every worker of P_x, where blocks don't form a grid.
-
-    >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> def program():
-    ...     P = dj.Partition().grid([2])
-    ...     x = dj.TensorSpec((4,), P).block(jnp.array([2, 1, 3, 1]))
-    ...     return dj.functional.cumprod(x, P, 0).tolist()
-    >>> dj.simulate(2, program)
-    [[2, 2], [6, 6]]
+    Half precisions are multiplied in float32.
     """
     return _cumulative("cumprod", x, P_x, axis, reverse)
 
 
 @compared
+@documented(_ALONG_AXIS, **_EXTREMUM, example="[[2, 2], [3, 3]]")
 def cummax(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
-    """Return the largest entry so far of a tensor on `P_x` along `axis`, which may be split: `jax.lax.cummax`.
-
-    The largest entry of each block before a worker's comes to it, as in `cumsum`. Entries that tie share a gradient, in
-    other parts than on one worker.
-
-    **Arguments:**
-
-    - `x`: this worker's block, of real numbers; blocks may be uneven and empty. Zero-volume outside P_x.
-    - `P_x`: the partition, of as many dimensions as the tensor.
-    - `axis`: the dimension; a negative one counts from the end.
-    - `reverse`: whether to begin at the end.
-
-    **Returns:** this worker's block, of x's shape and dtype. Outside P_x, `x`.
-
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`,
-    on every worker of P_x, where blocks don't form a grid, or numbers are not real.
-
-    >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> def program():
-    ...     P = dj.Partition().grid([2])
-    ...     x = dj.TensorSpec((4,), P).block(jnp.array([2, 1, 3, 1]))
-    ...     return dj.functional.cummax(x, P, 0).tolist()
-    >>> dj.simulate(2, program)
-    [[2, 2], [3, 3]]
-    """
+    """Return the largest entry so far of a tensor on `P_x` along `axis`, which may be split: `jax.lax.cummax`."""
     return _cumulative("cummax", x, P_x, axis, reverse)
 
 
 @compared
+@documented(_ALONG_AXIS, **_EXTREMUM, example="[[2, 1], [1, 1]]")
 def cummin(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
-    """Return the smallest entry so far of a tensor on `P_x` along `axis`, which may be split: `jax.lax.cummin`.
-
-    The smallest entry of each block before a worker's comes to it, as in `cumsum`. Entries that tie share a gradient,
-    in other parts than on one worker.
-
-    **Arguments:**
-
-    - `x`: this worker's block, of real numbers; blocks may be uneven and empty. Zero-volume outside P_x.
-    - `P_x`: the partition, of as many dimensions as the tensor.
-    - `axis`: the dimension; a negative one counts from the end.
-    - `reverse`: whether to begin at the end.
-
-    **Returns:** this worker's block, of x's shape and dtype. Outside P_x, `x`.
-
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`,
-    on every worker of P_x, where blocks don't form a grid, or numbers are not real.
-
-    >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> def program():
-    ...     P = dj.Partition().grid([2])
-    ...     x = dj.TensorSpec((4,), P).block(jnp.array([2, 1, 3, 1]))
-    ...     return dj.functional.cummin(x, P, 0).tolist()
-    >>> dj.simulate(2, program)
-    [[2, 1], [1, 1]]
-    """
+    """Return the smallest entry so far of a tensor on `P_x` along `axis`, which may be split: `jax.lax.cummin`."""
     return _cumulative("cummin", x, P_x, axis, reverse)
 
 
@@ -312,7 +264,7 @@ def _run(plans: Sequence[ScanPlan], world: World, leaves: Leaves, along: _Along)
     if n and moved[0].shape[along.axis]:
         before = (jnp.broadcast_to(along.last(y), own[i].shape) for i, y in enumerate(along.scan(moved)))
         own = list(along.combine(list(before), own))
-    # Every worker's results depend on all that moved, whatever it needs of it: else some would run no adjoint.
+    # Every worker's results depend on all that moved, whatever it needs of it: otherwise some would run no adjoint.
     return [tie(y, *moved) for y in own]
 
 

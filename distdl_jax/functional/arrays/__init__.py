@@ -1,1 +1,0 @@
-"""Functions of numpy and PyTorch along dimensions that are split: each worker passes and gets its block."""
