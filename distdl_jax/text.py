@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def bytes_text(count: int) -> str:
@@ -81,3 +86,26 @@ class Drawing:
     def save(self, path: str | Path) -> None:
         """Write the SVG to the file `path`; one worker is enough."""
         Path(path).write_text(self.svg, encoding="utf-8")
+
+
+def documented(template: str, **values: str) -> Callable[[T], T]:
+    """Return a decorator that completes the docstring of a class or function: its own lines, then `template`.
+
+    In the template `$name` is the name of what is decorated, and others are those of `values`.
+
+    >>> @documented("It is called $name, and $what.", what="adds")
+    ... def plus(x, y):
+    ...     'Return a sum.'
+    >>> print(plus.__doc__)
+    Return a sum.
+    <BLANKLINE>
+    It is called plus, and adds.
+    """
+
+    def complete(item: T) -> T:
+        target: Any = item
+        rest = Template(template.strip("\n")).substitute(values, name=target.__name__)
+        target.__doc__ = f"{inspect.cleandoc(target.__doc__ or '')}\n\n{rest}"
+        return item
+
+    return complete

@@ -3,13 +3,24 @@
 from distdl_jax.nn.attention.attention import DistributedMultiHeadAttention
 from distdl_jax.nn.attention.embedding import DistributedEmbedding
 from distdl_jax.nn.base.layer import Layer
-from distdl_jax.nn.conv.channel_conv import (
+from distdl_jax.nn.conv.conv import (
     DistributedChannelConv1d,
     DistributedChannelConv2d,
     DistributedChannelConv3d,
     DistributedChannelConv4d,
+    DistributedConv1d,
+    DistributedConv2d,
+    DistributedConv3d,
+    DistributedConv4d,
+    DistributedFeatureConv1d,
+    DistributedFeatureConv2d,
+    DistributedFeatureConv3d,
+    DistributedFeatureConv4d,
+    DistributedGeneralConv1d,
+    DistributedGeneralConv2d,
+    DistributedGeneralConv3d,
+    DistributedGeneralConv4d,
 )
-from distdl_jax.nn.conv.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d, DistributedConv4d
 from distdl_jax.nn.conv.conv_lstm import (
     DistributedConvLSTMCell1d,
     DistributedConvLSTMCell2d,
@@ -20,18 +31,6 @@ from distdl_jax.nn.conv.conv_transpose import (
     DistributedConvTranspose2d,
     DistributedConvTranspose3d,
     DistributedConvTranspose4d,
-)
-from distdl_jax.nn.conv.feature_conv import (
-    DistributedFeatureConv1d,
-    DistributedFeatureConv2d,
-    DistributedFeatureConv3d,
-    DistributedFeatureConv4d,
-)
-from distdl_jax.nn.conv.general_conv import (
-    DistributedGeneralConv1d,
-    DistributedGeneralConv2d,
-    DistributedGeneralConv3d,
-    DistributedGeneralConv4d,
 )
 from distdl_jax.nn.dense.dropout import Dropout
 from distdl_jax.nn.dense.linear import DistributedLinear

@@ -16,7 +16,7 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.nn.base.layer import PartitionedLayer
 from distdl_jax.nn.base.matmul_plan import ProductPlan
-from distdl_jax.nn.conv import conv
+from distdl_jax.nn.conv.conv import CONVOLUTIONS
 from distdl_jax.nn.networks.layer_compatibility import check_activation
 from distdl_jax.nn.networks.network import params_of_part
 from distdl_jax.nn.spectral import layers
@@ -92,10 +92,9 @@ class DistributedFNOBlock(PartitionedLayer):
     def _layers(self) -> dict[str, Any]:
         dims, channels = self.P_x.dim - 2, {"in_channels": self.in_channels, "out_channels": self.out_channels}
         spectral = getattr(layers, f"DistributedSpectralConv{dims}d")
-        pointwise = getattr(conv, f"DistributedConv{dims}d")
         return {
             "spectral": spectral(self.P_x, **channels, modes=self.modes, P_W=self.P_W),
-            "pointwise": pointwise(self.P_x, **channels, kernel_size=1),
+            "pointwise": CONVOLUTIONS[dims](self.P_x, **channels, kernel_size=1),
         }
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
