@@ -42,7 +42,8 @@ from distdl_jax.nn.graph.graph_conv import DistributedGraphConv
 from distdl_jax.nn.graph.graph_net import DistributedGraphNetBlock
 from distdl_jax.nn.losses.classes import DistributedAccuracy, DistributedCrossEntropyLoss
 from distdl_jax.nn.losses.dice import DistributedDiceLoss
-from distdl_jax.nn.losses.elementwise import (
+from distdl_jax.nn.losses.focal import DistributedFocalLoss
+from distdl_jax.nn.losses.loss import (
     DistributedBCELoss,
     DistributedBCEWithLogitsLoss,
     DistributedHuberLoss,
@@ -52,7 +53,6 @@ from distdl_jax.nn.losses.elementwise import (
     DistributedMSELoss,
     DistributedPoissonNLLLoss,
 )
-from distdl_jax.nn.losses.focal import DistributedFocalLoss
 from distdl_jax.nn.networks.descriptions import (
     avg_pool1d,
     avg_pool2d,
@@ -127,7 +127,7 @@ from distdl_jax.nn.shape.resample import (
     DistributedUpsample,
 )
 from distdl_jax.nn.spectral.fno import DistributedFNOBlock
-from distdl_jax.nn.spectral.layers import (
+from distdl_jax.nn.spectral.spectral_conv import (
     DistributedSpectralConv1d,
     DistributedSpectralConv2d,
     DistributedSpectralConv3d,

@@ -19,8 +19,7 @@ from distdl_jax.nn.base.input_checks import check_features, real_grid
 from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes
 from distdl_jax.nn.conv.conv import CONVOLUTIONS
 from distdl_jax.nn.conv.conv_base import DistributedConv
-from distdl_jax.nn.recurrent.carry import Parts, Recurrent
-from distdl_jax.nn.recurrent.cells import lstm_step
+from distdl_jax.nn.recurrent.cells import Parts, Recurrent, lstm_step
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text

@@ -11,8 +11,7 @@ from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.nn.losses.classes import LossOverClasses, along_classes, of_labels, samples
-from distdl_jax.nn.losses.elementwise import softplus
-from distdl_jax.nn.losses.loss import Pair
+from distdl_jax.nn.losses.loss import Pair, softplus
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import checked_weights, is_real
 

@@ -19,8 +19,7 @@ from distdl_jax.nn.base.matmul_plan import ProductPlan
 from distdl_jax.nn.conv.conv import CONVOLUTIONS
 from distdl_jax.nn.networks.layer_compatibility import check_activation
 from distdl_jax.nn.networks.network import params_of_part
-from distdl_jax.nn.spectral import layers
-from distdl_jax.nn.spectral.spectral_conv import SpectralPlan
+from distdl_jax.nn.spectral.spectral_conv import SPECTRAL_CONVOLUTIONS, SpectralPlan
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
@@ -83,17 +82,15 @@ class DistributedFNOBlock(PartitionedLayer):
                 f"`P_x` ({shape_text(P_x.shape)}) must have 3 to 6 dimensions, batch, channels, and features, and one "
                 "worker along the channels."
             )
-        layer = getattr(layers, f"DistributedSpectralConv{P_x.dim - 2}d")
-        spectral = layer(P_x, in_channels, out_channels, modes, P_W)
+        spectral = SPECTRAL_CONVOLUTIONS[P_x.dim - 2](P_x, in_channels, out_channels, modes, P_W)
         vars(self).update(P_x=P_x, in_channels=in_channels, out_channels=out_channels, activation=activation)
         vars(self).update(modes=spectral.modes, P_W=spectral.P_W)
 
     @cached_property
     def _layers(self) -> dict[str, Any]:
         dims, channels = self.P_x.dim - 2, {"in_channels": self.in_channels, "out_channels": self.out_channels}
-        spectral = getattr(layers, f"DistributedSpectralConv{dims}d")
         return {
-            "spectral": spectral(self.P_x, **channels, modes=self.modes, P_W=self.P_W),
+            "spectral": SPECTRAL_CONVOLUTIONS[dims](self.P_x, **channels, modes=self.modes, P_W=self.P_W),
             "pointwise": CONVOLUTIONS[dims](self.P_x, **channels, kernel_size=1),
         }
 
