@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ def public_names() -> dict[str, str]:
 
 
 def with_code_blocks(docstring: str) -> str:
-    """Return a docstring in whose Markdown the examples for doctest are code blocks."""
+    """Return a docstring in whose Markdown the examples for doctest are code blocks; one that has these as it is."""
+    if "```pycon" in docstring:
+        return docstring
     return EXAMPLE.sub(lambda found: "{1}```pycon\n{0}\n{1}```".format(*found.group(0, 1)), docstring)
 
 
@@ -39,9 +43,11 @@ class RunTime(griffe.Extension):
             obj.docstring.value = with_code_blocks(obj.docstring.value)
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
-        """Put in what a program makes: functions from functions, and fewer parameters than a base class has."""
+        """Put in what a program makes: docstrings, functions from functions, fewer parameters than a base class has."""
         for name, signature in public_names().items():
             value = defined(pkg, name)
+            if doc := inspect.getdoc(at_run_time(name)):
+                value.docstring = griffe.Docstring(with_code_blocks(doc), parent=value)
             if value.is_attribute and isinstance(value.value, griffe.ExprCall):
                 made = griffe.inspect(value.parent.path).members[value.name]
                 made.parent = value.parent
@@ -55,6 +61,12 @@ class RunTime(griffe.Extension):
                 for each in value.parameters:
                     if str(each.annotation).startswith("InitVar["):
                         each.annotation = each.annotation.slice
+
+
+def at_run_time(name: str) -> Any:
+    """Return a public name of the imported library."""
+    module, _, last = f"distdl_jax.{name}".rpartition(".")
+    return getattr(import_module(module), last)
 
 
 def defined(package: griffe.Module, name: str) -> Any:

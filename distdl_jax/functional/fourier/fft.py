@@ -12,7 +12,7 @@ from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import common_dtype, outside, owned_grid
-from distdl_jax.functional.fourier.local_fft import Forward, Inverse, Resized
+from distdl_jax.functional.fourier.local_fft import Forward, Inverse
 from distdl_jax.functional.fourier.staged_fft import StagesPlan, Step, plan_stages
 from distdl_jax.functional.plan import ShapeDtypes, taking_part
 from distdl_jax.partitions.partition import Partition, check_partitions
@@ -258,10 +258,11 @@ def plan_fourier(
     for stage in path:
         done.update(stage.axes)
         sizes = tuple((a, after[a]) for a in stage.axes)
-        step = Forward(sizes, halved, norm) if forward else Inverse(sizes, halved, done == set(along), norm)
         resized = tuple((a, before[a]) for a in stage.axes if before[a] != grid.extent[a])
-        whole: Step = Resized(resized, step) if resized else step
-        steps.append((on_grid(P_x, stage.shape), whole if sizes else None))
+        step: Step = Forward(sizes, halved, norm, resized)
+        if not forward:
+            step = Inverse(sizes, halved, norm, resized, last=done == set(along))
+        steps.append((on_grid(P_x, stage.shape), step if sizes else None))
     return plan_stages(blocks, grid, dtype, steps, grid, () if halved is None else (halved,))
 
 

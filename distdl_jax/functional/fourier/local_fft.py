@@ -33,25 +33,39 @@ def real_part(dtype: np.dtype) -> np.dtype:
 
 
 @dataclass(frozen=True)
-class Forward:
-    """Frequencies along dimensions.
+class Transform:
+    """A transform along dimensions.
 
-    - `sizes`: pairs of a dimension, and how many frequencies are kept: the lowest, 0, 1, ..., -2, -1.
-    - `halved`: the dimension of which only frequencies from 0 on are kept, of real data.
+    - `sizes`: pairs of a dimension, and its length afterwards.
+    - `halved`: the dimension, here or on another grid, of which there are frequencies from 0 on, of real data.
+    - `before`: pairs of a dimension, and the length to which it is cut off, or filled up with zeros, at the end, before
+      the transform: jnp's `n` and `s`.
     """
 
     sizes: tuple[tuple[int, int], ...]
     halved: int | None = None
     norm: str | None = None
+    before: tuple[tuple[int, int], ...] = ()
 
     def lengths(self) -> dict[int, int]:
         return dict(self.sizes)
+
+    def _resized(self, x: Array) -> Array:
+        for axis, n in self.before:
+            x = lax.slice_in_dim(x, 0, min(n, x.shape[axis]), axis=axis)
+            x = jnp.pad(x, [(0, n - m if a == axis else 0) for a, m in enumerate(x.shape)])
+        return x
+
+
+@dataclass(frozen=True)
+class Forward(Transform):
+    """Frequencies along dimensions, of which the lowest are kept: 0, 1, ..., -2, -1."""
 
     def dtype(self, dtype: np.dtype) -> np.dtype:
         return as_complex(dtype)
 
     def __call__(self, x: Array) -> Array:
-        x = x.astype(as_real(np.dtype(x.dtype)))
+        x = self._resized(x).astype(as_real(np.dtype(x.dtype)))
         sizes = dict(self.sizes)
         axes = [a for a in sizes if a != self.halved]
         if self.halved in sizes and not jnp.iscomplexobj(x):
@@ -66,28 +80,21 @@ class Forward:
 
 
 @dataclass(frozen=True)
-class Inverse:
+class Inverse(Transform):
     """The way back from frequencies along dimensions, of which those that were not kept are 0.
 
-    - `sizes`: pairs of a dimension, and its length.
-    - `halved`: the dimension, here or on another grid, of which there are frequencies from 0 on; the result is real.
-      Of these its length may take fewer than there are.
+    With `halved` the result is real; of its frequencies the length may take fewer than there are.
+
     - `last`: whether all other dimensions have been transformed when these are.
     """
 
-    sizes: tuple[tuple[int, int], ...]
-    halved: int | None = None
     last: bool = True
-    norm: str | None = None
-
-    def lengths(self) -> dict[int, int]:
-        return dict(self.sizes)
 
     def dtype(self, dtype: np.dtype) -> np.dtype:
         return real_part(dtype) if self.last and self.halved is not None else as_complex(dtype)
 
     def __call__(self, x: Array) -> Array:
-        x = x.astype(as_complex(np.dtype(x.dtype)))
+        x = self._resized(x).astype(as_complex(np.dtype(x.dtype)))
         sizes = dict(self.sizes)
         axes = [a for a in sizes if a != self.halved]
         for a in axes:
@@ -111,29 +118,6 @@ class Inverse:
             x, axes = jnp.pad(x, widths), [*axes, self.halved]
         x = _at_once(jnp.fft.ifftn, x, axes, self.norm)
         return x.real if self.last and self.halved is not None else x
-
-
-@dataclass(frozen=True)
-class Resized:
-    """A transform of data that is cut off, or filled up with zeros, at the end: jnp's `n` and `s`.
-
-    - `before`: pairs of a dimension, and its length before the transform.
-    """
-
-    before: tuple[tuple[int, int], ...]
-    step: Forward | Inverse
-
-    def lengths(self) -> dict[int, int]:
-        return self.step.lengths()
-
-    def dtype(self, dtype: np.dtype) -> np.dtype:
-        return self.step.dtype(dtype)
-
-    def __call__(self, x: Array) -> Array:
-        for axis, n in self.before:
-            x = lax.slice_in_dim(x, 0, min(n, x.shape[axis]), axis=axis)
-            x = jnp.pad(x, [(0, n - m if a == axis else 0) for a, m in enumerate(x.shape)])
-        return self.step(x)
 
 
 def _at_once(transform: Callable[..., Array], x: Array, axes: list[int], norm: str | None) -> Array:

@@ -130,9 +130,9 @@ def _grid_on(P: Partition, grid: ProductGrid, like: ProductGrid, rebalanced: Col
 
 
 def _move(blocks: ShapeDtypes, grid: ProductGrid, needed: ProductGrid, dtype: np.dtype, step: Step | None) -> Move:
-    """Plan the movement beside `step`.
+    """Plan the movement next to `step`.
 
-    XLA transforms along the last dimension, and transposes for others. That is fast where the other dimension is next
+    XLA transforms along the last dimension, and transposes for others. That is fast if the other dimension is next
     to the last, since these matrices stay in the cache. So the dimension travels there.
     """
     dims = len(grid.shape)

@@ -36,7 +36,7 @@ one outside P_y gets one. The dtype of y is the one to which those of x and the 
   of P_x or P_y, with one side of w cut if channels are split.
 - `in_channels`, `out_channels`: n_ci and n_co.
 - `kernel_size`, `stride`, `dilation`: an integer, or one for each feature dimension, as in PyTorch.
-- `padding`: an integer, one for each feature dimension, a list of a pair (low, high) for each, "same" (with a
+- `padding`: an integer, one for each feature dimension, a list with a pair (low, high) for each, "same" (with a
   stride of 1) or "valid".
 - `groups`: as in PyTorch. If input channels are split, the output channels are split over as many workers, P_ci
   is 1 in P_W, and each worker has whole groups.

@@ -23,11 +23,9 @@ from distdl_jax.nn.base.parameters import ParamShapeDtypes
 from distdl_jax.nn.base.sliding_windows import WindowsPlan, plan_windows
 from distdl_jax.nn.base.weight_partition import check_not_split, moves_features, weight_partition
 from distdl_jax.nn.base.weighted_layer import WeightedLayer
-from distdl_jax.nn.kernels.conv_transpose import transposed_convolution
-from distdl_jax.nn.kernels.convolution import convolution
+from distdl_jax.nn.kernels.conv_transpose import TransposedProblem, transposed_convolution
+from distdl_jax.nn.kernels.convolution import Problem, convolution
 from distdl_jax.nn.kernels.geometry import Placement, between_layers
-from distdl_jax.nn.kernels.phases import TransposedProblem
-from distdl_jax.nn.kernels.problem import Problem
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.alike import ByClass
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_sizes, index_of
@@ -63,7 +61,7 @@ class LocalConvolution:
         return self.problem.y
 
     def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
-        """Return the product of x and weight, which have one dtype; depends on both even where it is empty."""
+        """Return the product of x and weight, which have one dtype; depends on both even if it is empty."""
         y = self._product(x, weight)
         return between_layers(y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2)))
 
@@ -237,12 +235,12 @@ class DistributedConv(WeightedLayer):
 
 @dataclass(frozen=True)
 class ConvPartitions:
-    """The partitions of one convolution, brought to the dimensions P_n x P_co x P_ci x features where they move data.
+    """The partitions of one convolution, in the dimensions P_n x P_co x P_ci x features where they move data.
 
     - `kind`: the algorithm.
     - `work`: P_n x P_co x P_ci x features, the workers that convolve.
-    - `x`, `y`: P_x's and P_y's teams in shapes that broadcast to `work`; None where x is gathered along the channels
-      on its own workers, and where sums are scattered along them.
+    - `x`, `y`: P_x's and P_y's teams in shapes that broadcast to `work`; None if x is gathered along the channels
+      on its own workers, or if sums are scattered along them.
     """
 
     kind: Kind
@@ -265,9 +263,9 @@ def given_or_derived(
     channels: dict[str, int],
     groups: int,
 ) -> tuple[Partition, Partition] | tuple[None, None]:
-    """Return P_y and P_W, as given or derived from P_x; None where x and y are on one partition that cuts no channels.
+    """Return P_y and P_W, as given or derived from P_x; None if x and y are on one partition that cuts no channels.
 
-    - `split`, `channels`: which channels the weight is cut along where they are derived, "in_channels" or
+    - `split`, `channels`: which channels the weight is cut along if they are derived, "in_channels" or
       "out_channels"; and the numbers of both.
     """
     check_features(P_x, dims)

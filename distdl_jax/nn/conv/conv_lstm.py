@@ -114,7 +114,7 @@ class DistributedConvLSTMCell(Recurrent):
 
 _conv_lstm = in_dimensions(
     """
-    i, f, o = sigmoid(w * [x, h] + b) of their channels; g = tanh(the same) of its own
+    i, f, o = sigmoid(w * [x, h] + b) of their channels; g = tanh of the same for its channels
     c' = f c + i g
     h' = o tanh(c')
 

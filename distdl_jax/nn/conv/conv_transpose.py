@@ -15,7 +15,7 @@ from distdl_jax.functional.plan import ShapeDtypes
 from distdl_jax.nn.base.dimensions import in_dimensions
 from distdl_jax.nn.base.parameters import ParameterPartitions
 from distdl_jax.nn.conv.conv_base import DistributedConv
-from distdl_jax.nn.kernels.phases import TransposedProblem
+from distdl_jax.nn.kernels.conv_transpose import TransposedProblem
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_range, balanced_ranges, balanced_sizes
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
@@ -160,7 +160,7 @@ to which those of x and the parameters promote.
   of P_x or P_y, with one side of w cut if channels are split.
 - `in_channels`, `out_channels`: n_ci and n_co.
 - `kernel_size`, `stride`, `dilation`: an integer, or one for each feature dimension, as in PyTorch.
-- `padding`: an integer, one for each feature dimension, or a list of a pair (low, high) for each: how many outputs
+- `padding`: an integer, one for each feature dimension, or a list with a pair (low, high) for each: how many outputs
   are left out at the ends.
 - `output_padding`: an integer, or one for each feature dimension, below stride or dilation: how many outputs are
   added at the high end.

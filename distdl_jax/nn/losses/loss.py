@@ -52,7 +52,7 @@ class Pair:
         return accumulation_dtype(np.dtype(jnp.promote_types(prediction, target)))
 
     def check_target_is_like_prediction(self) -> None:
-        """Refuse blocks of the target of another shape, in the same words on all workers."""
+        """Refuse blocks of the target of another shape, in the same sentence on all workers."""
         for worker, block in sorted(self.prediction.items()):
             if self.target[worker].shape != block.shape:
                 raise PlanError(
@@ -90,7 +90,7 @@ class Loss(Static):
         **Returns:** with "mean" and "sum" a scalar: the sum over all workers is the loss, and it is 0 on workers
         without elements. With "none" the losses of the block's elements.
 
-        **Raises:** `PlanError`, on every worker of P_x, where blocks don't fit.
+        **Raises:** `PlanError`, on every worker of P_x, if blocks don't fit.
         """
         if not self.P_x.active:
             outside(self.P_x.world, prediction, "prediction")
@@ -143,7 +143,7 @@ class DistributedLoss(Loss):
     - `reduction`: "sum"; "mean", the sum over the number of elements of the whole tensor; "none", for the block of the
       elements' losses.
 
-    **Raises:** `InvalidTypeError` where `elementwise` can't be called; a call raises `InvalidArgumentError` where it
+    **Raises:** `InvalidTypeError` if `elementwise` can't be called; a call raises `InvalidArgumentError` if it
     returns an array of another shape.
 
     >>> import jax.numpy as jnp, optax, distdl_jax as dj
@@ -207,7 +207,6 @@ def _elementwise(formula: str, value: float, example: str, *arguments: str, redu
 
 
 @_elementwise("(x - t)^2", 4.0, "jnp.full((2, 3), 3.0), jnp.ones((2, 3))")
-@dataclass(frozen=True)
 class DistributedMSELoss(Loss):
     """The squared error of each element, of prediction and target that are split in any way."""
 
@@ -216,7 +215,6 @@ class DistributedMSELoss(Loss):
 
 
 @_elementwise("|x - t|", 2.0, "jnp.full((2, 3), 3.0), jnp.ones((2, 3))")
-@dataclass(frozen=True)
 class DistributedL1Loss(Loss):
     """The absolute error of each element, of prediction and target that are split in any way."""
 
@@ -255,7 +253,6 @@ class DistributedHuberLoss(Loss):
 
 
 @_elementwise("-(t log x + (1 - t) log(1 - x))", 0.6931, "jnp.full((2, 3), 0.5), jnp.ones((2, 3))")
-@dataclass(frozen=True)
 class DistributedBCELoss(Loss):
     """The binary cross entropy of probabilities that are split in any way.
 

@@ -191,7 +191,7 @@ A pooling has no parameters: call it with the input alone, or with `{}` and the 
 - `P_x`: the partition of x and y.
 - `kernel_size`: an integer, or one for each feature dimension.
 - `stride`: an integer, or one for each feature dimension. Default: the kernel size.
-- `padding`: an integer, one for each feature dimension, a list of a pair (low, high) for each, "same" (with a
+- `padding`: an integer, one for each feature dimension, a list with a pair (low, high) for each, "same" (with a
   stride of 1) or "valid", of less than the extent of a window.
 $argument
 
@@ -217,7 +217,7 @@ _max_pool = in_dimensions(
     formula="max over t of x[n, c, stride j + dilation t - low]",
     extent="dilation (kernel - 1) - 1",
     dtype=", which is real",
-    argument="- `dilation`: an integer, or one for each feature dimension: how far apart the entries of a window are.",
+    argument="- `dilation`: an integer, or one for each feature dimension: the distance between entries of a window.",
     flags="",
     blocks=_BLOCKS,
 )

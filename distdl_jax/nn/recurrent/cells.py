@@ -32,7 +32,7 @@ from distdl_jax.tracing.world import World
 from distdl_jax.validation import check_key, checked_dtype, checked_integer
 
 Carry = Any
-"""An array h, or where a layer has two, the tuple (h, c)."""
+"""An array h, or for a layer with two, the tuple (h, c)."""
 
 Parts = tuple[Array, ...]
 """The arrays of a carry."""
@@ -57,7 +57,7 @@ class Recurrent(PartitionedLayer):
     def carry_specs(self, x_spec: TensorSpec) -> Any:
         """Return the global shape and the partition of each part of the carry: a pytree like it.
 
-        `x_spec` is the `TensorSpec` of an input. **Raises:** `InvalidArgumentError` where it is not on P_x.
+        `x_spec` is the `TensorSpec` of an input. **Raises:** `InvalidArgumentError` if it is not on P_x.
         """
         check_spec(x_spec, "x_spec")
         if x_spec.replicated or (x_spec.partition.ranks, x_spec.partition.shape) != (self.P_x.ranks, self.P_x.shape):
@@ -86,8 +86,8 @@ class Recurrent(PartitionedLayer):
         **Returns:** this worker's block of y, and with `carry` the pair of it and of the new carry, in the dtypes of
         the old one; outside P_x, `x` and `carry`.
 
-        **Raises:** `InvalidTypeError` where `carry` is not made of as many arrays; `PlanError`, on every worker of P_x,
-        where x, a parameter or the carry does not fit.
+        **Raises:** `InvalidTypeError` if `carry` is not made of as many arrays; `PlanError`, on every worker of P_x,
+        if x, a parameter or the carry does not fit.
         """
         given = self._parts(carry)
         if not self.P_x.active:
@@ -120,7 +120,7 @@ class Recurrent(PartitionedLayer):
         return parts if len(self.carried) > 1 else parts[0]
 
     def _parts(self, carry: Carry | None) -> Parts:
-        """Return the arrays of a carry; none where there is none."""
+        """Return the arrays of a carry; none if there is none."""
         if carry is None:
             return ()
         parts = (carry,) if len(self.carried) == 1 else carry
@@ -131,7 +131,7 @@ class Recurrent(PartitionedLayer):
         return tuple(parts)
 
     def _check_carry(self, params: ParamShapeDtypes, expected: Mapping[int, tuple[int, ...]]) -> None:
-        """Refuse carries that are not their workers' blocks, in the same words on all workers."""
+        """Refuse carries that are not their workers' blocks, in the same sentence on all workers."""
         for worker in self.P_x.ranks:
             for name in self._entries:
                 if (part := params[worker].get(name)) is None:
@@ -332,7 +332,7 @@ class DistributedGRUCell(RecurrentCell):
 class DistributedLSTMCell(RecurrentCell):
     """One step of a long short-term memory, whose samples and features are split: PyTorch's LSTMCell.
 
-        i, f, o = sigmoid(W_i x + b_i + W_h h + b_h) of their rows; g = tanh(the same) of its own
+        i, f, o = sigmoid(W_i x + b_i + W_h h + b_h) of their rows; g = tanh of the same for its channels
         c' = f c + i g
 
     and h' = o tanh(c').

@@ -46,7 +46,7 @@ class OverTimePlan(BlocksPlan):
 
 
 _MOST_LAYERS = 2**16
-"""Each is an object, with parameters of its own."""
+"""Each is an object with its own parameters."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -49,7 +49,7 @@ class DistributedFNOBlock(PartitionedLayer):
     - `P_x`, `in_channels`, `out_channels`, `modes`, `P_W`: as in `DistributedSpectralConv2d`.
     - `activation`: a function of an array; None for none, as in a last block.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit, or channels are split.
+    **Raises:** `InvalidArgumentError`, on every worker, if arguments don't fit, or channels are split.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1, 1])
@@ -88,14 +88,14 @@ class DistributedFNOBlock(PartitionedLayer):
 
     @cached_property
     def _layers(self) -> dict[str, Any]:
-        dims, channels = self.P_x.dim - 2, {"in_channels": self.in_channels, "out_channels": self.out_channels}
+        dims, c_in, c_out = self.P_x.dim - 2, self.in_channels, self.out_channels
         return {
-            "spectral": SPECTRAL_CONVOLUTIONS[dims](self.P_x, **channels, modes=self.modes, P_W=self.P_W),
-            "pointwise": CONVOLUTIONS[dims](self.P_x, **channels, kernel_size=1),
+            "spectral": SPECTRAL_CONVOLUTIONS[dims](self.P_x, c_in, c_out, self.modes, self.P_W),
+            "pointwise": CONVOLUTIONS[dims](self.P_x, in_channels=c_in, out_channels=c_out, kernel_size=1),
         }
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
-        """Return this worker's blocks of the initial parameters; each layer has a key of its own, split off `key`."""
+        """Return this worker's blocks of the initial parameters; each layer has its own key, split off `key`."""
         check_key("key", key)
         layers = self._layers
         return {name: layers[name].init(k, dtype) for name, k in zip(layers, jax.random.split(key), strict=True)}
@@ -107,7 +107,7 @@ class DistributedFNOBlock(PartitionedLayer):
     def plan(self, x: ShapeDtypes, params: Mapping[int, Any] | None = None) -> FNOBlockPlan:
         """Plan what becomes of the blocks of all of the layer's workers: without a message, and the same on each.
 
-        **Raises:** `PlanError` where x or a parameter does not fit.
+        **Raises:** `PlanError` if x or a parameter does not fit.
         """
         plans = {name: layer.plan(x, params_of_part(params, name)) for name, layer in self._layers.items()}
         y, other = (plan.outputs for plan in plans.values())
@@ -126,7 +126,7 @@ class DistributedFNOBlock(PartitionedLayer):
 
         Elsewhere a zero-volume array.
 
-        **Raises:** `PlanError`, on every worker of the layer, where x or a parameter does not fit.
+        **Raises:** `PlanError`, on every worker of the layer, if x or a parameter does not fit.
         """
         with jax.named_scope("DistributedFNOBlock"):
             y = self._layers["spectral"](params["spectral"], x)

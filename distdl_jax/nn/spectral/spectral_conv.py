@@ -71,7 +71,7 @@ class DistributedSpectralConv(PartitionedLayer):
     """The base of the spectral convolutions, of any number of dimensions; `DistributedSpectralConv2d` is one.
 
     Each movement carries what is left of the frequencies: where a worker has transformed along a dimension, it drops
-    the high ones, before the tensor goes on to the next grid."""
+    the high ones, before the tensor moves to the next grid."""
 
     dims: ClassVar[int]
     P_x: Partition
@@ -153,8 +153,8 @@ class DistributedSpectralConv(PartitionedLayer):
             sizes = tuple((a, modes[a]) for a in stage.axes)
             forward.append((P, Forward(sizes, halved) if sizes else None))
             sizes = tuple((a, lengths[a]) for a in stage.axes)
-            inverse.append((P, Inverse(sizes, halved, k == first) if sizes else None))
-        # Frequencies are balanced as the weight is, also where there are as many as x is long, in blocks of its own.
+            inverse.append((P, Inverse(sizes, halved, last=k == first) if sizes else None))
+        # Frequencies are balanced as the weight is, even if there are as many as x is long, in their own blocks.
         there = plan_stages(x, grid, dtype, forward, grid, rebalanced=axes)
         ranges = list(there.grid.ranges)
         ranges[1] = balanced_ranges(self.out_channels, 1)

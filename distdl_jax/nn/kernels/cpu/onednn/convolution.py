@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from distdl_jax.nn.kernels.convolution import DIRECTIONS, Direction, Problem, Shape
 from distdl_jax.nn.kernels.geometry import padded
-from distdl_jax.nn.kernels.problem import DIRECTIONS, Direction, Problem, Shape
 from distdl_jax.watchdog.launch.onednn_library import bytes_needed, target
 
 CHOSEN, AS_THEY_ARE, CHANNELS_LAST = range(3)
@@ -69,7 +69,7 @@ def order(problem: Problem, direction: Direction) -> int:
 
 @cache
 def memory(problem: Problem, direction: Direction) -> int | None:
-    """Return how many bytes it needs beside operands and result; None where oneDNN can't compute it, or slowly."""
+    """Return how many bytes it needs besides operands and result; None if oneDNN can't compute it, or slowly."""
     if problem.dims > MOST_DIMS:
         return None
     low, high = zip(*problem.window.padding, strict=True)
