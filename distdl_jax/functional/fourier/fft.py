@@ -12,8 +12,7 @@ from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import common_dtype, outside, owned_grid
-from distdl_jax.functional.fourier.local_fft import Forward, Inverse
-from distdl_jax.functional.fourier.staged_fft import StagesPlan, Step, plan_stages
+from distdl_jax.functional.fourier.staged_fft import Forward, Inverse, StagesPlan, Transform, plan_stages
 from distdl_jax.functional.plan import ShapeDtypes, taking_part
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.pencils import Reals, pencils
@@ -254,12 +253,12 @@ def plan_fourier(
     forward, reals = kind in ("fft", "rfft"), Reals(before=real, after=kind == "irfft")
     path = pencils(grid.extent, P_x.shape, tuple(after.items()), P_x.shape, reals=reals)
     done: set[int] = set()
-    steps: list[tuple[Partition, Step | None]] = []
+    steps: list[tuple[Partition, Transform | None]] = []
     for stage in path:
         done.update(stage.axes)
         sizes = tuple((a, after[a]) for a in stage.axes)
         resized = tuple((a, before[a]) for a in stage.axes if before[a] != grid.extent[a])
-        step: Step = Forward(sizes, halved, norm, resized)
+        step: Transform = Forward(sizes, halved, norm, resized)
         if not forward:
             step = Inverse(sizes, halved, norm, resized, last=done == set(along))
         steps.append((on_grid(P_x, stage.shape), step if sizes else None))

@@ -17,8 +17,7 @@ from jax.typing import DTypeLike
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import common_dtype, owned_grid
 from distdl_jax.functional.fourier.fft import on_grid
-from distdl_jax.functional.fourier.local_fft import Forward, Inverse
-from distdl_jax.functional.fourier.staged_fft import StagesPlan, plan_stages
+from distdl_jax.functional.fourier.staged_fft import Forward, Inverse, StagesPlan, plan_stages
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.nn.base.dimensions import in_dimensions
 from distdl_jax.nn.base.input_checks import check_features
