@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
-from functools import cached_property
-from typing import Any, ClassVar, Literal
+from functools import cached_property, partial
+from typing import ClassVar, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -73,6 +73,19 @@ class LocalConvolution:
         if isinstance(self.problem, TransposedProblem):
             return transposed_convolution(self.problem, x, weight)
         return convolution(self.problem, x, weight)
+
+
+class Fetch(NamedTuple):
+    """How each worker of P_x gets the inputs that its outputs read, and what it computes of them.
+
+    - `patterns`: for each dimension of P_x and index, how what is fetched there lies to what is computed.
+    - `problem`: the arithmetic on a worker's inputs with so many groups, from the worker's index along P_co and P_ci,
+      and along the features.
+    """
+
+    plan: WindowsPlan | RangesPlan
+    patterns: Sequence[Sequence[Hashable]]
+    problem: Callable[[ShapeDtype, int, tuple[int, int], Sequence[int]], Problem | TransposedProblem]
 
 
 @dataclass(frozen=True)
@@ -144,7 +157,7 @@ class DistributedConv(WeightedLayer):
     def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> ProductPlan:
         parts = self._partitions
         fetch = self._fetch(x)
-        fetched = fetch.after(x)
+        fetched = fetch.plan.after(x)
         to_work: MovementPlan
         if parts.x is None:
             to_work = plan_all_gather(fetched, self.P_x, 1)
@@ -158,7 +171,7 @@ class DistributedConv(WeightedLayer):
             copy = ShapeDtype(copies[worker].shape, product_dtype(copies[worker], of_params))
             return self._local(fetch, place_of[worker], copy)
 
-        batch, _, *features = self._patterns(fetch)
+        batch, _, *features = fetch.patterns
         labels = (batch, *map(range, parts.channels), *features)
         local: Mapping[int, LocalConvolution] = ByClass(parts.work.ranks, labels, local_of)
         parts_of_y = products(copies, of_params, local)
@@ -167,18 +180,12 @@ class DistributedConv(WeightedLayer):
             to_y = plan_reduce_scatter(parts_of_y, self.output_partition, 1)
         else:
             to_y = plan_sum_reduce(parts_of_y, parts.work, parts.y)
-        return ProductPlan(to_work, of_params, parts_of_y, to_y, local, fetch)
+        return ProductPlan(to_work, of_params, parts_of_y, to_y, local, fetch.plan)
 
-    def _fetch(self, x: ShapeDtypes) -> WindowsPlan | RangesPlan:
-        """Plan how each worker of P_x gets the inputs that its outputs read."""
-        fetch = plan_windows(x, self.P_x, self._windows)
-        self._check_channels(fetch.movement.halos.owned)
-        return fetch
-
-    def _patterns(self, fetch: Any) -> Sequence[Sequence[Hashable]]:
-        """Return, for each dimension of P_x and index, how what is fetched there lies to what is computed."""
-        found: Sequence[Sequence[Hashable]] = fetch.patterns
-        return found
+    def _fetch(self, x: ShapeDtypes) -> Fetch:
+        windows = plan_windows(x, self.P_x, self._windows)
+        self._check_channels(windows.movement.halos.owned)
+        return Fetch(windows, windows.patterns, partial(self._ordinary, windows))
 
     def _check_channels(self, owned: ProductGrid) -> None:
         found = tuple(stop - start for start, stop in owned.ranges[1])
@@ -191,21 +198,20 @@ class DistributedConv(WeightedLayer):
                 f"over {self.P_x.shape[1]} workers are {expected}."
             )
 
-    def _local(self, fetch: WindowsPlan | RangesPlan, rank: int, copy: ShapeDtype) -> LocalConvolution:
+    def _local(self, fetch: Fetch, rank: int, copy: ShapeDtype) -> LocalConvolution:
         """Return the product of the worker of `rank` in P_W, from its copy of x in the dtype of the product."""
         _, i, j, *index = index_of(rank, self._partitions.work.shape)
         (start, stop), groups = self._channels_read(i, j)
         x = ShapeDtype((copy.shape[0], stop - start, *copy.shape[2:]), copy.dtype)
-        return LocalConvolution(self._problem(fetch, x, groups, (i, j), index), (start, stop), adds_bias=j == 0)
+        return LocalConvolution(fetch.problem(x, groups, (i, j), index), (start, stop), adds_bias=j == 0)
 
-    def _problem(
-        self, fetch: Any, x: ShapeDtype, groups: int, channels: tuple[int, int], index: Sequence[int]
-    ) -> Problem | TransposedProblem:
-        """Return the arithmetic on `x` of the worker at `channels`, along P_co and P_ci, and `index`, the features."""
+    def _ordinary(
+        self, windows: WindowsPlan, x: ShapeDtype, groups: int, channels: tuple[int, int], index: Sequence[int]
+    ) -> Problem:
         (p_co, p_ci), (i, j) = self._partitions.channels, channels
         rows, columns = balanced_sizes(self.out_channels, p_co), balanced_sizes(self.in_channels // self.groups, p_ci)
         w = self._windows
-        placement = Placement(w.stride, fetch.padding(index), w.dilation)
+        placement = Placement(w.stride, windows.padding(index), w.dilation)
         return Problem(x.shape, (rows[i], columns[j], *w.kernel), placement, groups, x.dtype.name)
 
     def _channels_read(self, i: int, j: int) -> tuple[Range, int]:

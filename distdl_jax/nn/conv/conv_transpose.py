@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.functional.plan import ShapeDtypes
 from distdl_jax.nn.base.dimensions import in_dimensions
 from distdl_jax.nn.base.parameters import ParameterPartitions
-from distdl_jax.nn.conv.conv_base import DistributedConv
+from distdl_jax.nn.conv.conv_base import DistributedConv, Fetch
 from distdl_jax.nn.kernels.conv_transpose import TransposedProblem
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_range, balanced_ranges, balanced_sizes
 from distdl_jax.plans.halos import Halos
@@ -61,7 +61,7 @@ class DistributedConvTranspose(DistributedConv):
         # P_ci x P_co; with groups, whole ones on each worker along the output channels, P_ci is 1.
         return ParameterPartitions(self._partitions.work, self.sharded, inputs_first=self.groups == 1)
 
-    def _fetch(self, x: ShapeDtypes) -> RangesPlan:
+    def _fetch(self, x: ShapeDtypes) -> Fetch:
         owned = owned_grid("x", self.P_x, x)
         self._check_channels(owned)
         inputs, w = [], self._windows
@@ -72,7 +72,8 @@ class DistributedConvTranspose(DistributedConv):
             read = ((-((reach - low - start) // s), (stop - 1 + low) // s + 1) for start, stop in own)
             clipped = (tuple(min(max(bound, 0), n) for bound in bounds) for bounds in read)
             inputs.append(tuple((a, b) if a < b else (0, 0) for a, b in clipped))
-        return plan_ranges("windows", x, self.P_x, Halos(owned, (*owned.ranges[:2], *inputs)))
+        fetched = plan_ranges("windows", x, self.P_x, Halos(owned, (*owned.ranges[:2], *inputs)))
+        return Fetch(fetched, self._patterns(fetched), partial(self._transposed, fetched))
 
     def _outputs(self, owned: ProductGrid) -> tuple[int, ...]:
         """Return the number of outputs along each feature dimension."""
@@ -108,7 +109,7 @@ class DistributedConvTranspose(DistributedConv):
         by = (start + low) // s
         return (first - by, last - by), (start - by * s, stop - by * s)
 
-    def _problem(
+    def _transposed(
         self, fetch: RangesPlan, x: ShapeDtype, groups: int, channels: tuple[int, int], index: Sequence[int]
     ) -> TransposedProblem:
         (p_co, p_ci), (i, j), w = self._partitions.channels, channels, self._windows
