@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from distdl_jax.errors import SetupError
-from distdl_jax.nn.kernels.convolution import DIRECTIONS, Problem
 from distdl_jax.nn.kernels.cpu import plain
 from distdl_jax.nn.kernels.cpu.onednn import convolution
 from distdl_jax.nn.kernels.cpu.onednn.build import build
 from distdl_jax.nn.kernels.cpu.onednn.convolution import can_compute
 from distdl_jax.nn.kernels.geometry import Placement
+from distdl_jax.nn.kernels.problem import DIRECTIONS, Problem
 from distdl_jax.watchdog.launch.onednn_library import version
 
 

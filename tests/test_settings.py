@@ -9,10 +9,11 @@ import pytest
 from jobs import ROOT
 
 import distdl_jax as dj
-from distdl_jax.nn.kernels import convolution as problems
-from distdl_jax.nn.kernels.convolution import Problem, convolution
+from distdl_jax.nn.kernels import problem as problems
+from distdl_jax.nn.kernels.convolution import convolution
 from distdl_jax.nn.kernels.cpu import rule
 from distdl_jax.nn.kernels.geometry import Placement
+from distdl_jax.nn.kernels.problem import Problem
 from distdl_jax.settings import SETTINGS, Settings, check_settings, read_settings, settings_table, warning_of_unknown
 
 FAST = "DISTDL_JAX_FAST_CONVOLUTIONS"

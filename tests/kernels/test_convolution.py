@@ -19,11 +19,12 @@ from jax.extend.core import jaxprs_in_params
 from launcher.examples import LONG
 
 import distdl_jax as dj
-from distdl_jax.nn.kernels import convolution as problems
-from distdl_jax.nn.kernels.convolution import DIRECTIONS, Problem, convolution
+from distdl_jax.nn.kernels import problem as problems
+from distdl_jax.nn.kernels.convolution import convolution
 from distdl_jax.nn.kernels.cpu import products, rule
 from distdl_jax.nn.kernels.cpu.onednn.convolution import can_compute
 from distdl_jax.nn.kernels.geometry import Placement
+from distdl_jax.nn.kernels.problem import DIRECTIONS, Problem
 from distdl_jax.settings import Settings
 from distdl_jax.watchdog.launch.onednn_library import version
 

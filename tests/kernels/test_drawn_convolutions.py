@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from launcher.examples import LONG
 
-from distdl_jax.nn.kernels.convolution import Problem, convolution
+from distdl_jax.nn.kernels.convolution import convolution
 from distdl_jax.nn.kernels.cpu import rule
 from distdl_jax.nn.kernels.cpu.onednn.convolution import can_compute
 from distdl_jax.nn.kernels.geometry import Placement
+from distdl_jax.nn.kernels.problem import Problem
 
 TOLERANCES = {"float32": 1e-5, "float64": 1e-12, "float16": 2e-2, "bfloat16": 1e-1, "complex64": 1e-5}
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 from distdl_jax import onednn as command
-from distdl_jax.nn.kernels.convolution import Problem
 from distdl_jax.nn.kernels.cpu.onednn import build, convolution
 from distdl_jax.nn.kernels.geometry import Placement
+from distdl_jax.nn.kernels.problem import Problem
 from distdl_jax.watchdog.launch import onednn_library as shared_library
 
 WINDOW = Placement((1, 1), ((0, 0), (0, 0)), (1, 1))

@@ -23,9 +23,10 @@ from distdl_jax.nn.base.parameters import ParamShapeDtypes
 from distdl_jax.nn.base.sliding_windows import WindowsPlan, plan_windows
 from distdl_jax.nn.base.weight_partition import check_not_split, moves_features, weight_partition
 from distdl_jax.nn.base.weighted_layer import WeightedLayer
-from distdl_jax.nn.kernels.conv_transpose import TransposedProblem, transposed_convolution
-from distdl_jax.nn.kernels.convolution import Problem, convolution
+from distdl_jax.nn.kernels.convolution import convolution, transposed_convolution
 from distdl_jax.nn.kernels.geometry import Placement, between_layers
+from distdl_jax.nn.kernels.phases import TransposedProblem
+from distdl_jax.nn.kernels.problem import Problem
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.alike import ByClass
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_sizes, index_of

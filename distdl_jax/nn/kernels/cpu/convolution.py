@@ -12,9 +12,9 @@ from types import ModuleType
 import jax
 from jax import Array
 
-from distdl_jax.nn.kernels.convolution import Direction, Problem
 from distdl_jax.nn.kernels.cpu import plain, products, rule
 from distdl_jax.nn.kernels.cpu.onednn import convolution as onednn
+from distdl_jax.nn.kernels.problem import Direction, Problem
 
 _WAYS: dict[rule.Way, ModuleType] = {"onednn": onednn, "xla": plain, "products": products}
 """The modules that have a function for each direction."""

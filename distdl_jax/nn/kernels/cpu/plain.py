@@ -2,7 +2,7 @@
 
 The compiler brings convolutions into that order by itself, but not those inside a loop, which then take 5 to 100 times
 as long: a training loop in `lax.scan` is such a loop. So in one and two dimensions they are written in it here.
-Groups and three dimensions are left as they are, but for the input's gradient (`conv_transpose`).
+Groups and three dimensions are left as they are, but for the input's gradient (`phases`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from distdl_jax.nn.kernels import conv_transpose
-from distdl_jax.nn.kernels.convolution import Problem, conv
+from distdl_jax.nn.kernels import phases
 from distdl_jax.nn.kernels.geometry import Pairs, row_major
+from distdl_jax.nn.kernels.problem import Problem, conv
 
 
 def _one_dimension_as_a_row(compute: Callable[..., Array]) -> Callable[..., Array]:
@@ -47,7 +47,7 @@ def forward(problem: Problem, x: Array, weight: Array) -> Array:
 def input_gradient(problem: Problem, weight: Array, dy: Array) -> Array:
     """Return the gradient of x, from the cotangent `dy` of the result."""
     if not _is_reordered(problem):
-        return conv_transpose.input_gradient(problem, weight, dy, forward)
+        return phases.input_gradient(problem, weight, dy, forward)
     window = problem.window
     reaches = window.reach(weight.shape[2:])
     along = zip(reaches, window.padding, window.stride, problem.x[2:], dy.shape[2:], strict=True)

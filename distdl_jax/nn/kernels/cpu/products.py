@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from distdl_jax.nn.kernels import conv_transpose
-from distdl_jax.nn.kernels.convolution import Problem, Shape
+from distdl_jax.nn.kernels import phases
 from distdl_jax.nn.kernels.geometry import padded, row_major
+from distdl_jax.nn.kernels.problem import Problem, Shape
 
 PIECE = 1 << 20
 """Bytes of columns in a piece: half of a common second-level cache."""
@@ -50,7 +50,7 @@ def forward(problem: Problem, x: Array, weight: Array) -> Array:
 
 def input_gradient(problem: Problem, weight: Array, dy: Array) -> Array:
     """Return the gradient of x, from the cotangent `dy` of the result."""
-    return conv_transpose.input_gradient(problem, weight, dy, forward)
+    return phases.input_gradient(problem, weight, dy, forward)
 
 
 @_compiled_once

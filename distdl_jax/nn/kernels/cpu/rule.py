@@ -28,8 +28,8 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from distdl_jax.nn.kernels.convolution import Direction, Problem
 from distdl_jax.nn.kernels.cpu.onednn.convolution import can_compute
+from distdl_jax.nn.kernels.problem import Direction, Problem
 from distdl_jax.settings import current_settings
 
 Way = Literal["onednn", "xla", "products"]

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.nn.kernels.convolution import DIRECTIONS, Direction, Problem, Shape
 from distdl_jax.nn.kernels.geometry import padded
+from distdl_jax.nn.kernels.problem import DIRECTIONS, Direction, Problem, Shape
 from distdl_jax.watchdog.launch.onednn_library import bytes_needed, target
 
 CHOSEN, AS_THEY_ARE, CHANNELS_LAST = range(3)

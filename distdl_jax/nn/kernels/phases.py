@@ -1,4 +1,4 @@
-"""One worker's transposed convolution, as an ordinary one, by the places of its outputs between two strides.
+"""A transposed convolution as an ordinary one, by the places of its outputs between two strides.
 
 With stride s, the outputs whose place is p modulo s read the taps p, p + s, ... of the kernel alone. So it is an
 ordinary convolution with s times the channels and an s-th of the taps in each dimension, whose channels are then put
@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import jax.numpy as jnp
 from jax import Array, lax
 
-from distdl_jax.nn.kernels.convolution import Problem, Shape, as_operations, conv, convolution
 from distdl_jax.nn.kernels.geometry import Pairs, Placement
+from distdl_jax.nn.kernels.problem import Problem, Shape
 
 
 @dataclass(frozen=True)
@@ -87,31 +87,6 @@ class TransposedProblem:
     def taps(self) -> tuple[int, ...]:
         """How many taps of the kernel one output reads, per feature dimension, at most."""
         return tuple(-(-k // s) for k, s in zip(self.weight[2:], self.stride, strict=True))
-
-
-def transposed_convolution(problem: TransposedProblem, x: Array, weight: Array) -> Array:
-    """Return the transposed convolution of `x` with `weight`."""
-    if problem.ordinary is None or as_operations.get():
-        return _with_zeros_between(problem, x, weight)
-    return by_phases(problem, problem.ordinary, x, weight, convolution)
-
-
-def _with_zeros_between(p: TransposedProblem, x: Array, weight: Array) -> Array:
-    """Compute it as the convolution of the input spread by the stride with the kernel back to front."""
-    c_in, c_out, *kernel = p.weight
-    by_group = weight.reshape(p.groups, c_in // p.groups, c_out, *kernel)
-    turned = jnp.swapaxes(by_group, 1, 2).reshape(p.groups * c_out, c_in // p.groups, *kernel)
-    turned = jnp.flip(turned, axis=tuple(range(2, turned.ndim)))
-    # Output o reads from o + low - dilation * (kernel - 1) on, input i is at i * stride.
-    padding = []
-    for k, s, d, (first, last), (start, stop), low in zip(
-        kernel, p.stride, p.dilation, p.inputs, p.outputs, p.low, strict=True
-    ):
-        before = first * s - (start + low - d * (k - 1))
-        length = (last - first - 1) * s + 1
-        padding.append((before, (stop - start) + d * (k - 1) - length - before))
-    ones = (1,) * len(kernel)
-    return conv(x, turned, ones, padding, x_dilation=p.stride, dilation=p.dilation, groups=p.groups)
 
 
 def by_phases(
