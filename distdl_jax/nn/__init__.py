@@ -3,13 +3,24 @@
 from distdl_jax.nn.attention.attention import DistributedMultiHeadAttention
 from distdl_jax.nn.attention.embedding import DistributedEmbedding
 from distdl_jax.nn.base.layer import Layer
-from distdl_jax.nn.conv.channel_conv import (
+from distdl_jax.nn.conv.conv import (
     DistributedChannelConv1d,
     DistributedChannelConv2d,
     DistributedChannelConv3d,
     DistributedChannelConv4d,
+    DistributedConv1d,
+    DistributedConv2d,
+    DistributedConv3d,
+    DistributedConv4d,
+    DistributedFeatureConv1d,
+    DistributedFeatureConv2d,
+    DistributedFeatureConv3d,
+    DistributedFeatureConv4d,
+    DistributedGeneralConv1d,
+    DistributedGeneralConv2d,
+    DistributedGeneralConv3d,
+    DistributedGeneralConv4d,
 )
-from distdl_jax.nn.conv.conv import DistributedConv1d, DistributedConv2d, DistributedConv3d, DistributedConv4d
 from distdl_jax.nn.conv.conv_lstm import (
     DistributedConvLSTMCell1d,
     DistributedConvLSTMCell2d,
@@ -21,18 +32,6 @@ from distdl_jax.nn.conv.conv_transpose import (
     DistributedConvTranspose3d,
     DistributedConvTranspose4d,
 )
-from distdl_jax.nn.conv.feature_conv import (
-    DistributedFeatureConv1d,
-    DistributedFeatureConv2d,
-    DistributedFeatureConv3d,
-    DistributedFeatureConv4d,
-)
-from distdl_jax.nn.conv.general_conv import (
-    DistributedGeneralConv1d,
-    DistributedGeneralConv2d,
-    DistributedGeneralConv3d,
-    DistributedGeneralConv4d,
-)
 from distdl_jax.nn.dense.dropout import Dropout
 from distdl_jax.nn.dense.linear import DistributedLinear
 from distdl_jax.nn.dense.pointwise import DistributedPointwise
@@ -43,7 +42,8 @@ from distdl_jax.nn.graph.graph_conv import DistributedGraphConv
 from distdl_jax.nn.graph.graph_net import DistributedGraphNetBlock
 from distdl_jax.nn.losses.classes import DistributedAccuracy, DistributedCrossEntropyLoss
 from distdl_jax.nn.losses.dice import DistributedDiceLoss
-from distdl_jax.nn.losses.elementwise import (
+from distdl_jax.nn.losses.focal import DistributedFocalLoss
+from distdl_jax.nn.losses.loss import (
     DistributedBCELoss,
     DistributedBCEWithLogitsLoss,
     DistributedHuberLoss,
@@ -53,7 +53,6 @@ from distdl_jax.nn.losses.elementwise import (
     DistributedMSELoss,
     DistributedPoissonNLLLoss,
 )
-from distdl_jax.nn.losses.focal import DistributedFocalLoss
 from distdl_jax.nn.networks.descriptions import (
     avg_pool1d,
     avg_pool2d,
@@ -128,7 +127,7 @@ from distdl_jax.nn.shape.resample import (
     DistributedUpsample,
 )
 from distdl_jax.nn.spectral.fno import DistributedFNOBlock
-from distdl_jax.nn.spectral.layers import (
+from distdl_jax.nn.spectral.spectral_conv import (
     DistributedSpectralConv1d,
     DistributedSpectralConv2d,
     DistributedSpectralConv3d,

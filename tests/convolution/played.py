@@ -10,8 +10,8 @@ from playing_layers import Fetched, Played, cuts, play_product
 import distdl_jax as dj
 from convolution import direct
 from convolution.draws import Conv, Pool
-from distdl_jax.nn.conv.conv_plan import LocalConvolution
-from distdl_jax.nn.pool.pooling_base import PoolingPlan
+from distdl_jax.nn.conv.conv_base import LocalConvolution
+from distdl_jax.nn.pool.pooling import PoolingPlan
 
 
 def play_conv(conv: Conv, x: np.ndarray, w: np.ndarray, b: np.ndarray, dy: np.ndarray) -> Played:

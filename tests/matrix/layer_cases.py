@@ -10,7 +10,7 @@ import numpy as np
 from blocks import block_of
 
 import distdl_jax as dj
-from distdl_jax.functional.fourier.fourier import plan_fourier
+from distdl_jax.functional.fourier.fft import plan_fourier
 from distdl_jax.functional.plan import Plan
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from matrix import reference

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import re
-from functools import reduce
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,9 @@ def public_names() -> dict[str, str]:
 
 
 def with_code_blocks(docstring: str) -> str:
-    """Return a docstring in whose Markdown the examples for doctest are code blocks."""
+    """Return a docstring in whose Markdown the examples for doctest are code blocks; one that has these as it is."""
+    if "```pycon" in docstring:
+        return docstring
     return EXAMPLE.sub(lambda found: "{1}```pycon\n{0}\n{1}```".format(*found.group(0, 1)), docstring)
 
 
@@ -42,9 +43,11 @@ class RunTime(griffe.Extension):
             obj.docstring.value = with_code_blocks(obj.docstring.value)
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
-        """Put in what a program makes: functions, docstrings that families share, fewer parameters than a base has."""
+        """Put in what a program makes: docstrings, functions from functions, fewer parameters than a base class has."""
         for name, signature in public_names().items():
             value = defined(pkg, name)
+            if doc := inspect.getdoc(at_run_time(name)):
+                value.docstring = griffe.Docstring(with_code_blocks(doc), parent=value)
             if value.is_attribute and isinstance(value.value, griffe.ExprCall):
                 made = griffe.inspect(value.parent.path).members[value.name]
                 made.parent = value.parent
@@ -52,15 +55,18 @@ class RunTime(griffe.Extension):
                 public = pkg[name.rpartition(".")[0]]
                 if public.members[value.name].is_alias:  # of the value as it was
                     public.members[value.name] = griffe.Alias(value.name, made, parent=public)
-            if value.docstring:
-                shown = inspect.getdoc(reduce(getattr, name.split("."), importlib.import_module(pkg.name)))
-                value.docstring.value = shown or ""
             if value.is_class:
                 for extra in {each.name for each in value.parameters} - {"self", *parameters(signature)}:
                     del value.parameters[extra]  # a field of a base class that is a constant here
                 for each in value.parameters:
                     if str(each.annotation).startswith("InitVar["):
                         each.annotation = each.annotation.slice
+
+
+def at_run_time(name: str) -> Any:
+    """Return a public name of the imported library."""
+    module, _, last = f"distdl_jax.{name}".rpartition(".")
+    return getattr(import_module(module), last)
 
 
 def defined(package: griffe.Module, name: str) -> Any:

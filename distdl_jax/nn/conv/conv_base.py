@@ -2,32 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
-from functools import cached_property
-from typing import Any, ClassVar, Literal
+from functools import cached_property, partial
+from typing import ClassVar, Literal, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.functional.broadcast import plan_broadcast, plan_sum_reduce
 from distdl_jax.functional.halo_exchange import RangesPlan
 from distdl_jax.functional.plan import MovementPlan, ShapeDtypes
+from distdl_jax.nn.base.input_checks import check_features
 from distdl_jax.nn.base.matmul_plan import ProductPlan, product_dtype, products
 from distdl_jax.nn.base.parameters import ParamShapeDtypes
 from distdl_jax.nn.base.sliding_windows import WindowsPlan, plan_windows
+from distdl_jax.nn.base.weight_partition import check_not_split, moves_features, weight_partition
 from distdl_jax.nn.base.weighted_layer import WeightedLayer
-from distdl_jax.nn.conv.conv_partitions import ConvPartitions, Kind, conv_partitions, given_or_derived
-from distdl_jax.nn.conv.conv_plan import LocalConvolution
-from distdl_jax.nn.kernels.geometry import Placement
+from distdl_jax.nn.kernels.convolution import convolution, transposed_convolution
+from distdl_jax.nn.kernels.geometry import Placement, between_layers
 from distdl_jax.nn.kernels.phases import TransposedProblem
 from distdl_jax.nn.kernels.problem import Problem
-from distdl_jax.partitions.partition import Partition
+from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.alike import ByClass
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.plans.windows import PaddingMode, WindowSpec, window_spec
 from distdl_jax.plans.worker_ranks import positions
+from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import Padding, Sizes, is_integer
+
+Kind = Literal["feature", "channel", "general"]
+
+
+@dataclass(frozen=True)
+class LocalConvolution:
+    """A convolution, or a transposed one, of one worker's copy of x with its block of the weight.
+
+    - `problem`: what is computed, of the channels that are read.
+    - `channels`: which channels of the copy these are.
+    - `adds_bias`: whether the bias is added here; of the workers whose products are summed, one adds it.
+    """
+
+    problem: Problem | TransposedProblem
+    channels: Range
+    adds_bias: bool
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """The shape of the block of the weight."""
+        return self.problem.weight
+
+    def output(self, x: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the product."""
+        return self.problem.y
+
+    def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
+        """Return the product of x and weight, which have one dtype; depends on both even if it is empty."""
+        y = self._product(x, weight)
+        return between_layers(y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2)))
+
+    def _product(self, x: Array, weight: Array) -> Array:
+        if self.problem.is_empty:
+            return tie(jnp.zeros(self.problem.y, x.dtype), x, weight)
+        start, stop = self.channels
+        x = between_layers(x if stop - start == x.shape[1] else lax.slice_in_dim(x, start, stop, axis=1))
+        if isinstance(self.problem, TransposedProblem):
+            return transposed_convolution(self.problem, x, weight)
+        return convolution(self.problem, x, weight)
+
+
+class Fetch(NamedTuple):
+    """How each worker of P_x gets the inputs that its outputs read, and what it computes of them.
+
+    - `patterns`: for each dimension of P_x and index, how what is fetched there lies to what is computed.
+    - `problem`: the arithmetic on a worker's inputs with so many groups, from the worker's index along P_co and P_ci,
+      and along the features.
+    """
+
+    plan: WindowsPlan | RangesPlan
+    patterns: Sequence[Sequence[Hashable]]
+    problem: Callable[[ShapeDtype, int, tuple[int, int], Sequence[int]], Problem | TransposedProblem]
 
 
 @dataclass(frozen=True)
@@ -99,7 +157,7 @@ class DistributedConv(WeightedLayer):
     def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> ProductPlan:
         parts = self._partitions
         fetch = self._fetch(x)
-        fetched = fetch.after(x)
+        fetched = fetch.plan.after(x)
         to_work: MovementPlan
         if parts.x is None:
             to_work = plan_all_gather(fetched, self.P_x, 1)
@@ -113,7 +171,7 @@ class DistributedConv(WeightedLayer):
             copy = ShapeDtype(copies[worker].shape, product_dtype(copies[worker], of_params))
             return self._local(fetch, place_of[worker], copy)
 
-        batch, _, *features = self._patterns(fetch)
+        batch, _, *features = fetch.patterns
         labels = (batch, *map(range, parts.channels), *features)
         local: Mapping[int, LocalConvolution] = ByClass(parts.work.ranks, labels, local_of)
         parts_of_y = products(copies, of_params, local)
@@ -122,18 +180,12 @@ class DistributedConv(WeightedLayer):
             to_y = plan_reduce_scatter(parts_of_y, self.output_partition, 1)
         else:
             to_y = plan_sum_reduce(parts_of_y, parts.work, parts.y)
-        return ProductPlan(to_work, of_params, parts_of_y, to_y, local, fetch)
+        return ProductPlan(to_work, of_params, parts_of_y, to_y, local, fetch.plan)
 
-    def _fetch(self, x: ShapeDtypes) -> WindowsPlan | RangesPlan:
-        """Plan how each worker of P_x gets the inputs that its outputs read."""
-        fetch = plan_windows(x, self.P_x, self._windows)
-        self._check_channels(fetch.movement.halos.owned)
-        return fetch
-
-    def _patterns(self, fetch: Any) -> Sequence[Sequence[Hashable]]:
-        """Return, for each dimension of P_x and index, how what is fetched there lies to what is computed."""
-        found: Sequence[Sequence[Hashable]] = fetch.patterns
-        return found
+    def _fetch(self, x: ShapeDtypes) -> Fetch:
+        windows = plan_windows(x, self.P_x, self._windows)
+        self._check_channels(windows.movement.halos.owned)
+        return Fetch(windows, windows.patterns, partial(self._ordinary, windows))
 
     def _check_channels(self, owned: ProductGrid) -> None:
         found = tuple(stop - start for start, stop in owned.ranges[1])
@@ -146,21 +198,20 @@ class DistributedConv(WeightedLayer):
                 f"over {self.P_x.shape[1]} workers are {expected}."
             )
 
-    def _local(self, fetch: WindowsPlan | RangesPlan, rank: int, copy: ShapeDtype) -> LocalConvolution:
+    def _local(self, fetch: Fetch, rank: int, copy: ShapeDtype) -> LocalConvolution:
         """Return the product of the worker of `rank` in P_W, from its copy of x in the dtype of the product."""
         _, i, j, *index = index_of(rank, self._partitions.work.shape)
         (start, stop), groups = self._channels_read(i, j)
         x = ShapeDtype((copy.shape[0], stop - start, *copy.shape[2:]), copy.dtype)
-        return LocalConvolution(self._problem(fetch, x, groups, (i, j), index), (start, stop), adds_bias=j == 0)
+        return LocalConvolution(fetch.problem(x, groups, (i, j), index), (start, stop), adds_bias=j == 0)
 
-    def _problem(
-        self, fetch: Any, x: ShapeDtype, groups: int, channels: tuple[int, int], index: Sequence[int]
-    ) -> Problem | TransposedProblem:
-        """Return the arithmetic on `x` of the worker at `channels`, along P_co and P_ci, and `index`, the features."""
+    def _ordinary(
+        self, windows: WindowsPlan, x: ShapeDtype, groups: int, channels: tuple[int, int], index: Sequence[int]
+    ) -> Problem:
         (p_co, p_ci), (i, j) = self._partitions.channels, channels
         rows, columns = balanced_sizes(self.out_channels, p_co), balanced_sizes(self.in_channels // self.groups, p_ci)
         w = self._windows
-        placement = Placement(w.stride, fetch.padding(index), w.dilation)
+        placement = Placement(w.stride, windows.padding(index), w.dilation)
         return Problem(x.shape, (rows[i], columns[j], *w.kernel), placement, groups, x.dtype.name)
 
     def _channels_read(self, i: int, j: int) -> tuple[Range, int]:
@@ -188,25 +239,95 @@ class DistributedConv(WeightedLayer):
         return f"{type(self).__name__}[{self.kind}]({', '.join(shown)})"
 
 
-class DistributedConv1d(DistributedConv):
-    """`DistributedConv` of N x C x n_0 tensors."""
+@dataclass(frozen=True)
+class ConvPartitions:
+    """The partitions of one convolution, in the dimensions P_n x P_co x P_ci x features where they move data.
 
-    dims = 1
+    - `kind`: the algorithm.
+    - `work`: P_n x P_co x P_ci x features, the workers that convolve.
+    - `x`, `y`: P_x's and P_y's teams in shapes that broadcast to `work`; None if x is gathered along the channels
+      on its own workers, or if sums are scattered along them.
+    """
+
+    kind: Kind
+    work: Partition
+    x: Partition | None
+    y: Partition | None
+
+    @property
+    def channels(self) -> tuple[int, int]:
+        """P_co and P_ci."""
+        return self.work.shape[1], self.work.shape[2]
 
 
-class DistributedConv2d(DistributedConv):
-    """`DistributedConv` of N x C x n_1 x n_0 tensors."""
+def given_or_derived(
+    dims: int,
+    P_x: Partition,
+    P_y: Partition | None,
+    P_W: Partition | None,
+    split: str | None,
+    channels: dict[str, int],
+    groups: int,
+) -> tuple[Partition, Partition] | tuple[None, None]:
+    """Return P_y and P_W, as given or derived from P_x; None if x and y are on one partition that cuts no channels.
 
-    dims = 2
+    - `split`, `channels`: which channels the weight is cut along if they are derived, "in_channels" or
+      "out_channels"; and the numbers of both.
+    """
+    check_features(P_x, dims)
+    check_partitions(P_x=P_x, **{name: P for name, P in (("P_y", P_y), ("P_W", P_W)) if P is not None})
+    P_y = P_x if P_y is None else P_y
+    if P_y.dim != dims + 2 or (P_y.shape[0], *P_y.shape[2:]) != (P_x.shape[0], *P_x.shape[2:]):
+        raise InvalidArgumentError(
+            f"`P_y` ({shape_text(P_y.shape)}) must split batch and features as `P_x` ({shape_text(P_x.shape)}) does."
+        )
+    if P_W is not None:
+        check_not_split(split)
+        return P_y, P_W
+    P_W = weight_partition(P_x, P_y, 1, split, channels, grouped=groups > 1 and P_x.shape[1] > 1)
+    return (None, None) if P_x.shape[1] == 1 and P_x == P_y else (P_y, P_W)
 
 
-class DistributedConv3d(DistributedConv):
-    """`DistributedConv` of N x C x n_2 x n_1 x n_0 tensors."""
+def conv_partitions(
+    dims: int, P_x: Partition, P_y: Partition | None, P_W: Partition | None, groups: int
+) -> ConvPartitions:
+    """Choose the algorithm and arrange the teams; refuses, in a sentence, what doesn't fit together."""
+    batch, p_ci, *features = P_x.shape
+    if P_y is None or P_W is None:
+        work = P_x.create_cartesian_topology_partition([batch, 1, 1, *features])
+        return ConvPartitions("feature", work, work, work)
+    p_co = P_y.shape[1]
+    full = P_W.shape if P_W.dim == dims + 3 else (1, *P_W.shape)
+    work = P_W.create_cartesian_topology_partition(full)
+    split_groups = groups > 1 and p_ci > 1
+    is_whole = groups == 1 and work.dim == dims + 3
+    gathers, scatters = (is_whole and moves_features(P, 1, work, side) for P, side in ((P_x, 2), (P_y, 1)))
+    expected = (batch, 1 if scatters else p_co, 1 if gathers or split_groups else p_ci, *features)
+    if full != expected or (split_groups and p_co != p_ci):
+        shown = expected if batch > 1 else expected[1:]
+        raise InvalidArgumentError(_refusal(P_x, P_y, P_W, groups, shown, split_groups))
+    if groups % p_co and groups > 1:
+        raise InvalidArgumentError(
+            f"`groups` (={groups}) must be divisible by the number of workers along the output channels ({p_co}), so "
+            "that each of them has whole groups."
+        )
+    as_x = [batch, p_ci, 1, *features] if split_groups else [batch, 1, p_ci, *features]
+    x = None if gathers else P_x.create_cartesian_topology_partition(as_x)
+    y = None if scatters else P_y.create_cartesian_topology_partition([batch, p_co, 1, *features])
+    return ConvPartitions("general" if math.prod(features) > 1 else "channel", work, x, y)
 
-    dims = 3
 
-
-class DistributedConv4d(DistributedConv):
-    """`DistributedConv` of N x C x n_3 x n_2 x n_1 x n_0 tensors, as of space and time."""
-
-    dims = 4
+def _refusal(
+    P_x: Partition, P_y: Partition, P_W: Partition, groups: int, expected: tuple[int, ...], grouped: bool
+) -> str:
+    given = f"`P_W` ({shape_text(P_W.shape)})"
+    if grouped and P_y.shape[1] != P_x.shape[1]:
+        return (
+            f"With `groups` (={groups}) and input channels split over {P_x.shape[1]} workers, the output channels must "
+            f"be split over as many: `P_y` is {shape_text(P_y.shape)}, `P_x` {shape_text(P_x.shape)}."
+        )
+    why = ": each worker along the channels has whole groups, so the weight's input channels are not split"
+    return (
+        f"{given} must be {shape_text(expected)}, workers along the output channels, the input channels and the "
+        f"features{why if grouped else ''} (P_x is {shape_text(P_x.shape)}, P_y {shape_text(P_y.shape)})."
+    )

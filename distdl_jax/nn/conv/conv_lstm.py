@@ -14,11 +14,12 @@ from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.functional.plan import BlocksPlan, Plan, ShapeDtypes
+from distdl_jax.nn.base.dimensions import in_dimensions
 from distdl_jax.nn.base.input_checks import check_features, real_grid
 from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes
-from distdl_jax.nn.conv import conv
-from distdl_jax.nn.recurrent.carry import Parts, Recurrent
-from distdl_jax.nn.recurrent.cells import lstm_step
+from distdl_jax.nn.conv.conv import CONVOLUTIONS
+from distdl_jax.nn.conv.conv_base import DistributedConv
+from distdl_jax.nn.recurrent.cells import Parts, Recurrent, lstm_step
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
@@ -63,9 +64,8 @@ class DistributedConvLSTMCell(Recurrent):
         vars(self).update(kernel_size=self._convolution.kernel_size, dilation=self._convolution.dilation)
 
     @cached_property
-    def _convolution(self) -> conv.DistributedConv:
-        layer: type[conv.DistributedConv] = getattr(conv, f"DistributedConv{self.dims}d")
-        return layer(
+    def _convolution(self) -> DistributedConv:
+        return CONVOLUTIONS[self.dims](
             self.P_x,
             in_channels=self.in_channels + self.hidden_channels,
             out_channels=4 * self.hidden_channels,
@@ -112,154 +112,76 @@ class DistributedConvLSTMCell(Recurrent):
         )
 
 
-class DistributedConvLSTMCell1d(DistributedConvLSTMCell):
-    """One step of a convolutional LSTM over 1 feature dimension, of which samples and features are split.
-
-        i, f, o = sigmoid(w * [x, h] + b) of their channels; g = tanh(the same) of its own
-        c' = f c + i g
-        h' = o tanh(c')
-
-    with one convolution of x and h, channels side by side, that keeps the features' lengths, and without peepholes (as
-    in most networks that use it; Shi's sigmoids read c, too).
-
-    | tensor | global shape | partition |
-    |---|---|---|
-    | x | n_b x n_in x n_0 | P_x: P_n x 1 x P_0 |
-    | h and c, the carry; y, which is h' | n_b x n_h x n_0 | P_x |
-    | w (`params["weight"]`) | 4 n_h x (n_in + n_h) x k_0 | the first worker; all, if `sharded` |
-    | b (`params["bias"]`) | 4 n_h | as w |
-
-    The convolution is a `DistributedConv1d`: in each step halos of x and h move in one exchange, and the parameters are
-    broadcast. The channels of w are the gates i, f, g and o, one after the other, as in PyTorch's LSTM. Channels of x
-    are not split; blocks are balanced along the features, and of any length along the batch. x holds real
-    floating-point numbers; y has the dtype to which those of x and the parameters promote, and the carry keeps the
-    dtype that it has. A worker outside P_x passes zero-volume tensors, and gets them back.
-
-    **Arguments:**
-
-    - `P_x`: the partition of input, carry and output, with one worker along the channels.
-    - `in_channels`, `hidden_channels`: n_in and n_h.
-    - `kernel_size`, `dilation`: an integer.
-    - `bias`: whether there is a b.
-    - `padding_mode`: "zeros", "circular", "reflect" or "replicate".
-    - `sharded`: whether w and b are cut over the workers that use them, and gathered in each step.
-
-    **Call:** `y, carry = cell(params, x, carry=carry)`, where the carry is the tuple (h, c), from
-    `cell.init_carry(x_spec)` or the last call; so it goes through `jax.lax.scan`. `y = cell(params, x)` is a step from
-    zeros.
-
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit, or channels
-    are split; a call raises `PlanError`, on every worker of P_x, where x, a parameter or the carry does not fit.
-
-    >>> import distdl_jax as dj
-    >>> P = dj.planning_world(4).grid([1, 1, 4])
-    >>> cell = DistributedConvLSTMCell1d(P, in_channels=3, hidden_channels=6, kernel_size=3)
-    >>> cell.output_spec(dj.TensorSpec((5, 3, 9), P)).block_shapes
-    {0: (5, 6, 3), 1: (5, 6, 2), 2: (5, 6, 2), 3: (5, 6, 2)}
-
-    Source: Shi et al. (2015), arXiv:1506.04214.
+_conv_lstm = in_dimensions(
     """
+    i, f, o = sigmoid(w * [x, h] + b) of their channels; g = tanh of the same for its channels
+    c' = f c + i g
+    h' = o tanh(c')
+
+with one convolution of x and h, channels side by side, that keeps the features' lengths, and without peepholes (as
+in most networks that use it; Shi's sigmoids read c, too).
+
+| tensor | global shape | partition |
+|---|---|---|
+| x | n_b x n_in x $n | P_x: P_n x 1 x $P |
+| h and c, the carry; y, which is h' | n_b x n_h x $n | P_x |
+| w (`params["weight"]`) | 4 n_h x (n_in + n_h) x $k | the first worker; all, if `sharded` |
+| b (`params["bias"]`) | 4 n_h | as w |
+
+The convolution is a `DistributedConv${D}d`: in each step halos of x and h move in one exchange, and the parameters are
+broadcast. The channels of w are the gates i, f, g and o, one after the other, as in PyTorch's LSTM. Channels of x
+are not split; blocks are balanced along the features, and of any length along the batch. x holds real
+floating-point numbers; y has the dtype to which those of x and the parameters promote, and the carry keeps the
+dtype that it has. A worker outside P_x passes zero-volume tensors, and gets them back.
+
+**Arguments:**
+
+- `P_x`: the partition of input, carry and output, with one worker along the channels.
+- `in_channels`, `hidden_channels`: n_in and n_h.
+- `kernel_size`, `dilation`: an integer, or one for each feature dimension.
+- `bias`: whether there is a b.
+- `padding_mode`: "zeros", "circular", "reflect" or "replicate".
+- `sharded`: whether w and b are cut over the workers that use them, and gathered in each step.
+
+**Call:** `y, carry = cell(params, x, carry=carry)`, where the carry is the tuple (h, c), from
+`cell.init_carry(x_spec)` or the last call; so it goes through `jax.lax.scan`. `y = cell(params, x)` is a step from
+zeros.
+
+**Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit, or channels
+are split; a call raises `PlanError`, on every worker of P_x, if x, a parameter or the carry does not fit.
+
+>>> import distdl_jax as dj
+>>> P = dj.planning_world(4).grid([1, 1, $grid])
+>>> cell = $name(P, in_channels=3, hidden_channels=6, kernel_size=3)
+>>> cell.output_spec(dj.TensorSpec((5, 3, $lengths), P)).block_shapes
+$blocks
+
+Source: Shi et al. (2015), arXiv:1506.04214.
+""",
+    blocks=(
+        "{0: (5, 6, 3), 1: (5, 6, 2), 2: (5, 6, 2), 3: (5, 6, 2)}",
+        "{0: (5, 6, 5, 4), 1: (5, 6, 5, 4), 2: (5, 6, 4, 4), 3: (5, 6, 4, 4)}",
+        "{0: (5, 6, 5, 4, 4), 1: (5, 6, 5, 4, 4), 2: (5, 6, 4, 4, 4), 3: (5, 6, 4, 4, 4)}",
+    ),
+)
+
+
+@_conv_lstm
+class DistributedConvLSTMCell1d(DistributedConvLSTMCell):
+    """One step of a convolutional LSTM over 1 feature dimension, of which samples and features are split."""
 
     dims = 1
 
 
+@_conv_lstm
 class DistributedConvLSTMCell2d(DistributedConvLSTMCell):
-    """One step of a convolutional LSTM over 2 feature dimensions, of which samples and features are split.
-
-        i, f, o = sigmoid(w * [x, h] + b) of their channels; g = tanh(the same) of its own
-        c' = f c + i g
-        h' = o tanh(c')
-
-    with one convolution of x and h, channels side by side, that keeps the features' lengths, and without peepholes (as
-    in most networks that use it; Shi's sigmoids read c, too).
-
-    | tensor | global shape | partition |
-    |---|---|---|
-    | x | n_b x n_in x n_1 x n_0 | P_x: P_n x 1 x P_1 x P_0 |
-    | h and c, the carry; y, which is h' | n_b x n_h x n_1 x n_0 | P_x |
-    | w (`params["weight"]`) | 4 n_h x (n_in + n_h) x k_1 x k_0 | the first worker; all, if `sharded` |
-    | b (`params["bias"]`) | 4 n_h | as w |
-
-    The convolution is a `DistributedConv2d`: in each step halos of x and h move in one exchange, and the parameters are
-    broadcast. The channels of w are the gates i, f, g and o, one after the other, as in PyTorch's LSTM. Channels of x
-    are not split; blocks are balanced along the features, and of any length along the batch. x holds real
-    floating-point numbers; y has the dtype to which those of x and the parameters promote, and the carry keeps the
-    dtype that it has. A worker outside P_x passes zero-volume tensors, and gets them back.
-
-    **Arguments:**
-
-    - `P_x`: the partition of input, carry and output, with one worker along the channels.
-    - `in_channels`, `hidden_channels`: n_in and n_h.
-    - `kernel_size`, `dilation`: an integer, or one for each feature dimension.
-    - `bias`: whether there is a b.
-    - `padding_mode`: "zeros", "circular", "reflect" or "replicate".
-    - `sharded`: whether w and b are cut over the workers that use them, and gathered in each step.
-
-    **Call:** `y, carry = cell(params, x, carry=carry)`, where the carry is the tuple (h, c), from
-    `cell.init_carry(x_spec)` or the last call; so it goes through `jax.lax.scan`. `y = cell(params, x)` is a step from
-    zeros.
-
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit, or channels
-    are split; a call raises `PlanError`, on every worker of P_x, where x, a parameter or the carry does not fit.
-
-    >>> import distdl_jax as dj
-    >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
-    >>> cell = DistributedConvLSTMCell2d(P, in_channels=3, hidden_channels=6, kernel_size=3)
-    >>> cell.output_spec(dj.TensorSpec((5, 3, 9, 8), P)).block_shapes
-    {0: (5, 6, 5, 4), 1: (5, 6, 5, 4), 2: (5, 6, 4, 4), 3: (5, 6, 4, 4)}
-
-    Source: Shi et al. (2015), arXiv:1506.04214.
-    """
+    """One step of a convolutional LSTM over 2 feature dimensions, of which samples and features are split."""
 
     dims = 2
 
 
+@_conv_lstm
 class DistributedConvLSTMCell3d(DistributedConvLSTMCell):
-    """One step of a convolutional LSTM over 3 feature dimensions, of which samples and features are split.
-
-        i, f, o = sigmoid(w * [x, h] + b) of their channels; g = tanh(the same) of its own
-        c' = f c + i g
-        h' = o tanh(c')
-
-    with one convolution of x and h, channels side by side, that keeps the features' lengths, and without peepholes (as
-    in most networks that use it; Shi's sigmoids read c, too).
-
-    | tensor | global shape | partition |
-    |---|---|---|
-    | x | n_b x n_in x n_2 x n_1 x n_0 | P_x: P_n x 1 x P_2 x P_1 x P_0 |
-    | h and c, the carry; y, which is h' | n_b x n_h x n_2 x n_1 x n_0 | P_x |
-    | w (`params["weight"]`) | 4 n_h x (n_in + n_h) x k_2 x k_1 x k_0 | the first worker; all, if `sharded` |
-    | b (`params["bias"]`) | 4 n_h | as w |
-
-    The convolution is a `DistributedConv3d`: in each step halos of x and h move in one exchange, and the parameters are
-    broadcast. The channels of w are the gates i, f, g and o, one after the other, as in PyTorch's LSTM. Channels of x
-    are not split; blocks are balanced along the features, and of any length along the batch. x holds real
-    floating-point numbers; y has the dtype to which those of x and the parameters promote, and the carry keeps the
-    dtype that it has. A worker outside P_x passes zero-volume tensors, and gets them back.
-
-    **Arguments:**
-
-    - `P_x`: the partition of input, carry and output, with one worker along the channels.
-    - `in_channels`, `hidden_channels`: n_in and n_h.
-    - `kernel_size`, `dilation`: an integer, or one for each feature dimension.
-    - `bias`: whether there is a b.
-    - `padding_mode`: "zeros", "circular", "reflect" or "replicate".
-    - `sharded`: whether w and b are cut over the workers that use them, and gathered in each step.
-
-    **Call:** `y, carry = cell(params, x, carry=carry)`, where the carry is the tuple (h, c), from
-    `cell.init_carry(x_spec)` or the last call; so it goes through `jax.lax.scan`. `y = cell(params, x)` is a step from
-    zeros.
-
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit, or channels
-    are split; a call raises `PlanError`, on every worker of P_x, where x, a parameter or the carry does not fit.
-
-    >>> import distdl_jax as dj
-    >>> P = dj.planning_world(4).grid([1, 1, 2, 2, 1])
-    >>> cell = DistributedConvLSTMCell3d(P, in_channels=3, hidden_channels=6, kernel_size=3)
-    >>> cell.output_spec(dj.TensorSpec((5, 3, 9, 8, 4), P)).block_shapes
-    {0: (5, 6, 5, 4, 4), 1: (5, 6, 5, 4, 4), 2: (5, 6, 4, 4, 4), 3: (5, 6, 4, 4, 4)}
-
-    Source: Shi et al. (2015), arXiv:1506.04214.
-    """
+    """One step of a convolutional LSTM over 3 feature dimensions, of which samples and features are split."""
 
     dims = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -12,8 +12,9 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import owned_grid
 from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.functional.plan import ShapeDtypes
+from distdl_jax.nn.base.dimensions import in_dimensions
 from distdl_jax.nn.base.parameters import ParameterPartitions
-from distdl_jax.nn.conv.conv_base import DistributedConv
+from distdl_jax.nn.conv.conv_base import DistributedConv, Fetch
 from distdl_jax.nn.kernels.phases import TransposedProblem
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_range, balanced_ranges, balanced_sizes
 from distdl_jax.plans.halos import Halos
@@ -60,7 +61,7 @@ class DistributedConvTranspose(DistributedConv):
         # P_ci x P_co; with groups, whole ones on each worker along the output channels, P_ci is 1.
         return ParameterPartitions(self._partitions.work, self.sharded, inputs_first=self.groups == 1)
 
-    def _fetch(self, x: ShapeDtypes) -> RangesPlan:
+    def _fetch(self, x: ShapeDtypes) -> Fetch:
         owned = owned_grid("x", self.P_x, x)
         self._check_channels(owned)
         inputs, w = [], self._windows
@@ -71,7 +72,8 @@ class DistributedConvTranspose(DistributedConv):
             read = ((-((reach - low - start) // s), (stop - 1 + low) // s + 1) for start, stop in own)
             clipped = (tuple(min(max(bound, 0), n) for bound in bounds) for bounds in read)
             inputs.append(tuple((a, b) if a < b else (0, 0) for a, b in clipped))
-        return plan_ranges("windows", x, self.P_x, Halos(owned, (*owned.ranges[:2], *inputs)))
+        fetched = plan_ranges("windows", x, self.P_x, Halos(owned, (*owned.ranges[:2], *inputs)))
+        return Fetch(fetched, self._patterns(fetched), partial(self._transposed, fetched))
 
     def _outputs(self, owned: ProductGrid) -> tuple[int, ...]:
         """Return the number of outputs along each feature dimension."""
@@ -107,7 +109,7 @@ class DistributedConvTranspose(DistributedConv):
         by = (start + low) // s
         return (first - by, last - by), (start - by * s, stop - by * s)
 
-    def _problem(
+    def _transposed(
         self, fetch: RangesPlan, x: ShapeDtype, groups: int, channels: tuple[int, int], index: Sequence[int]
     ) -> TransposedProblem:
         (p_co, p_ci), (i, j), w = self._partitions.channels, channels, self._windows
@@ -129,243 +131,94 @@ class DistributedConvTranspose(DistributedConv):
         )
 
 
-class DistributedConvTranspose1d(DistributedConvTranspose):
-    """A 1-D transposed convolution, split over workers: PyTorch's ConvTranspose1d, block for block.
-
-    It is the adjoint of a convolution with respect to its input, and enlarges x where the stride is above 1:
-
-        y[n, o, j] = b[o] + sum over c, i and t with stride i + dilation t - low = j of w[c, o, t] x[n, c, i]
-
-    Of n inputs the feature dimension makes (n - 1) stride - low - high + dilation (kernel - 1) + output_padding + 1
-    outputs.
-
-    | tensor | global shape | partition |
-    |---|---|---|
-    | x | n_b x n_ci x n_0 | P_x: P_n x P_ci x P_0 |
-    | y | n_b x n_co x m_0 | P_y: P_n x P_co x P_0 |
-    | w (`params["weight"]`) | n_ci x n_co/groups x k_0 | P_ci x P_co, of P_W's first slice |
-    | b (`params["bias"]`) | n_co | P_co, the first column of that slice |
-
-    Each worker fetches the inputs that its balanced block of outputs reads, and multiplies. Where channels are split, x
-    is broadcast along P_co, and products are summed along P_ci. One partition P serves for everything:
-    `DistributedConvTranspose1d(P, in_channels=..., out_channels=...)`; where it splits channels, `split` says how w is
-    cut. Blocks of x may be uneven along the batch and the features, and empty; blocks of y are balanced along the
-    features. A worker outside P_x passes a zero-volume tensor, and one outside P_y gets one. The dtype of y is the one
-    to which those of x and the parameters promote.
-
-    **Arguments:**
-
-    - `P_x`, `P_y`, `P_W`: the partitions; P_W has shape P_co x P_ci x P_0, with P_n in front where the batch is split.
-      They may be the same workers, overlap or be disjoint. Default of P_y: P_x; of P_W: the workers of P_x or P_y, with
-      one side of w cut where channels are split.
-    - `in_channels`, `out_channels`: n_ci and n_co.
-    - `kernel_size`, `stride`, `dilation`: an integer, as in PyTorch.
-    - `padding`: an integer, or a pair (low, high) in a list: how many outputs are left out at the ends.
-    - `output_padding`: an integer, below stride or dilation: how many outputs are added at the high end.
-    - `groups`: as in PyTorch. Where input channels are split, the output channels are split over as many workers, P_ci
-      is 1 in P_W, and each worker has whole groups.
-    - `bias`: whether there is a b.
-    - `sharded`: whether w is cut along n_ci, and b along n_co, over all workers that use the same block, along P_n and
-      the features, and gathered in each call; else the first of these has them, and they are broadcast.
-    - `split`: "in_channels" or "out_channels", the channels of w that are cut where P_x and P_y both split channels, on
-      the same workers, and P_W is not given. With "out_channels" x is gathered along its channels, and each worker
-      multiplies with its output channels of w; with "in_channels" each multiplies with its input channels, and the sums
-      are scattered along y's channels. Default: the one for which less moves, the output channels where they are no
-      fewer.
-
-    **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
-    arguments don't fit; when applied, `PlanError` where x or a parameter doesn't.
-
-    >>> import distdl_jax as dj
-    >>> P = dj.planning_world(4).grid([1, 1, 4])
-    >>> layer = DistributedConvTranspose1d(P, in_channels=3, out_channels=8, kernel_size=2, stride=2)
-    >>> layer.output_spec(dj.TensorSpec((5, 3, 5), P)).block_shapes
-    {0: (5, 8, 3), 1: (5, 8, 3), 2: (5, 8, 2), 3: (5, 8, 2)}
-
-    Source: PyTorch's ConvTranspose1d, 2d and 3d; Hewett and Grady (2020), adjoints of convolutions.
+_conv_transpose = in_dimensions(
     """
+It is the adjoint of a convolution with respect to its input, and enlarges x if the stride is above 1:
+
+    y[n, o, j] = b[o] + sum over c, i and t with stride i + dilation t - low = j of w[c, o, t] x[n, c, i]
+
+Of n inputs a feature dimension makes (n - 1) stride - low - high + dilation (kernel - 1) + output_padding + 1
+outputs.
+
+| tensor | global shape | partition |
+|---|---|---|
+| x | n_b x n_ci x $n | P_x: P_n x P_ci x $P |
+| y | n_b x n_co x $m | P_y: P_n x P_co x $P |
+| w (`params["weight"]`) | n_ci x n_co/groups x $k | P_ci x P_co, of P_W's first slice |
+| b (`params["bias"]`) | n_co | P_co, the first column of that slice |
+
+Each worker fetches the inputs that its balanced block of outputs reads, and multiplies. If channels are split, x
+is broadcast along P_co, and products are summed along P_ci. One partition P serves for everything:
+`$name(P, in_channels=..., out_channels=...)`; if it splits channels, `split` says how w is
+cut. Blocks of x may be uneven along the batch and the features, and empty; blocks of y are balanced along the
+features. A worker outside P_x passes a zero-volume tensor, and one outside P_y gets one. The dtype of y is the one
+to which those of x and the parameters promote.
+
+**Arguments:**
+
+- `P_x`, `P_y`, `P_W`: the partitions; P_W has shape P_co x P_ci x $P, with P_n in front if
+  the batch is split. They may be the same workers, overlap or be disjoint. Default of P_y: P_x; of P_W: the workers
+  of P_x or P_y, with one side of w cut if channels are split.
+- `in_channels`, `out_channels`: n_ci and n_co.
+- `kernel_size`, `stride`, `dilation`: an integer, or one for each feature dimension, as in PyTorch.
+- `padding`: an integer, one for each feature dimension, or a list with a pair (low, high) for each: how many outputs
+  are left out at the ends.
+- `output_padding`: an integer, or one for each feature dimension, below stride or dilation: how many outputs are
+  added at the high end.
+- `groups`: as in PyTorch. If input channels are split, the output channels are split over as many workers, P_ci
+  is 1 in P_W, and each worker has whole groups.
+- `bias`: whether there is a b.
+- `sharded`: whether w is cut along n_ci, and b along n_co, over all workers that use the same block, along P_n and
+  the features, and gathered in each call; else the first of these has them, and they are broadcast.
+- `split`: "in_channels" or "out_channels", the channels of w that are cut if P_x and P_y both split channels, on
+  the same workers, and P_W is not given. With "out_channels" x is gathered along its channels, and each worker
+  multiplies with its output channels of w; with "in_channels" each multiplies with its input channels, and the sums
+  are scattered along y's channels. Default: the one for which less moves, the output channels if they are no
+  fewer.
+
+**Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if
+arguments don't fit; when applied, `PlanError` if x or a parameter doesn't.
+
+>>> import distdl_jax as dj
+>>> P = dj.planning_world(4).grid([1, 1, $grid])
+>>> layer = $name(P, in_channels=3, out_channels=8, kernel_size=2, stride=2)
+>>> layer.output_spec(dj.TensorSpec((5, 3, $lengths), P)).block_shapes
+$blocks
+
+Source: PyTorch's ConvTranspose1d, 2d and 3d; Hewett and Grady (2020), adjoints of convolutions.
+""",
+    blocks=(
+        "{0: (5, 8, 5), 1: (5, 8, 5), 2: (5, 8, 4), 3: (5, 8, 4)}",
+        "{0: (5, 8, 9, 8), 1: (5, 8, 9, 8), 2: (5, 8, 9, 8), 3: (5, 8, 9, 8)}",
+        "{0: (5, 8, 9, 8, 8), 1: (5, 8, 9, 8, 8), 2: (5, 8, 9, 8, 8), 3: (5, 8, 9, 8, 8)}",
+        "{0: (5, 8, 9, 16, 4, 12), 1: (5, 8, 9, 16, 4, 12), 2: (5, 8, 9, 16, 4, 12), 3: (5, 8, 9, 16, 4, 12)}",
+    ),
+)
+
+
+@_conv_transpose
+class DistributedConvTranspose1d(DistributedConvTranspose):
+    """A 1-D transposed convolution, split over workers: PyTorch's ConvTranspose1d, block for block."""
 
     dims = 1
 
 
+@_conv_transpose
 class DistributedConvTranspose2d(DistributedConvTranspose):
-    """A 2-D transposed convolution, split over workers: PyTorch's ConvTranspose2d, block for block.
-
-    It is the adjoint of a convolution with respect to its input, and enlarges x where the stride is above 1:
-
-        y[n, o, j] = b[o] + sum over c, i and t with stride i + dilation t - low = j of w[c, o, t] x[n, c, i]
-
-    Of n inputs a feature dimension makes (n - 1) stride - low - high + dilation (kernel - 1) + output_padding + 1
-    outputs.
-
-    | tensor | global shape | partition |
-    |---|---|---|
-    | x | n_b x n_ci x n_1 x n_0 | P_x: P_n x P_ci x P_1 x P_0 |
-    | y | n_b x n_co x m_1 x m_0 | P_y: P_n x P_co x P_1 x P_0 |
-    | w (`params["weight"]`) | n_ci x n_co/groups x k_1 x k_0 | P_ci x P_co, of P_W's first slice |
-    | b (`params["bias"]`) | n_co | P_co, the first column of that slice |
-
-    Each worker fetches the inputs that its balanced block of outputs reads, and multiplies. Where channels are split, x
-    is broadcast along P_co, and products are summed along P_ci. One partition P serves for everything:
-    `DistributedConvTranspose2d(P, in_channels=..., out_channels=...)`; where it splits channels, `split` says how w is
-    cut. Blocks of x may be uneven along the batch and the features, and empty; blocks of y are balanced along the
-    features. A worker outside P_x passes a zero-volume tensor, and one outside P_y gets one. The dtype of y is the one
-    to which those of x and the parameters promote.
-
-    **Arguments:**
-
-    - `P_x`, `P_y`, `P_W`: the partitions; P_W has shape P_co x P_ci x P_1 x P_0, with P_n in front where the batch is
-      split. They may be the same workers, overlap or be disjoint. Default of P_y: P_x; of P_W: the workers of P_x or
-      P_y, with one side of w cut where channels are split.
-    - `in_channels`, `out_channels`: n_ci and n_co.
-    - `kernel_size`, `stride`, `dilation`: an integer, or one for each feature dimension, as in PyTorch.
-    - `padding`: an integer, one for each feature dimension, or a pair (low, high) for each: how many outputs are left
-      out at the ends.
-    - `output_padding`: an integer, or one for each feature dimension, below stride or dilation: how many outputs are
-      added at the high ends.
-    - `groups`: as in PyTorch. Where input channels are split, the output channels are split over as many workers, P_ci
-      is 1 in P_W, and each worker has whole groups.
-    - `bias`: whether there is a b.
-    - `sharded`: whether w is cut along n_ci, and b along n_co, over all workers that use the same block, along P_n and
-      the features, and gathered in each call; else the first of these has them, and they are broadcast.
-    - `split`: "in_channels" or "out_channels", the channels of w that are cut where P_x and P_y both split channels, on
-      the same workers, and P_W is not given. With "out_channels" x is gathered along its channels, and each worker
-      multiplies with its output channels of w; with "in_channels" each multiplies with its input channels, and the sums
-      are scattered along y's channels. Default: the one for which less moves, the output channels where they are no
-      fewer.
-
-    **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
-    arguments don't fit; when applied, `PlanError` where x or a parameter doesn't.
-
-    >>> import distdl_jax as dj
-    >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
-    >>> layer = DistributedConvTranspose2d(P, in_channels=3, out_channels=8, kernel_size=2, stride=2)
-    >>> layer.output_spec(dj.TensorSpec((5, 3, 5, 4), P)).block_shapes
-    {0: (5, 8, 5, 4), 1: (5, 8, 5, 4), 2: (5, 8, 5, 4), 3: (5, 8, 5, 4)}
-
-    Source: PyTorch's ConvTranspose1d, 2d and 3d; Hewett and Grady (2020), adjoints of convolutions.
-    """
+    """A 2-D transposed convolution, split over workers: PyTorch's ConvTranspose2d, block for block."""
 
     dims = 2
 
 
+@_conv_transpose
 class DistributedConvTranspose3d(DistributedConvTranspose):
-    """A 3-D transposed convolution, split over workers: PyTorch's ConvTranspose3d, block for block.
-
-    It is the adjoint of a convolution with respect to its input, and enlarges x where the stride is above 1:
-
-        y[n, o, j] = b[o] + sum over c, i and t with stride i + dilation t - low = j of w[c, o, t] x[n, c, i]
-
-    Of n inputs a feature dimension makes (n - 1) stride - low - high + dilation (kernel - 1) + output_padding + 1
-    outputs.
-
-    | tensor | global shape | partition |
-    |---|---|---|
-    | x | n_b x n_ci x n_2 x n_1 x n_0 | P_x: P_n x P_ci x P_2 x P_1 x P_0 |
-    | y | n_b x n_co x m_2 x m_1 x m_0 | P_y: P_n x P_co x P_2 x P_1 x P_0 |
-    | w (`params["weight"]`) | n_ci x n_co/groups x k_2 x k_1 x k_0 | P_ci x P_co, of P_W's first slice |
-    | b (`params["bias"]`) | n_co | P_co, the first column of that slice |
-
-    Each worker fetches the inputs that its balanced block of outputs reads, and multiplies. Where channels are split, x
-    is broadcast along P_co, and products are summed along P_ci. One partition P serves for everything:
-    `DistributedConvTranspose3d(P, in_channels=..., out_channels=...)`; where it splits channels, `split` says how w is
-    cut. Blocks of x may be uneven along the batch and the features, and empty; blocks of y are balanced along the
-    features. A worker outside P_x passes a zero-volume tensor, and one outside P_y gets one. The dtype of y is the one
-    to which those of x and the parameters promote.
-
-    **Arguments:**
-
-    - `P_x`, `P_y`, `P_W`: the partitions; P_W has shape P_co x P_ci x P_2 x P_1 x P_0, with P_n in front where the
-      batch is split. They may be the same workers, overlap or be disjoint. Default of P_y: P_x; of P_W: the workers of
-      P_x or P_y, with one side of w cut where channels are split.
-    - `in_channels`, `out_channels`: n_ci and n_co.
-    - `kernel_size`, `stride`, `dilation`: an integer, or one for each feature dimension, as in PyTorch.
-    - `padding`: an integer, one for each feature dimension, or a pair (low, high) for each: how many outputs are left
-      out at the ends.
-    - `output_padding`: an integer, or one for each feature dimension, below stride or dilation: how many outputs are
-      added at the high ends.
-    - `groups`: as in PyTorch. Where input channels are split, the output channels are split over as many workers, P_ci
-      is 1 in P_W, and each worker has whole groups.
-    - `bias`: whether there is a b.
-    - `sharded`: whether w is cut along n_ci, and b along n_co, over all workers that use the same block, along P_n and
-      the features, and gathered in each call; else the first of these has them, and they are broadcast.
-    - `split`: "in_channels" or "out_channels", the channels of w that are cut where P_x and P_y both split channels, on
-      the same workers, and P_W is not given. With "out_channels" x is gathered along its channels, and each worker
-      multiplies with its output channels of w; with "in_channels" each multiplies with its input channels, and the sums
-      are scattered along y's channels. Default: the one for which less moves, the output channels where they are no
-      fewer.
-
-    **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
-    arguments don't fit; when applied, `PlanError` where x or a parameter doesn't.
-
-    >>> import distdl_jax as dj
-    >>> P = dj.planning_world(4).grid([1, 1, 2, 2, 1])
-    >>> layer = DistributedConvTranspose3d(P, in_channels=3, out_channels=8, kernel_size=2, stride=2)
-    >>> layer.output_spec(dj.TensorSpec((5, 3, 5, 4, 2), P)).block_shapes
-    {0: (5, 8, 5, 4, 4), 1: (5, 8, 5, 4, 4), 2: (5, 8, 5, 4, 4), 3: (5, 8, 5, 4, 4)}
-
-    Source: PyTorch's ConvTranspose1d, 2d and 3d; Hewett and Grady (2020), adjoints of convolutions.
-    """
+    """A 3-D transposed convolution, split over workers: PyTorch's ConvTranspose3d, block for block."""
 
     dims = 3
 
 
+@_conv_transpose
 class DistributedConvTranspose4d(DistributedConvTranspose):
-    """A 4-D transposed convolution, split over workers: PyTorch's ConvTranspose3d with one dimension more.
-
-    It is the adjoint of a convolution with respect to its input, and enlarges x where the stride is above 1:
-
-        y[n, o, j] = b[o] + sum over c, i and t with stride i + dilation t - low = j of w[c, o, t] x[n, c, i]
-
-    Of n inputs a feature dimension makes (n - 1) stride - low - high + dilation (kernel - 1) + output_padding + 1
-    outputs.
-
-    | tensor | global shape | partition |
-    |---|---|---|
-    | x | n_b x n_ci x n_3 x n_2 x n_1 x n_0 | P_x: P_n x P_ci x P_3 x P_2 x P_1 x P_0 |
-    | y | n_b x n_co x m_3 x m_2 x m_1 x m_0 | P_y: P_n x P_co x P_3 x P_2 x P_1 x P_0 |
-    | w (`params["weight"]`) | n_ci x n_co/groups x k_3 x k_2 x k_1 x k_0 | P_ci x P_co, of P_W's first slice |
-    | b (`params["bias"]`) | n_co | P_co, the first column of that slice |
-
-    Each worker fetches the inputs that its balanced block of outputs reads, and multiplies. Where channels are split, x
-    is broadcast along P_co, and products are summed along P_ci. One partition P serves for everything:
-    `DistributedConvTranspose4d(P, in_channels=..., out_channels=...)`; where it splits channels, `split` says how w is
-    cut. Blocks of x may be uneven along the batch and the features, and empty; blocks of y are balanced along the
-    features. A worker outside P_x passes a zero-volume tensor, and one outside P_y gets one. The dtype of y is the one
-    to which those of x and the parameters promote.
-
-    **Arguments:**
-
-    - `P_x`, `P_y`, `P_W`: the partitions; P_W has shape P_co x P_ci x P_3 x P_2 x P_1 x P_0, with P_n in front where
-      the batch is split. They may be the same workers, overlap or be disjoint. Default of P_y: P_x; of P_W: the workers
-      of P_x or P_y, with one side of w cut where channels are split.
-    - `in_channels`, `out_channels`: n_ci and n_co.
-    - `kernel_size`, `stride`, `dilation`: an integer, or one for each feature dimension, as in PyTorch.
-    - `padding`: an integer, one for each feature dimension, or a pair (low, high) for each: how many outputs are left
-      out at the ends.
-    - `output_padding`: an integer, or one for each feature dimension, below stride or dilation: how many outputs are
-      added at the high ends.
-    - `groups`: as in PyTorch. Where input channels are split, the output channels are split over as many workers, P_ci
-      is 1 in P_W, and each worker has whole groups.
-    - `bias`: whether there is a b.
-    - `sharded`: whether w is cut along n_ci, and b along n_co, over all workers that use the same block, along P_n and
-      the features, and gathered in each call; else the first of these has them, and they are broadcast.
-    - `split`: "in_channels" or "out_channels", the channels of w that are cut where P_x and P_y both split channels, on
-      the same workers, and P_W is not given. With "out_channels" x is gathered along its channels, and each worker
-      multiplies with its output channels of w; with "in_channels" each multiplies with its input channels, and the sums
-      are scattered along y's channels. Default: the one for which less moves, the output channels where they are no
-      fewer.
-
-    **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
-    arguments don't fit; when applied, `PlanError` where x or a parameter doesn't.
-
-    >>> import distdl_jax as dj
-    >>> P = dj.planning_world(4).grid([1, 1, 2, 1, 2, 1])
-    >>> layer = DistributedConvTranspose4d(P, in_channels=3, out_channels=8, kernel_size=2, stride=2)
-    >>> layer.output_spec(dj.TensorSpec((5, 3, 5, 4, 2, 3), P)).block_shapes
-    {0: (5, 8, 5, 8, 2, 6), 1: (5, 8, 5, 8, 2, 6), 2: (5, 8, 5, 8, 2, 6), 3: (5, 8, 5, 8, 2, 6)}
-
-    Source: PyTorch's ConvTranspose1d, 2d and 3d; Hewett and Grady (2020), adjoints of convolutions.
-    """
+    """A 4-D transposed convolution, split over workers: PyTorch's ConvTranspose3d with one dimension more."""
 
     dims = 4

@@ -1,17 +1,18 @@
-"""One worker's convolution.
+"""One worker's convolution and transposed convolution.
 
-On CPUs, but for integers, a rule of shapes says how it is computed (cpu/rule.py). Elsewhere, and with
-`DISTDL_JAX_FAST_CONVOLUTIONS=0`, it is XLA's (xla_conv.py), and nothing of `cpu` is imported.
+On CPUs, but for integers, a rule of shapes says how they are computed (cpu/rule.py). Elsewhere, and with
+`DISTDL_JAX_FAST_CONVOLUTIONS=0`, it is by XLA, and nothing of `cpu` is imported.
 """
 
 from __future__ import annotations
 
 from contextvars import ContextVar
 
+import jax.numpy as jnp
 from jax import Array
 
-from distdl_jax.nn.kernels.problem import Problem
-from distdl_jax.nn.kernels.xla_conv import conv
+from distdl_jax.nn.kernels.phases import TransposedProblem, by_phases
+from distdl_jax.nn.kernels.problem import Problem, conv
 
 as_operations = ContextVar("as_operations", default=False)
 """Whether convolutions are traced as XLA's on every machine, since their program is read and never runs."""
@@ -25,3 +26,28 @@ def convolution(problem: Problem, x: Array, weight: Array) -> Array:
         return cpu.convolution(problem, x, weight)
     window = problem.window
     return conv(x, weight, window.stride, window.padding, dilation=window.dilation, groups=problem.groups)
+
+
+def transposed_convolution(problem: TransposedProblem, x: Array, weight: Array) -> Array:
+    """Return the transposed convolution of `x` with `weight`."""
+    if problem.ordinary is None or as_operations.get():
+        return _with_zeros_between(problem, x, weight)
+    return by_phases(problem, problem.ordinary, x, weight, convolution)
+
+
+def _with_zeros_between(p: TransposedProblem, x: Array, weight: Array) -> Array:
+    """Compute it as the convolution of the input spread by the stride with the kernel back to front."""
+    c_in, c_out, *kernel = p.weight
+    by_group = weight.reshape(p.groups, c_in // p.groups, c_out, *kernel)
+    turned = jnp.swapaxes(by_group, 1, 2).reshape(p.groups * c_out, c_in // p.groups, *kernel)
+    turned = jnp.flip(turned, axis=tuple(range(2, turned.ndim)))
+    # Output o reads from o + low - dilation * (kernel - 1) on, input i is at i * stride.
+    padding = []
+    for k, s, d, (first, last), (start, stop), low in zip(
+        kernel, p.stride, p.dilation, p.inputs, p.outputs, p.low, strict=True
+    ):
+        before = first * s - (start + low - d * (k - 1))
+        length = (last - first - 1) * s + 1
+        padding.append((before, (stop - start) + d * (k - 1) - length - before))
+    ones = (1,) * len(kernel)
+    return conv(x, turned, ones, padding, x_dilation=p.stride, dilation=p.dilation, groups=p.groups)

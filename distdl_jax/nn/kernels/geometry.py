@@ -25,7 +25,7 @@ class Placement:
     dilation: tuple[int, ...]
 
     def reach(self, kernel: Sequence[int]) -> tuple[int, ...]:
-        """Return how far the first and the last tap are apart."""
+        """Return the distance of the first and the last tap."""
         return tuple(dilation * (k - 1) for dilation, k in zip(self.dilation, kernel, strict=True))
 
     def outputs(self, sizes: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
@@ -45,7 +45,7 @@ class Placement:
         )
 
     def padding_read(self, sizes: Sequence[int], kernel: Sequence[int], outputs: Sequence[int]) -> Pairs:
-        """Return the padding; it is negative where no window reads the last rows."""
+        """Return the padding; it is negative if no window reads the last rows."""
         along = zip(self.padding, self.stride, self.reach(kernel), sizes, outputs, strict=True)
         return tuple((low, stride * (m - 1) + reach + 1 - n - low) for (low, _), stride, reach, n, m in along)
 
@@ -82,7 +82,7 @@ class Placement:
 
 
 def padded(x: Array, padding: Sequence[tuple[int, int]]) -> Array:
-    """Return `x` with zeros around it along the features, or cut there where padding is negative."""
+    """Return `x` with zeros around it along the features, or cut there if padding is negative."""
     if not any(map(any, padding)):
         return x
     return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0)] * 2 + [(low, high, 0) for low, high in padding])

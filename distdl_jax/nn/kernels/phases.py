@@ -70,7 +70,7 @@ class TransposedProblem:
 
     @property
     def ordinary(self) -> Problem | None:
-        """The ordinary convolution that it is; None where a dimension has a stride and a dilation."""
+        """The ordinary convolution that it is; None if a dimension has a stride and a dilation."""
         if not all(1 in pair for pair in zip(self.stride, self.dilation, strict=True)):
             return None
         c_in, c_out = self.weight[:2]
@@ -120,7 +120,7 @@ def input_gradient(
 ) -> Array:
     """Return the input's gradient of a convolution, the transposed convolution of `dy`, by ordinary ones.
 
-    XLA's own, with zeros between the entries, takes far longer where there is a stride. At some small shapes of three
+    XLA's own, with zeros between the entries, takes far longer if there is a stride. At some small shapes of three
     dimensions jaxlib 0.12 ends the process.
     """
     transposed = TransposedProblem.of_input_gradient(problem)

@@ -26,7 +26,7 @@ MOST_SLICES = 64
 
 
 def max_pool(x: Array, kernel: tuple[int, ...], window: Placement) -> Array:
-    """Return the largest entry of each window, NaN where there is one; its cotangent goes to the first such entry.
+    """Return the largest entry of each window, NaN if there is one; its cotangent goes to the first such entry.
 
     `lax.reduce_window` gives a NaN's cotangent to some other entry of the window.
     """
@@ -164,7 +164,7 @@ def _scatter_sum(given: Callable[[int, tuple[int, ...]], Array], windows: Window
         phases[place] = phases[place] + given(i, by) if place in phases else given(i, by)
     shape, counts = windows.shape, windows.counts
     nothing = jnp.zeros((*shape[:2], *counts), dtype)
-    places = [max(along) + 1 for along in zip(*phases, strict=True)]  # between windows that are apart there are none
+    places = [max(along) + 1 for along in zip(*phases, strict=True)]  # between distant windows there are none
     pieces = [phases.get(place, nothing) for place in product(*map(range, places))]
     for d in reversed(range(len(counts))):
         n, s = places[d], windows.stride[d]

@@ -1,21 +1,27 @@
-"""A convolution that one worker computes, as a value."""
+"""A convolution that one worker computes, as a value, and as XLA computes it, called so that it is right on CPUs."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
+from jax import Array, lax
 
-from distdl_jax.nn.kernels.geometry import Placement
+from distdl_jax.nn.kernels.geometry import Placement, folded, unfolded
 from distdl_jax.settings import current_settings
 
 Direction = Literal["forward", "input_gradient", "weight_gradient"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 
 Shape = tuple[int, ...]
+
+MOST_DIMS = 3
+"""The most feature dimensions of the convolutions that XLA calls libraries for."""
 
 
 @dataclass(frozen=True)
@@ -60,3 +66,75 @@ class Problem:
         """Whether there are several ways to compute it: on CPUs, unless it is empty or of integers."""
         fast = current_settings().fast_convolutions and jax.default_backend() == "cpu"
         return fast and jnp.issubdtype(self.dtype, jnp.inexact) and 0 not in (*self.x, *self.weight, *self.y)
+
+
+def conv(
+    x: Array,
+    kernel: Array,
+    stride: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    *,
+    x_dilation: Sequence[int] | None = None,
+    dilation: Sequence[int] | None = None,
+    groups: int = 1,
+    channels_last: bool = False,
+) -> Array:
+    """Return XLA's convolution, `lax.conv_general_dilated`, of N x C x features with c_out x C/groups x kernel.
+
+    - `channels_last`: N x features x C with kernel x C/groups x c_out.
+
+    All convolutions of the library go through here. XLA's kernel for CPUs reads beyond the array if padding is
+    negative in front and positive at the end (openxla/xla#48713), and so do JAX's gradients if there is more padding
+    than the kernel reaches. So an excess or lack is padded, or cut off, beforehand. A convolution of four feature
+    dimensions is a sum of those of three, since no library that XLA calls has one.
+    """
+    first, sizes = (1, kernel.shape[:-2]) if channels_last else (2, kernel.shape[2:])
+    ones = (1,) * len(sizes)
+    dilation, x_dilation = dilation or ones, x_dilation or ones
+    if len(sizes) > MOST_DIMS and not channels_last:
+        return _by_planes(x, kernel, Placement(tuple(stride), tuple(padding), tuple(dilation)), x_dilation, groups)
+    before, left, spread = [(0, 0, 0)] * x.ndim, [], []
+    along = zip(padding, sizes, stride, dilation, x_dilation, x.shape[first:], strict=False)
+    for axis, ((low, high), taps, step, d, between, n) in enumerate(along, first):
+        reach, n = d * (taps - 1), between * (n - 1) + 1 if n else 0
+        if (outputs := (n + low + high - reach - 1) // step + 1) > 0:
+            high = step * (outputs - 1) + reach + 1 - n - low  # up to what is read
+        in_conv = min(max(low, 0), reach), min(max(high, 0), reach)
+        if in_conv != (low, high):
+            before[axis] = (low - in_conv[0], high - in_conv[1], between - 1)
+        left.append(in_conv)
+        spread.append(between if in_conv == (low, high) else 1)
+    if any(map(any, before)):
+        x = lax.pad(x, jnp.zeros((), x.dtype), before)
+    features = "DHW"[-len(sizes) :]
+    last = (f"N{features}C", f"{features}IO", f"N{features}C")
+    return lax.conv_general_dilated(
+        x,
+        kernel,
+        stride,
+        left,
+        lhs_dilation=spread,
+        rhs_dilation=dilation,
+        dimension_numbers=last if channels_last else None,
+        feature_group_count=groups,
+    )
+
+
+def _by_planes(x: Array, kernel: Array, window: Placement, x_dilation: Sequence[int], groups: int) -> Array:
+    """Sum the convolutions of one dimension less, one for each tap along the first dimension."""
+    between = [(0, 0, x_dilation[0] - 1 if axis == 2 else 0) for axis in range(x.ndim)]
+    x = lax.pad(x, jnp.zeros((), x.dtype), between) if x_dilation[0] > 1 else x
+    planes, of_planes = window.planes(x, kernel.shape[2]), window.of_planes()
+
+    def of_tap(tap: int) -> Array:
+        return conv(
+            folded(planes[tap]),
+            kernel[:, :, tap],
+            of_planes.stride,
+            of_planes.padding,
+            x_dilation=x_dilation[1:],
+            dilation=of_planes.dilation,
+            groups=groups,
+        )
+
+    return unfolded(reduce(jnp.add, map(of_tap, range(len(planes)))), planes[0].shape[2])

@@ -50,7 +50,7 @@ class LossOverClasses(Loss):
 
         `loss.label_spec(spec).block(labels)` is this worker's block of all labels.
 
-        **Raises:** `InvalidArgumentError` where the logits are not on P_x.
+        **Raises:** `InvalidArgumentError` if the logits are not on P_x.
         """
         check_spec(logits_spec, "logits_spec")
         if logits_spec.partition != self.P_x or logits_spec.replicated:
@@ -66,7 +66,7 @@ class LossOverClasses(Loss):
         return self._first_along(1)
 
     def _first_along(self, *axes: int) -> Partition:
-        """Return the workers whose index is 0 along `axes`, where the partition that they form has length 1."""
+        """Return the workers whose index is 0 along `axes`, as a partition of length 1 there."""
         return self.P_x.slice(axes)
 
     @property
@@ -146,7 +146,7 @@ class DistributedCrossEntropyLoss(LossOverClasses):
     - `reduction`: "mean" (over the samples' weights), "sum", or "none".
     - `weight`: one for each class.
     - `ignore_index`: a label whose samples do not count; None for none, which spares the sum over workers of how many
-      there are (unless there are weights). Where no sample counts the mean is 0, and so is its gradient, where PyTorch
+      there are (unless there are weights). If no sample counts the mean is 0, and so is its gradient, where PyTorch
       has NaN: a batch without labels is to leave the parameters as they are.
     - `label_smoothing`: the part of each label that is spread evenly over all classes, 0 to 1.
 
@@ -157,11 +157,11 @@ class DistributedCrossEntropyLoss(LossOverClasses):
       along the classes, or on the first of them alone (the others pass a zero-volume array of integers). A label that
       is no class, nor `ignore_index`, makes the loss NaN. Or probabilities, floating, one for each logit of the block.
 
-    With "mean" and "sum" the part is a scalar: the sum over all workers is the loss, and it is 0 where there is
+    With "mean" and "sum" the part is a scalar: the sum over all workers is the loss, and it is 0 if there is
     nothing. With "none" it is the losses, on the workers that have the first classes; elsewhere a zero-volume array.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; a call raises `PlanError`, on every
-    worker of P_x, where blocks or weights don't fit.
+    **Raises:** `InvalidArgumentError`, on every worker, if arguments don't fit; a call raises `PlanError`, on every
+    worker of P_x, if blocks or weights don't fit.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -246,7 +246,7 @@ def along_classes(numbers: Sequence[float], box: Box, dtype: Any) -> np.ndarray:
 
 
 def samples(pair: Pair) -> float:
-    """Return the number of samples (times features) of the whole, each with one loss; 1 where there is none."""
+    """Return the number of samples (times features) of the whole, each with one loss; 1 if there is none."""
     classes = max(pair.grid.extent[1], 1)
     return float(max(prod(pair.grid.extent) // classes, 1))
 
@@ -265,7 +265,7 @@ def _picked_forward(x: Array, places: Array, shape: tuple[int, ...]) -> tuple[Ar
 
 
 def _picked_backward(shape: tuple[int, ...], places: Array, dy: Array) -> tuple[Array, None]:
-    """Compare with all places, which XLA fuses with what is added: a scatter would need memory of its own."""
+    """Compare with all places, which XLA fuses with what is added: a scatter would need more memory."""
     every = lax.broadcasted_iota(places.dtype, shape, 1)
     return jnp.where(jnp.expand_dims(places, 1) == every, jnp.expand_dims(dy, 1), 0), None
 
@@ -273,7 +273,6 @@ def _picked_backward(shape: tuple[int, ...], places: Array, dy: Array) -> tuple[
 _picked.defvjp(_picked_forward, _picked_backward)
 
 
-@dataclass(frozen=True)
 class DistributedAccuracy(LossOverClasses):
     """The share of samples whose largest logit is their label's, over classes that may be split.
 
@@ -286,8 +285,8 @@ class DistributedAccuracy(LossOverClasses):
     - `P_x`: the partition of the logits, samples x classes x features. Blocks may be uneven and empty.
     - `reduction`: "mean", or "sum" for the number of samples.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where an argument doesn't fit; a call raises `PlanError`, on
-    every worker of P_x, where blocks or labels don't fit.
+    **Raises:** `InvalidArgumentError`, on every worker, if an argument doesn't fit; a call raises `PlanError`, on
+    every worker of P_x, if blocks or labels don't fit.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])

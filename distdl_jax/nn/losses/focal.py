@@ -11,8 +11,7 @@ from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.nn.losses.classes import LossOverClasses, along_classes, of_labels, samples
-from distdl_jax.nn.losses.elementwise import softplus
-from distdl_jax.nn.losses.loss import Pair
+from distdl_jax.nn.losses.loss import Pair, softplus
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import checked_weights, is_real
 
@@ -44,12 +43,12 @@ class DistributedFocalLoss(LossOverClasses):
     - `target`: this worker's block of the target, of the same shape, from 0 to 1. With `use_softmax` integer labels or
       probabilities, as `DistributedCrossEntropyLoss` takes them.
 
-    Nothing moves by default. With `use_softmax`, where classes are split, of each sample a maximum and a sum do, and
+    Nothing moves by default. With `use_softmax`, if classes are split, of each sample a maximum and a sum do, and
     one number backward: logits are never gathered. With "none" it is the losses of the block's elements; with
     `use_softmax` those of its samples, on the workers that have the first classes.
 
-    **Raises:** `InvalidArgumentError` or `InvalidTypeError`, on every worker, where arguments don't fit; a call raises
-    `PlanError`, on every worker of P_x, where blocks or weights don't fit.
+    **Raises:** `InvalidArgumentError` or `InvalidTypeError`, on every worker, if arguments don't fit; a call raises
+    `PlanError`, on every worker of P_x, if blocks or weights don't fit.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -119,7 +118,7 @@ class DistributedFocalLoss(LossOverClasses):
         return weights[:classes]
 
     def _focused(self, surprise: Array, missed: Array) -> Array:
-        """Return missed^gamma * surprise: 0, with derivatives of 0, where nothing is missed."""
+        """Return missed^gamma * surprise: 0, with derivatives of 0, if nothing is missed."""
         if self.gamma == 0:
             return surprise
         nothing = missed <= 0  # False for NaN

@@ -1,11 +1,11 @@
-"""Recurrent cells with the batch and the features split: one step of a GRU or an LSTM."""
+"""Recurrent layers: what they carry from step to step, and cells, which go one step of a GRU or an LSTM."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,20 +13,135 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.functional.all_gather import plan_all_gather
 from distdl_jax.functional.all_sum_reduce import ReplicatedPlan
+from distdl_jax.functional.block_checks import outside
 from distdl_jax.functional.plan import BlocksPlan, MovementPlan, ShapeDtypes
 from distdl_jax.nn.base.input_checks import real_grid
+from distdl_jax.nn.base.layer import PartitionedLayer
 from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes, plan_replicated_params
-from distdl_jax.nn.recurrent.carry import Parts, Recurrent
 from distdl_jax.partitions.initialization import UniformFanIn, init_block
 from distdl_jax.partitions.partition import Partition, check_partitions
-from distdl_jax.partitions.tensors import TensorSpec
+from distdl_jax.partitions.tensors import TensorSpec, check_spec, zero_volume_tensor
 from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, box_shape
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.text import documented
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import World
-from distdl_jax.validation import check_key, checked_integer
+from distdl_jax.validation import check_key, checked_dtype, checked_integer
+
+Carry = Any
+"""An array h, or for a layer with two, the tuple (h, c)."""
+
+Parts = tuple[Array, ...]
+"""The arrays of a carry."""
+
+
+class Recurrent(PartitionedLayer):
+    """The base of layers that carry something from step to step: `y, carry = layer(params, x, carry=carry)`.
+
+    - `carried`: the names of the parts of a carry, all of one shape.
+    """
+
+    carried: ClassVar[tuple[str, ...]] = ("h",)
+
+    @abstractmethod
+    def _carry_spec(self, x_spec: TensorSpec) -> TensorSpec:
+        """Return the spec of each part of the carry, from the input's."""
+
+    @abstractmethod
+    def _advance(self, plan: Any, params: Params, x: Array, parts: Parts) -> tuple[Array, Parts]:
+        """Return this worker's block of the output, and of the carry afterwards."""
+
+    def carry_specs(self, x_spec: TensorSpec) -> Any:
+        """Return the global shape and the partition of each part of the carry: a pytree like it.
+
+        `x_spec` is the `TensorSpec` of an input. **Raises:** `InvalidArgumentError` if it is not on P_x.
+        """
+        check_spec(x_spec, "x_spec")
+        if x_spec.replicated or (x_spec.partition.ranks, x_spec.partition.shape) != (self.P_x.ranks, self.P_x.shape):
+            raise InvalidArgumentError(
+                f"`x_spec` (={x_spec!r}) must be of a tensor on P_x, {self.P_x.describe()}, and without copies."
+            )
+        return self._tree((self._carry_spec(x_spec),) * len(self.carried))
+
+    def init_carry(self, x_spec: TensorSpec, dtype: DTypeLike = jnp.float32) -> Carry:
+        """Return this worker's blocks of a carry of zeros, for inputs of `x_spec`; outside P_x zero-volume arrays."""
+        found = checked_dtype("dtype", dtype)
+        specs = jax.tree.leaves(self.carry_specs(x_spec))
+        blocks = (jnp.zeros(spec.local_shape, found) if spec.box else zero_volume_tensor(dtype=found) for spec in specs)
+        return self._tree(tuple(blocks))
+
+    def __call__(self, params: Params, x: Array, *, carry: Carry | None = None) -> Any:
+        """Apply the layer: `y, carry = layer(params, x, carry=carry)`, or `y = layer(params, x)` from a carry of zeros.
+
+        **Arguments:**
+
+        - `params`: this worker's parameters, from `init`.
+        - `x`: this worker's block on P_x, perhaps empty; outside P_x a zero-volume array.
+        - `carry`: this worker's blocks of the carry, from `init_carry`, or the last call; outside P_x zero-volume
+          arrays.
+
+        **Returns:** this worker's block of y, and with `carry` the pair of it and of the new carry, in the dtypes of
+        the old one; outside P_x, `x` and `carry`.
+
+        **Raises:** `InvalidTypeError` if `carry` is not made of as many arrays; `PlanError`, on every worker of P_x,
+        if x, a parameter or the carry does not fit.
+        """
+        given = self._parts(carry)
+        if not self.P_x.active:
+            outside(self.P_x.world, x)
+            return x if carry is None else (x, carry)
+        with jax.named_scope(type(self).__name__):
+            params = self._opened(params)
+            entries = dict(zip(self._entries, given, strict=False))
+            plan = self._agree_on_plan({**params, **entries} if isinstance(params, Mapping) else params, x)
+            parts = given or tuple(tie(jnp.zeros(self._carry_shape(plan), x.dtype), x) for _ in self.carried)
+            y, new = self._advance(plan, params, x, parts)
+            if carry is None:
+                return y
+            return y, self._tree(tuple(part.astype(old.dtype) for part, old in zip(new, given, strict=True)))
+
+    apply = __call__
+
+    def _carry_shape(self, plan: Any) -> tuple[int, ...]:
+        """Return the shape of this worker's block of each part of the carry."""
+        shape: tuple[int, ...] = plan.carry[self.P_x.world.rank]
+        return shape
+
+    @property
+    def _entries(self) -> tuple[str, ...]:
+        """How a user writes the parts of the carry; under these names workers exchange their shapes."""
+        several = len(self.carried) > 1
+        return tuple(f"carry[{k}]" if several else "carry" for k in range(len(self.carried)))
+
+    def _tree(self, parts: tuple[Any, ...]) -> Any:
+        return parts if len(self.carried) > 1 else parts[0]
+
+    def _parts(self, carry: Carry | None) -> Parts:
+        """Return the arrays of a carry; none if there is none."""
+        if carry is None:
+            return ()
+        parts = (carry,) if len(self.carried) == 1 else carry
+        is_whole = isinstance(parts, Sequence) and len(parts) == len(self.carried)
+        if not is_whole or not all(hasattr(part, "dtype") and hasattr(part, "shape") for part in parts):
+            kind = "an array" if len(self.carried) == 1 else f"the arrays ({', '.join(self.carried)})"
+            raise InvalidTypeError(f"`carry` (={carry!r}) must be {kind}, as `init_carry` makes it.")
+        return tuple(parts)
+
+    def _check_carry(self, params: ParamShapeDtypes, expected: Mapping[int, tuple[int, ...]]) -> None:
+        """Refuse carries that are not their workers' blocks, in the same sentence on all workers."""
+        for worker in self.P_x.ranks:
+            for name in self._entries:
+                if (part := params[worker].get(name)) is None:
+                    continue
+                if part.shape != expected[worker] or not jnp.issubdtype(part.dtype, jnp.floating):
+                    raise PlanError(
+                        f"On worker {worker}: `{name}` must hold real floating-point numbers, "
+                        f"{shape_text(expected[worker])}, where `x` is this worker's block, but is "
+                        f"{part.dtype}{list(part.shape)}."
+                    )
 
 
 @dataclass(frozen=True)
@@ -50,6 +165,7 @@ class CellPlan(BlocksPlan):
         return {name: plan.run(world, params[name]).astype(self.dtype) for name, plan in self.of_params.items()}
 
 
+@dataclass(frozen=True, repr=False)
 class RecurrentCell(Recurrent):
     """The base of cells: a subclass says how many gates there are, and what is computed from them."""
 
@@ -58,7 +174,7 @@ class RecurrentCell(Recurrent):
     P_x: Partition
     input_size: int
     hidden_size: int
-    bias: bool
+    bias: bool = True
 
     @staticmethod
     @abstractmethod
@@ -133,63 +249,69 @@ class RecurrentCell(Recurrent):
         )
 
 
-@dataclass(frozen=True, repr=False)
+_CELL = """
+| tensor | global shape | partition |
+|---|---|---|
+| x | n_b x ... x n_in | P_x: P_n x ... x P_f |
+| $carry, the carry; y, which is h' | n_b x ... x n_h | P_x, the same blocks but for the features |
+| `weight_ih`, `weight_hh` | $gates x n_h x n_in, $gates x n_h x n_h | n_h over P_f; copies along the rest of P_x |
+| `bias_ih`, `bias_hh` | $gates x n_h | n_h over P_f; copies along the rest of P_x |
+
+Each worker computes its features of all gates, $names in this order, and holds the rows of the weights for them, 1/P_f
+of all: PyTorch's $gates n_h rows are its gates one after the other. For that the workers along P_f gather x and h, n_in
+and n_h numbers per sample, and each sums what comes back for its own ones (a reduce-scatter). Nothing else of the carry
+moves. Gradients of the weights are summed over the copies: in a loop of your own in each step, in the layer over a
+whole sequence once.
+
+Blocks of x are balanced along the features, and of any length, also 0, along the rest. In half precision the
+arithmetic is in half precision, as in a linear layer.
+
+**Arguments:**
+
+- `P_x`: the partition of input, carry and output; of one dimension if there is no batch.
+- `input_size`, `hidden_size`: n_in and n_h.
+- `bias`: whether there are biases.
+
+**Call:** `y, carry = cell(params, x, carry=carry)`, where the carry is $carry, from `cell.init_carry(x_spec)` or the
+last call; so it goes through `jax.lax.scan`. `y = cell(params, x)` is a step from zeros.
+
+**Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit; a call raises
+`PlanError`, on every worker of P_x, if x, a parameter or the carry does not fit.
+
+>>> import jax, distdl_jax as dj
+>>> P = dj.Partition().grid([1, 1])
+>>> cell = $name(P, input_size=3, hidden_size=2)
+>>> params, carry = cell.init(jax.random.key(0)), cell.init_carry(dj.TensorSpec((5, 3), P))
+>>> def step(carry, x):
+...     y, carry = cell(params, x, carry=carry)
+...     return carry, y
+>>> carry, ys = jax.lax.scan(step, carry, jax.numpy.ones((7, 5, 3)))
+>>> jax.tree.map(jax.numpy.shape, carry), ys.shape
+($shapes, (7, 5, 2))
+
+Source: $source.
+"""
+
+
+@documented(
+    _CELL,
+    carry="h",
+    gates="3",
+    names="r, z and n",
+    shapes="(5, 2)",
+    source="Cho et al. (2014), arXiv:1406.1078; PyTorch's GRUCell",
+)
 class DistributedGRUCell(RecurrentCell):
-    r"""One step of a gated recurrent unit, whose samples and features are split: PyTorch's GRUCell.
+    """One step of a gated recurrent unit, whose samples and features are split: PyTorch's GRUCell.
 
         r = sigmoid(W_ir x + b_ir + W_hr h + b_hr)
         z = sigmoid(W_iz x + b_iz + W_hz h + b_hz)
         n = tanh(W_in x + b_in + r (W_hn h + b_hn))
-        h' = (1 - z) n + z h
 
-    | tensor | global shape | partition |
-    |---|---|---|
-    | x | n_b x ... x n_in | P_x: P_n x ... x P_f |
-    | h, the carry; y, which is h' | n_b x ... x n_h | P_x, the same blocks but for the features |
-    | `weight_ih`, `weight_hh` | 3 x n_h x n_in, 3 x n_h x n_h | n_h over P_f; copies along the rest of P_x |
-    | `bias_ih`, `bias_hh` | 3 x n_h | n_h over P_f; copies along the rest of P_x |
-
-    Each worker computes its features of all gates, r, z and n, and holds the rows of the weights for them, 1/P_f of
-    all: PyTorch's 3 n_h rows are its gates one after the other. For that the workers along P_f gather x and h, n_in and
-    n_h numbers per sample, and each sums what comes back for its own ones (a reduce-scatter). The new carry does not
-    move. Gradients of the weights are summed over the copies: in a loop of your own in each step, in
-    `DistributedGRU` once.
-
-    Blocks of x are balanced along the features, and of any length, also 0, along the rest. In half precision the
-    arithmetic is in half precision, as in a linear layer.
-
-    **Arguments:**
-
-    - `P_x`: the partition of input, carry and output; of one dimension where there is no batch.
-    - `input_size`, `hidden_size`: n_in and n_h.
-    - `bias`: whether there are biases.
-
-    **Call:** `y, carry = cell(params, x, carry=carry)`, where the carry is h, from `cell.init_carry(x_spec)` or the
-    last call; so it goes through `jax.lax.scan`. `y = cell(params, x)` is a step from zeros.
-
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; a call raises
-    `PlanError`, on every worker of P_x, where x, a parameter or the carry does not fit.
-
-    >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().grid([1, 1])
-    >>> cell = DistributedGRUCell(P, input_size=3, hidden_size=2)
-    >>> params, h = cell.init(jax.random.key(0)), cell.init_carry(dj.TensorSpec((5, 3), P))
-    >>> def step(h, x):
-    ...     y, h = cell(params, x, carry=h)
-    ...     return h, y
-    >>> h, ys = jax.lax.scan(step, h, jax.numpy.ones((7, 5, 3)))
-    >>> h.shape, ys.shape
-    ((5, 2), (7, 5, 2))
-
-    Source: Cho et al. (2014), arXiv:1406.1078; PyTorch's GRUCell.
+    and h' = (1 - z) n + z h.
     """
 
     gates = 3
-
-    P_x: Partition
-    input_size: int
-    hidden_size: int
-    bias: bool = True
 
     @staticmethod
     def step(of_x: Array, of_h: Array, parts: Parts) -> Parts:
@@ -199,48 +321,25 @@ class DistributedGRUCell(RecurrentCell):
         return ((1 - z) * n + z * h,)
 
 
-@dataclass(frozen=True, repr=False)
+@documented(
+    _CELL,
+    carry="(h, c)",
+    gates="4",
+    names="i, f, g and o",
+    shapes="((5, 2), (5, 2))",
+    source="Hochreiter and Schmidhuber (1997), with the forget gate of Gers et al. (2000); PyTorch's LSTMCell",
+)
 class DistributedLSTMCell(RecurrentCell):
     """One step of a long short-term memory, whose samples and features are split: PyTorch's LSTMCell.
 
-        i, f, o = sigmoid(W_i x + b_i + W_h h + b_h) of their rows; g = tanh(the same) of its own
+        i, f, o = sigmoid(W_i x + b_i + W_h h + b_h) of their rows; g = tanh of the same for its channels
         c' = f c + i g
-        h' = o tanh(c')
 
-    Partitions and movements are `DistributedGRUCell`'s, with four gates, i, f, g and o in this order, and weights of
-    4 x n_h x n_in and 4 x n_h x n_h. The carry is the tuple (h, c), both n_b x ... x n_h on P_x; y is h'. Of the two h
-    alone is gathered.
-
-    **Arguments:**
-
-    - `P_x`: the partition of input, carry and output, P_n x ... x P_f; of one dimension where there is no batch.
-    - `input_size`, `hidden_size`: n_in and n_h.
-    - `bias`: whether there are biases.
-
-    **Call:** `y, carry = cell(params, x, carry=carry)`, where the carry is (h, c), from `cell.init_carry(x_spec)` or
-    the last call; so it goes through `jax.lax.scan`. `y = cell(params, x)` is a step from zeros.
-
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; a call raises
-    `PlanError`, on every worker of P_x, where x, a parameter or the carry does not fit.
-
-    >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().grid([1, 1])
-    >>> cell = DistributedLSTMCell(P, input_size=3, hidden_size=2)
-    >>> params, carry = cell.init(jax.random.key(0)), cell.init_carry(dj.TensorSpec((5, 3), P))
-    >>> y, (h, c) = cell(params, jax.numpy.ones((5, 3)), carry=carry)
-    >>> y.shape, c.shape
-    ((5, 2), (5, 2))
-
-    Source: Hochreiter and Schmidhuber (1997), with the forget gate of Gers et al. (2000); PyTorch's LSTMCell.
+    and h' = o tanh(c').
     """
 
     carried = ("h", "c")
     gates = 4
-
-    P_x: Partition
-    input_size: int
-    hidden_size: int
-    bias: bool = True
 
     @staticmethod
     def step(of_x: Array, of_h: Array, parts: Parts) -> Parts:

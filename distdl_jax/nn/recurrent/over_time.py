@@ -17,11 +17,18 @@ from distdl_jax.functional.all_gather import plan_all_gather
 from distdl_jax.functional.plan import BlocksPlan, MovementPlan, ShapeDtypes
 from distdl_jax.nn.base.input_checks import real_grid
 from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes
-from distdl_jax.nn.recurrent.carry import Parts, Recurrent
-from distdl_jax.nn.recurrent.cells import CellPlan, DistributedGRUCell, DistributedLSTMCell, RecurrentCell
+from distdl_jax.nn.recurrent.cells import (
+    CellPlan,
+    DistributedGRUCell,
+    DistributedLSTMCell,
+    Parts,
+    Recurrent,
+    RecurrentCell,
+)
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.text import documented
 from distdl_jax.validation import check_key, checked_integer
 
 
@@ -39,19 +46,20 @@ class OverTimePlan(BlocksPlan):
 
 
 _MOST_LAYERS = 2**16
-"""Each is an object, with parameters of its own."""
+"""Each is an object with its own parameters."""
 
 
+@dataclass(frozen=True, repr=False)
 class OverTime(Recurrent):
     """The base of recurrent layers: `num_layers` cells of a kind, one above the other."""
 
-    kind: ClassVar[type[Any]]
+    kind: ClassVar[type[RecurrentCell]]
 
     P_x: Partition
     input_size: int
     hidden_size: int
-    num_layers: int
-    bias: bool
+    num_layers: int = 1
+    bias: bool = True
 
     def __post_init__(self) -> None:
         check_partitions(P_x=self.P_x)
@@ -122,95 +130,67 @@ class OverTime(Recurrent):
         )
 
 
-@dataclass(frozen=True, repr=False)
+_OVER_TIME = """
+| tensor | global shape | partition |
+|---|---|---|
+| x | n_b x ... x n_s x n_in | P_x: P_n x ... x 1 x P_f |
+| y | n_b x ... x n_s x n_h | P_x |
+| $carry, the carry | n_l x n_b x ... x n_h | 1 x P_n x ... x P_f |
+| `weight_ih_l0`, `weight_hh_l0`, ... | $gates x n_h x n_in (above the first n_h), $gates x n_h x n_h | as in a cell |
+| `bias_ih_l0`, `bias_hh_l0`, ... | $gates x n_h | as in a cell |
+
+The equations, and what each worker computes, are `${name}Cell`'s. The dimension in front of the features is
+the sequence, n_s steps, which is not split. The features of all steps of x are gathered together and multiplied
+together, in front of the loop; in each step the workers along P_f gather h, n_h numbers per sample. Gradients of
+the weights are summed over the copies once, behind the loop.
+
+**Arguments:**
+
+- `P_x`: the partition of input and output; of two dimensions if there is no batch.
+- `input_size`, `hidden_size`: n_in and n_h.
+- `num_layers`: n_l, the number of cells, each of which takes the output of the one below.
+- `bias`: whether there are biases.
+
+**Call:** `y = layer(params, x)` begins with zeros. `y, carry = layer(params, x, carry=carry)` continues from a carry,
+of `layer.init_carry(x_spec)` or the last call.
+
+**Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit, or the
+sequence is split; a call raises `PlanError`, on every worker of P_x, if x, a parameter or the carry doesn't.
+
+>>> import jax, distdl_jax as dj
+>>> P = dj.Partition().grid([1, 1, 1])
+>>> layer = $name(P, input_size=3, hidden_size=2, num_layers=2)
+>>> params, carry = layer.init(jax.random.key(0)), layer.init_carry(dj.TensorSpec((5, 7, 3), P))
+>>> y, carry = layer(params, jax.numpy.ones((5, 7, 3)), carry=carry)
+>>> y.shape, jax.tree.map(jax.numpy.shape, carry)
+((5, 7, 2), $shapes)
+
+Source: $source.
+"""
+
+
+@documented(
+    _OVER_TIME, carry="h", gates="3", shapes="(2, 5, 2)", source="Cho et al. (2014), arXiv:1406.1078; PyTorch's GRU"
+)
 class DistributedGRU(OverTime):
-    r"""A gated recurrent unit over sequences whose samples and features are split: PyTorch's GRU, `batch_first`.
-
-    | tensor | global shape | partition |
-    |---|---|---|
-    | x | n_b x ... x n_s x n_in | P_x: P_n x ... x 1 x P_f |
-    | y | n_b x ... x n_s x n_h | P_x |
-    | h, the carry | n_l x n_b x ... x n_h | 1 x P_n x ... x P_f |
-    | `weight_ih_l0`, `weight_hh_l0`, ... | 3 x n_h x n_in (above the first n_h), 3 x n_h x n_h | as in a cell |
-    | `bias_ih_l0`, `bias_hh_l0`, ... | 3 x n_h | as in a cell |
-
-    The equations, and what each worker computes, are `DistributedGRUCell`'s. The dimension in front of the features is
-    the sequence, n_s steps, which is not split. The features of all steps of x are gathered together and multiplied
-    together, in front of the loop; in each step the workers along P_f gather h, n_h numbers per sample. Gradients of
-    the weights are summed over the copies once, behind the loop.
-
-    **Arguments:**
-
-    - `P_x`: the partition of input and output; of two dimensions where there is no batch.
-    - `input_size`, `hidden_size`: n_in and n_h.
-    - `num_layers`: n_l, the number of cells, each of which takes the output of the one below.
-    - `bias`: whether there are biases.
-
-    **Call:** `y = layer(params, x)` begins with zeros. `y, carry = layer(params, x, carry=carry)` goes on from a carry,
-    of `layer.init_carry(x_spec)` or the last call.
-
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit, or the
-    sequence is split; a call raises `PlanError`, on every worker of P_x, where x, a parameter or the carry doesn't.
-
-    >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().grid([1, 1, 1])
-    >>> layer = DistributedGRU(P, input_size=3, hidden_size=2, num_layers=2)
-    >>> layer(layer.init(jax.random.key(0)), jax.numpy.ones((5, 7, 3))).shape
-    (5, 7, 2)
-
-    Source: Cho et al. (2014), arXiv:1406.1078; PyTorch's GRU.
-    """
+    """A gated recurrent unit over sequences whose samples and features are split: PyTorch's GRU, `batch_first`."""
 
     kind = DistributedGRUCell
     carried = DistributedGRUCell.carried
 
-    P_x: Partition
-    input_size: int
-    hidden_size: int
-    num_layers: int = 1
-    bias: bool = True
 
-
-@dataclass(frozen=True, repr=False)
+@documented(
+    _OVER_TIME,
+    carry="(h, c)",
+    gates="4",
+    shapes="((2, 5, 2), (2, 5, 2))",
+    source="Hochreiter and Schmidhuber (1997); PyTorch's LSTM",
+)
 class DistributedLSTM(OverTime):
-    """A long short-term memory over sequences whose samples and features are split: PyTorch's LSTM, `batch_first`.
-
-    The cell is `DistributedLSTMCell`. Partitions, names of parameters and movements are as in `DistributedGRU`, with
-    four gates, and weights of 4 x n_h x n_in and 4 x n_h x n_h. The carry is the tuple (h, c), of which h alone is
-    gathered.
-
-    **Arguments:**
-
-    - `P_x`: the partition of input and output, P_n x ... x 1 x P_f; of two dimensions where there is no batch.
-    - `input_size`, `hidden_size`: n_in and n_h.
-    - `num_layers`: n_l, the number of cells, each of which takes the output of the one below.
-    - `bias`: whether there are biases.
-
-    **Call:** `y = layer(params, x)` begins with zeros. `y, carry = layer(params, x, carry=carry)` goes on from a carry,
-    of `layer.init_carry(x_spec)` or the last call.
-
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit, or the
-    sequence is split; a call raises `PlanError`, on every worker of P_x, where x, a parameter or the carry doesn't.
-
-    >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().grid([1, 1, 1])
-    >>> layer = DistributedLSTM(P, input_size=3, hidden_size=2)
-    >>> params, carry = layer.init(jax.random.key(0)), layer.init_carry(dj.TensorSpec((5, 7, 3), P))
-    >>> y, (h, c) = layer(params, jax.numpy.ones((5, 7, 3)), carry=carry)
-    >>> y.shape, h.shape, c.shape
-    ((5, 7, 2), (1, 5, 2), (1, 5, 2))
-
-    Source: Hochreiter and Schmidhuber (1997); PyTorch's LSTM.
-    """
+    """A long short-term memory over sequences whose samples and features are split: PyTorch's LSTM, `batch_first`."""
 
     kind = DistributedLSTMCell
     carried = DistributedLSTMCell.carried
-
-    P_x: Partition
-    input_size: int
-    hidden_size: int
-    num_layers: int = 1
-    bias: bool = True
 
 
 def _step(cell: RecurrentCell, plan: CellPlan, own: Params, parts: Parts, of_x: Array) -> tuple[Parts, Array]:

@@ -16,11 +16,10 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.nn.base.layer import PartitionedLayer
 from distdl_jax.nn.base.matmul_plan import ProductPlan
-from distdl_jax.nn.conv import conv
+from distdl_jax.nn.conv.conv import CONVOLUTIONS
 from distdl_jax.nn.networks.layer_compatibility import check_activation
 from distdl_jax.nn.networks.network import params_of_part
-from distdl_jax.nn.spectral import layers
-from distdl_jax.nn.spectral.spectral_conv import SpectralPlan
+from distdl_jax.nn.spectral.spectral_conv import SPECTRAL_CONVOLUTIONS, SpectralPlan
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
@@ -50,7 +49,7 @@ class DistributedFNOBlock(PartitionedLayer):
     - `P_x`, `in_channels`, `out_channels`, `modes`, `P_W`: as in `DistributedSpectralConv2d`.
     - `activation`: a function of an array; None for none, as in a last block.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit, or channels are split.
+    **Raises:** `InvalidArgumentError`, on every worker, if arguments don't fit, or channels are split.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1, 1])
@@ -83,23 +82,20 @@ class DistributedFNOBlock(PartitionedLayer):
                 f"`P_x` ({shape_text(P_x.shape)}) must have 3 to 6 dimensions, batch, channels, and features, and one "
                 "worker along the channels."
             )
-        layer = getattr(layers, f"DistributedSpectralConv{P_x.dim - 2}d")
-        spectral = layer(P_x, in_channels, out_channels, modes, P_W)
+        spectral = SPECTRAL_CONVOLUTIONS[P_x.dim - 2](P_x, in_channels, out_channels, modes, P_W)
         vars(self).update(P_x=P_x, in_channels=in_channels, out_channels=out_channels, activation=activation)
         vars(self).update(modes=spectral.modes, P_W=spectral.P_W)
 
     @cached_property
     def _layers(self) -> dict[str, Any]:
-        dims, channels = self.P_x.dim - 2, {"in_channels": self.in_channels, "out_channels": self.out_channels}
-        spectral = getattr(layers, f"DistributedSpectralConv{dims}d")
-        pointwise = getattr(conv, f"DistributedConv{dims}d")
+        dims, c_in, c_out = self.P_x.dim - 2, self.in_channels, self.out_channels
         return {
-            "spectral": spectral(self.P_x, **channels, modes=self.modes, P_W=self.P_W),
-            "pointwise": pointwise(self.P_x, **channels, kernel_size=1),
+            "spectral": SPECTRAL_CONVOLUTIONS[dims](self.P_x, c_in, c_out, self.modes, self.P_W),
+            "pointwise": CONVOLUTIONS[dims](self.P_x, in_channels=c_in, out_channels=c_out, kernel_size=1),
         }
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
-        """Return this worker's blocks of the initial parameters; each layer has a key of its own, split off `key`."""
+        """Return this worker's blocks of the initial parameters; each layer has its own key, split off `key`."""
         check_key("key", key)
         layers = self._layers
         return {name: layers[name].init(k, dtype) for name, k in zip(layers, jax.random.split(key), strict=True)}
@@ -111,7 +107,7 @@ class DistributedFNOBlock(PartitionedLayer):
     def plan(self, x: ShapeDtypes, params: Mapping[int, Any] | None = None) -> FNOBlockPlan:
         """Plan what becomes of the blocks of all of the layer's workers: without a message, and the same on each.
 
-        **Raises:** `PlanError` where x or a parameter does not fit.
+        **Raises:** `PlanError` if x or a parameter does not fit.
         """
         plans = {name: layer.plan(x, params_of_part(params, name)) for name, layer in self._layers.items()}
         y, other = (plan.outputs for plan in plans.values())
@@ -130,7 +126,7 @@ class DistributedFNOBlock(PartitionedLayer):
 
         Elsewhere a zero-volume array.
 
-        **Raises:** `PlanError`, on every worker of the layer, where x or a parameter does not fit.
+        **Raises:** `PlanError`, on every worker of the layer, if x or a parameter does not fit.
         """
         with jax.named_scope("DistributedFNOBlock"):
             y = self._layers["spectral"](params["spectral"], x)

@@ -1,4 +1,4 @@
-"""Convolutions whose weights are given for the lowest frequencies, as in Fourier neural operators."""
+"""Convolutions over 1 to 4 dimensions whose weights are given for the lowest frequencies, for neural operators."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import common_dtype, owned_grid
-from distdl_jax.functional.fourier.fourier import on_grid
-from distdl_jax.functional.fourier.local_fft import Forward, Inverse
-from distdl_jax.functional.fourier.staged_fft import StagesPlan, plan_stages
+from distdl_jax.functional.fourier.fft import on_grid
+from distdl_jax.functional.fourier.staged_fft import Forward, Inverse, StagesPlan, plan_stages
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
+from distdl_jax.nn.base.dimensions import in_dimensions
 from distdl_jax.nn.base.input_checks import check_features
 from distdl_jax.nn.base.layer import PartitionedLayer
 from distdl_jax.nn.base.parameters import (
@@ -70,7 +70,7 @@ class DistributedSpectralConv(PartitionedLayer):
     """The base of the spectral convolutions, of any number of dimensions; `DistributedSpectralConv2d` is one.
 
     Each movement carries what is left of the frequencies: where a worker has transformed along a dimension, it drops
-    the high ones, before the tensor goes on to the next grid."""
+    the high ones, before the tensor moves to the next grid."""
 
     dims: ClassVar[int]
     P_x: Partition
@@ -152,8 +152,8 @@ class DistributedSpectralConv(PartitionedLayer):
             sizes = tuple((a, modes[a]) for a in stage.axes)
             forward.append((P, Forward(sizes, halved) if sizes else None))
             sizes = tuple((a, lengths[a]) for a in stage.axes)
-            inverse.append((P, Inverse(sizes, halved, k == first) if sizes else None))
-        # Frequencies are balanced as the weight is, also where there are as many as x is long, in blocks of its own.
+            inverse.append((P, Inverse(sizes, halved, last=k == first) if sizes else None))
+        # Frequencies are balanced as the weight is, even if there are as many as x is long, in their own blocks.
         there = plan_stages(x, grid, dtype, forward, grid, rebalanced=axes)
         ranges = list(there.grid.ranges)
         ranges[1] = balanced_ranges(self.out_channels, 1)
@@ -203,3 +203,94 @@ def _grid_of_modes(shape: tuple[int, ...], channels: int, frequencies: tuple[int
         return len(path), grid
 
     return min((grid for grid in grids if largest_block(whole, grid) == least), key=rank)
+
+
+_spectral_conv = in_dimensions(
+    """
+    y = irfftn(W rfftn(x)), with W a complex n_in x n_out matrix at each frequency that is kept, 0 at the others
+
+It is the layer of Fourier neural operators, neuralop's `SpectralConv`. Batch, channels and features may all be
+split.
+
+| tensor | global shape | partition |
+|---|---|---|
+| x | n_b x n_in x $n | P_x: P_n x P_c x $P |
+| y | n_b x n_out x $n | P_x, the same blocks along batch and features |
+| W (`params["weight"]`) | n_in x n_out x $frequencies x 2 | P_W: 1 x 1 x $Q x 1 |
+
+Along a feature dimension of W lie the frequencies 0, 1, ..., m - 1, -m, ..., -1; along the last one, where those of
+real data are halved, 0 to m - 1. They are in balanced blocks on P_W, which may be empty. The last dimension has
+their real and imaginary parts, so that an optimiser need not know of complex numbers.
+
+x holds real floating-point numbers; y has the dtype to which those of x and W promote. Outside P_x a worker passes
+a zero-volume tensor, and gets one.
+
+**Arguments:**
+
+- `P_x`: the partition of x and y.
+- `in_channels`, `out_channels`: n_in and n_out.
+- `modes`: m, an integer, or one for each feature dimension: how many frequencies are kept, at most half of a length,
+  and one more along the last.
+- `P_W`: the partition of the frequencies, 1 x 1 x $Q, on any workers. Default: the workers of
+  P_x, split as evenly as can be, with the fewest movements.
+
+**Raises:** `InvalidArgumentError`, on every worker, if arguments don't fit; when applied, `PlanError` if x or the
+weight doesn't, or x has not as many frequencies.
+
+>>> import distdl_jax as dj
+>>> P = dj.planning_world(4).grid([1, 1, $grid])
+>>> layer = $name(P, in_channels=2, out_channels=3, modes=$modes)
+>>> layer.param_specs()["weight"].block_shapes
+$blocks
+
+Source: Li et al. (2021), arXiv:2010.08895; Grady et al. (2023), arXiv:2204.01205, on many workers.
+""",
+    frequencies=("m_0", "2 m_1 x m_0", "2 m_2 x 2 m_1 x m_0", "2 m_3 x 2 m_2 x 2 m_1 x m_0"),
+    modes=("4", "(4, 3)", "(4, 3, 2)", "(4, 3, 2, 2)"),
+    blocks=(
+        "{0: (2, 3, 1, 2), 1: (2, 3, 1, 2), 2: (2, 3, 1, 2), 3: (2, 3, 1, 2)}",
+        "{0: (2, 3, 2, 3, 2), 1: (2, 3, 2, 3, 2), 2: (2, 3, 2, 3, 2), 3: (2, 3, 2, 3, 2)}",
+        "{0: (2, 3, 8, 3, 1, 2), 1: (2, 3, 8, 3, 1, 2), 2: (2, 3, 8, 3, 1, 2), 3: (2, 3, 8, 3, 1, 2)}",
+        "{0: (2, 3, 8, 3, 4, 1, 2), 1: (2, 3, 8, 3, 4, 1, 2), 2: (2, 3, 8, 3, 4, 1, 2), 3: (2, 3, 8, 3, 4, 1, 2)}",
+    ),
+)
+
+
+@_spectral_conv
+class DistributedSpectralConv1d(DistributedSpectralConv):
+    """A spectral convolution over 1 feature dimension: a product at each low frequency."""
+
+    dims = 1
+
+
+@_spectral_conv
+class DistributedSpectralConv2d(DistributedSpectralConv):
+    """A spectral convolution over 2 feature dimensions: a product at each low frequency."""
+
+    dims = 2
+
+
+@_spectral_conv
+class DistributedSpectralConv3d(DistributedSpectralConv):
+    """A spectral convolution over 3 feature dimensions: a product at each low frequency."""
+
+    dims = 3
+
+
+@_spectral_conv
+class DistributedSpectralConv4d(DistributedSpectralConv):
+    """A spectral convolution over 4 feature dimensions (space and time): a product at each low frequency."""
+
+    dims = 4
+
+
+SPECTRAL_CONVOLUTIONS = {
+    layer.dims: layer
+    for layer in (
+        DistributedSpectralConv1d,
+        DistributedSpectralConv2d,
+        DistributedSpectralConv3d,
+        DistributedSpectralConv4d,
+    )
+}
+"""The class of each number of feature dimensions."""

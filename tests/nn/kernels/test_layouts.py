@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from distdl_jax.nn.conv.conv_plan import LocalConvolution
+from distdl_jax.nn.conv.conv_base import LocalConvolution
 from distdl_jax.nn.kernels.geometry import Placement
 from distdl_jax.nn.kernels.pooling import max_pool, sum_pool
 from distdl_jax.nn.kernels.problem import Problem

@@ -13,7 +13,7 @@ from sequential import Beside, check_beside, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.functional.fourier.fourier import plan_fourier
+from distdl_jax.functional.fourier.fft import plan_fourier
 from distdl_jax.plans.pencils import pencils
 from distdl_jax.plans.shape_dtype import ShapeDtype
 
@@ -330,7 +330,7 @@ def test_refusals() -> None:
         "`axes` (=(2,)) names dimension 2, but the partition": transform("ifft", axes=2),
         "`axes` (=()) must name a dimension or more.": transform("rfft", axes=()),
         "`n` (=0) must be 1 or more.": transform("irfft", n=0),
-        "`axis` (=0) must not be given beside `axes` (=1): it is one of them.": transform("fft", axes=1, axis=0),
+        "`axis` (=0) must not be given together with `axes` (=1): it is one of them.": transform("fft", axes=1, axis=0),
         "`s` (=(3,)) must have a length of 1 or more for each of the 2 dimensions": transform(
             "fftn", s=(3,), axes=(0, 1)
         ),

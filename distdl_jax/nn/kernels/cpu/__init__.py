@@ -1,1 +1,1 @@
-"""Algorithms of convolutions on CPUs, and the choice between them; imported where JAX computes on a CPU only."""
+"""Algorithms of convolutions on CPUs, and the choice between them; imported only if JAX computes on a CPU."""

@@ -17,8 +17,7 @@ from jax import Array
 
 from distdl_jax.nn.kernels import phases
 from distdl_jax.nn.kernels.geometry import Pairs, row_major
-from distdl_jax.nn.kernels.problem import Problem
-from distdl_jax.nn.kernels.xla_conv import conv
+from distdl_jax.nn.kernels.problem import Problem, conv
 
 
 def _one_dimension_as_a_row(compute: Callable[..., Array]) -> Callable[..., Array]:

@@ -21,7 +21,7 @@ _HEADER, _VERSION = "include/oneapi/dnnl/dnnl.hpp", "include/oneapi/dnnl/dnnl_ve
 
 _NO_COMPILER = "There is no C++ compiler on PATH (c++, g++ or clang++); CXX can name another one."
 
-# What is tried where the library can't be compiled, to say why.
+# What is tried if the library can't be compiled, to say why.
 _NOTHING = "int nothing() { return 0; }\n"
 _CALL = """\
 #include "oneapi/dnnl/dnnl.hpp"
@@ -50,7 +50,7 @@ Do one of these, and try again:
 def build() -> Path:
     """Compile the library into this environment, and return its path.
 
-    **Raises:** `SetupError` where there is no C++ compiler or no oneDNN, or the environment can't be written.
+    **Raises:** `SetupError` if there is no C++ compiler or no oneDNN, or the environment can't be written.
     """
     compiler = _compiler()
     if not compiler:
@@ -72,7 +72,7 @@ def build() -> Path:
 
 
 def _why(compiler: str, places: list[tuple[str, list[str]]], complaints: list[str], folder: Path) -> str:
-    """Return what is wrong where the library can't be compiled: the compiler, all that was found, or our source."""
+    """Return why the library can't be compiled: the compiler, all that was found, or our source."""
     tried, made = folder / "tried.cc", folder / "tried.so"
     tried.write_text(_NOTHING)
     if complaint := _compile(compiler, tried, [], made):
@@ -96,7 +96,7 @@ def can_be_tried() -> bool:
 
 
 def _compiler() -> str:
-    """Return the command of the C++ compiler; "" where there is none."""
+    """Return the command of the C++ compiler; "" if there is none."""
     return os.environ.get("CXX") or next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), "")
 
 
@@ -135,10 +135,10 @@ def _compile(compiler: str, source: Path, flags: list[str], made: Path) -> str:
 
 
 def _put_in_place(made: Path) -> None:
-    # Into a file of its own first: a worker that runs may have the old one mapped.
-    beside = path().with_suffix(".part")
+    # Into another file first: a worker that runs may have the old one mapped.
+    copy = path().with_suffix(".part")
     try:
-        shutil.copy(made, beside)
-        os.replace(beside, path())
+        shutil.copy(made, copy)
+        os.replace(copy, path())
     except OSError as error:
         raise SetupError(f"The compiled library can't be written to {path()}: {error}.") from error

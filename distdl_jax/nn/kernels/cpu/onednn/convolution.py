@@ -69,7 +69,7 @@ def order(problem: Problem, direction: Direction) -> int:
 
 @cache
 def memory(problem: Problem, direction: Direction) -> int | None:
-    """Return how many bytes it needs beside operands and result; None where oneDNN can't compute it, or slowly."""
+    """Return how many bytes it needs besides operands and result; None if oneDNN can't compute it, or slowly."""
     if problem.dims > MOST_DIMS:
         return None
     low, high = zip(*problem.window.padding, strict=True)
