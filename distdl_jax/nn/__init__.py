@@ -38,6 +38,7 @@ from distdl_jax.nn.dense.linear import DistributedLinear
 from distdl_jax.nn.dense.pointwise import DistributedPointwise
 from distdl_jax.nn.dense.prelu import DistributedPReLU
 from distdl_jax.nn.dense.squeeze_excitation import DistributedSqueezeExcitation
+from distdl_jax.nn.dense.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from distdl_jax.nn.experts.mixture import DistributedMixtureOfExperts
 from distdl_jax.nn.graph.graph_conv import DistributedGraphConv
 from distdl_jax.nn.graph.graph_net import DistributedGraphNetBlock
@@ -142,6 +143,7 @@ __all__ = [
     "AllSumReduce",
     "AllToAll",
     "Broadcast",
+    "ColumnParallelLinear",
     "Concatenate",
     "DistributedAccuracy",
     "DistributedAdaptiveAvgPool",
@@ -230,6 +232,7 @@ __all__ = [
     "Reshape",
     "Residual",
     "Roll",
+    "RowParallelLinear",
     "SegmentSum",
     "Sequential",
     "Skip",

@@ -182,30 +182,37 @@ def test_an_output_layer_that_is_tied_to_the_embedding() -> None:
     close(gradient["weight"], block_of(want, embed.param_specs()["weight"]), 1e-12, "the table's gradient")
 
 
-@pytest.mark.simulated(2)
-def test_a_pair_of_linear_layers_of_copies() -> None:
-    """Column and row parallel on copies of x: y is on all workers, and the gradients of copies are shares."""
-    P = dj.Partition()
-    column, row, P_row = on(1, 2, 1).partition(P), on(1, 1, 2).partition(P), on(1, 2).partition(P)
-    first = nn.DistributedLinear(column, row, on(2, 1).partition(P), 3, 5, replicated=True)
-    second = nn.DistributedLinear(row, column, P_row, 5, 3, replicated=True)
+@pytest.mark.simulated(1, 2, 3, 4)
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_megatrons_pair(sequence_parallel: bool, world_size: int) -> None:
+    """Around a nonlinearity, with a way around both: y, and all gradients, those of copies in shares that add up."""
+    p = 2 if world_size == 4 else world_size
+    P = dj.Partition().grid([world_size // p, 1, p])
+    first = nn.ColumnParallelLinear(P, in_features=3, out_features=5, sequence_parallel=sequence_parallel)
+    second = nn.RowParallelLinear(P, in_features=5, out_features=3, sequence_parallel=sequence_parallel)
+    assert (first.output_partition, second.input_partition) == (P, P)
+    copies = not sequence_parallel
+    stream = dj.TensorSpec((2, 4, 3), P.grid([P.shape[0], p, 1, *[1] * copies]), replicated=(1,) if copies else ())
     rng, specs = np.random.default_rng(0), (first.param_specs(), second.param_specs())
     whole = jax.tree.map(lambda spec: rng.normal(size=spec.global_shape), specs)
     x, c = rng.normal(size=(2, 2, 4, 3))
 
-    def loss(params: Any, x: Any, layers: Any, of_each: float) -> Any:
+    def loss(params: Any, x: Any, layers: Any, c: Any) -> Any:
         y = x + layers[1](params[1], jnp.sin(layers[0](params[0], x)))
-        return of_each * jnp.sum(c * jnp.sin(y)), y
+        return jnp.sum(c * jnp.sin(y)), y
 
     def plain(params: Any, x: Any) -> Any:
         return x @ params["weight"].T + params["bias"]
 
-    differentiate = dj.jit(lambda p, x: dj.grad(loss, (0, 1), has_aux=True)(p, x, (first, second), 0.5))
-    (of_params, of_x), y = differentiate(jax.tree.map(block_of, whole, specs), x)
-    of_whole = jax.jit(lambda p, x: jax.grad(loss, (0, 1), has_aux=True)(p, x, (plain, plain), 1.0))
+    own_c = block_of(c, stream) / (p if copies else 1)
+    differentiate = dj.jit(lambda params, x: dj.grad(loss, (0, 1), has_aux=True)(params, x, (first, second), own_c))
+    (of_params, of_x), y = differentiate(jax.tree.map(block_of, whole, specs), block_of(x, stream))
+    of_whole = jax.jit(lambda params, x: jax.grad(loss, (0, 1), has_aux=True)(params, x, (plain, plain), c))
     (want, want_x), want_y = of_whole(whole, x)
-    close(y, want_y, 1e-12, "y")
-    close(sum(P.allgather_data(np.asarray(of_x))), want_x, 1e-12, "gradient of x")
+    close(y, block_of(np.asarray(want_y), stream), 1e-12, "y")
+    if copies:
+        of_x = dj.functional.all_sum_reduce(of_x, stream.partition, axes_reduce=(1,))
+    close(of_x, block_of(np.asarray(want_x), stream), 1e-12, "gradient of x")
     jax.tree.map(lambda got, its, spec: close(got, block_of(its, spec), 1e-12, "weights"), of_params, want, specs)
 
 
@@ -333,6 +340,12 @@ def test_refusals() -> None:
         ),
         "`replicated` (=True) takes workers that hold copies: `P_x` of 1 x 2 x 2": lambda P: nn.DistributedLinear(
             on(1, 2).partition(P), on(1, 2).partition(P), on(2, 2).partition(P), 4, 4, replicated=True
+        ),
+        "`P` (1 x 2 x 2) must be P_n x 1 x p": lambda P: nn.ColumnParallelLinear(
+            on(1, 2, 2).partition(P), in_features=4, out_features=4
+        ),
+        "`P` (1 x 4) must be P_n x 1 x p": lambda P: nn.RowParallelLinear(
+            on(1, 4).partition(P), in_features=4, out_features=4
         ),
         "`padding_idx` (=7) must be an index, 0 to 6.": lambda P: nn.DistributedEmbedding(
             on(1, 1).partition(P), on(1, 1, 2).partition(P), on(2, 2).partition(P), 7, 3, padding_idx=7

@@ -28,6 +28,7 @@ from distdl_jax.nn.attention.attention_plan import (
 from distdl_jax.nn.attention.cache import PREFIX, Cache, cache_specs, check_cache, empty, entries_of, remembered
 from distdl_jax.nn.attention.online_softmax import rotated
 from distdl_jax.nn.attention.ring import Extras, block_of
+from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.input_checks import check_probability, checked_key, real_grid
 from distdl_jax.nn.base.layer import PartitionedLayer
 from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes, plan_replicated_params
@@ -286,6 +287,7 @@ class DistributedMultiHeadAttention(PartitionedLayer):
         key: Array | None = None,
         training: bool = True,
     ) -> tuple[Array, Cache]: ...
+    @layer_call
     def __call__(
         self,
         params: Params,

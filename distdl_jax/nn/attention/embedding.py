@@ -18,6 +18,7 @@ from distdl_jax.functional.broadcast import plan_broadcast
 from distdl_jax.functional.indices import as_indices
 from distdl_jax.functional.plan import MovementPlan, ShapeDtypes
 from distdl_jax.functional.sum_reduce import plan_sum_reduce
+from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.matmul_plan import SummedPlan
 from distdl_jax.nn.base.parameters import (
     Params,
@@ -199,6 +200,7 @@ class DistributedEmbedding(WeightedLayer):
             to_y = plan_sum_reduce(products, work, self.P_y.create_cartesian_topology_partition([p_n, 1, p_e]))
         return EmbeddingPlan(to_work, of_params, products, to_y, blocks, self.padding_idx)
 
+    @layer_call
     def __call__(self, params: Params, x: Array) -> Array:
         """Apply the layer.
 

@@ -27,7 +27,7 @@ from jax.typing import DTypeLike
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.functional.block_checks import by_class, check_placeholders, outside
 from distdl_jax.functional.plan import Plan, ShapeDtypes, taking_part
-from distdl_jax.nn.base.calls import call_of_a_layer
+from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.output_specs import spec_of_blocks
 from distdl_jax.nn.base.parameters import (
     ParamShapeDtypes,
@@ -153,12 +153,6 @@ class BaseLayer(Static):
 
     One that has no parameters, by its class or by its arguments, may be called with the input alone: `layer(x)`.
     """
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for name in ("__call__", "apply"):
-            if name in vars(cls):
-                setattr(cls, name, call_of_a_layer(vars(cls)[name]))
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         self = super().__new__(cls)
@@ -308,6 +302,7 @@ class PartitionedLayer(BaseLayer):
     def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> Any:
         """Plan from what `_checked` returns."""
 
+    @layer_call
     def __call__(self, params: Any, x: Array) -> Array:
         """Apply the layer.
 
@@ -368,6 +363,7 @@ class ParameterFreeLayer(PartitionedLayer):
     def __call__(self, x: Array, /) -> Array: ...
     @overload
     def __call__(self, params: dict[str, Array], x: Array, /) -> Array: ...
+    @layer_call
     def __call__(self, *args: Any) -> Array:
         """Return this worker's block of the output, from its input `x`: `layer(x)`, or `layer({}, x)`."""
         if len(args) == 2 and not (isinstance(args[0], dict) and not args[0]):

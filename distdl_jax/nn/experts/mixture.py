@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.functional.block_checks import outside
 from distdl_jax.functional.plan import ShapeDtypes
+from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.input_checks import real_grid
 from distdl_jax.nn.base.layer import PartitionedLayer
 from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes
@@ -246,6 +247,7 @@ class DistributedMixtureOfExperts(PartitionedLayer):
     def __call__(self, params: Params, x: Array) -> Array: ...
     @overload
     def __call__(self, params: Params, x: Array, *, state: State, training: bool = True) -> tuple[Array, State]: ...
+    @layer_call
     def __call__(self, params: Params, x: Array, *, state: State | None = None, training: bool = True) -> Any:
         """Apply the layer: `y = layer(params, x)`, or `y, state = layer(params, x, state=state)`.
 

@@ -15,6 +15,7 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.functional import repartition
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.functional.repartition import plan_repartition
+from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.layer import Ends, Layer, keeps_state
 from distdl_jax.nn.networks.layer_compatibility import in_equal_blocks
 from distdl_jax.nn.networks.network import Network, RunPart, first_partition, last_partition, params_of_part
@@ -181,6 +182,7 @@ class Pipeline(Network):
             self._check_batch(exchange_shapes(world, team, f"microbatches of {len(self.stages)} stages", x))
         return x.reshape(self._cut_shape(x.shape))
 
+    @layer_call
     def __call__(
         self, params: Any, x: Array, *, state: Any = None, training: bool = True, key: Array | None = None
     ) -> Any:

@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.functional.block_checks import outside
+from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.parameters import Params, check_params
 from distdl_jax.nn.norm.normalization import ChannelNorm, NormPlan, check_norm, filled
 from distdl_jax.partitions.partition import Partition
@@ -103,6 +104,7 @@ class DistributedBatchNorm(ChannelNorm):
     def __call__(self, params: Params, x: Array) -> Array: ...
     @overload
     def __call__(self, params: Params, x: Array, *, state: State, training: bool = True) -> tuple[Array, State]: ...
+    @layer_call
     def __call__(self, params: Params, x: Array, *, state: State | None = None, training: bool = True) -> Any:
         """Apply the layer: `y, state = layer(params, x, state=state, training=True)`.
 

@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.functional.plan import Plan, ShapeDtypes
+from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.layer import draws_numbers, keeps_state
 from distdl_jax.nn.base.parameters import unboxed
 from distdl_jax.nn.dense.split_weight import SplitWeight, split_weight
@@ -124,6 +125,7 @@ class SpectralNorm(Wrapper):
         """Plan what becomes of the workers' blocks; see `Layer.plan`."""
         return self.layer.plan(x, params)
 
+    @layer_call
     def __call__(
         self, params: Any, x: Array, *, state: State | None = None, training: bool = True, **options: Any
     ) -> Any:

@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.functional.plan import Plan, ShapeDtypes
 from distdl_jax.functional.replicated import replicated
+from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.parameters import unboxed
 from distdl_jax.nn.dense.split_weight import SplitWeight, split_weight
 from distdl_jax.nn.networks.remat_precision import Wrapper
@@ -102,6 +103,7 @@ class WeightNorm(Wrapper):
             }
         return self.layer.plan(x, params)
 
+    @layer_call
     def __call__(self, params: Any, x: Array, **options: Any) -> Any:
         """Return this worker's block of the output. `options` are the layer's: `state`, `training`, `key`, ..."""
         params = dict(unboxed(params))

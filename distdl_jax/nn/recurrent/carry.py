@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.functional.block_checks import outside
+from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.layer import PartitionedLayer
 from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes
 from distdl_jax.partitions.tensors import TensorSpec, check_spec, zero_volume_tensor
@@ -62,6 +63,7 @@ class Recurrent(PartitionedLayer):
         blocks = (jnp.zeros(spec.local_shape, found) if spec.box else zero_volume_tensor(dtype=found) for spec in specs)
         return self._tree(tuple(blocks))
 
+    @layer_call
     def __call__(self, params: Params, x: Array, *, carry: Carry | None = None) -> Any:
         """Apply the layer: `y, carry = layer(params, x, carry=carry)`, or `y = layer(params, x)` from a carry of zeros.
 
