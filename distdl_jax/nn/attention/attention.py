@@ -16,10 +16,15 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.functional.block_checks import outside
 from distdl_jax.functional.plan import ShapeDtypes
-from distdl_jax.nn.attention.arguments import MASK, MEMORY, PADDING, check_mask, is_padded, memory_of
 from distdl_jax.nn.attention.attention_plan import (
+    MASK,
+    MEMORY,
+    PADDING,
     AttentionPlan,
     Heads,
+    check_mask,
+    is_padded,
+    memory_of,
     places_of,
     plan_to_heads,
     regions_of,

@@ -20,11 +20,7 @@ from distdl_jax.functional.plan import MovementPlan, ShapeDtypes
 from distdl_jax.functional.sum_reduce import plan_sum_reduce
 from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.matmul_plan import SummedPlan
-from distdl_jax.nn.base.parameters import (
-    Params,
-    ParamShapeDtypes,
-    unboxed,
-)
+from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes, unboxed
 from distdl_jax.nn.base.weighted_layer import WeightedLayer
 from distdl_jax.partitions.initialization import Initializer
 from distdl_jax.partitions.partition import Partition, check_partitions

@@ -29,13 +29,7 @@ from distdl_jax.functional.block_checks import by_class, check_placeholders, out
 from distdl_jax.functional.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.output_specs import spec_of_blocks
-from distdl_jax.nn.base.parameters import (
-    ParamShapeDtypes,
-    agree_on_shapes,
-    check_params,
-    spec_shapes,
-    unboxed,
-)
+from distdl_jax.nn.base.parameters import ParamShapeDtypes, agree_on_shapes, check_params, spec_shapes, unboxed
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.static import Static
 from distdl_jax.partitions.tensors import TensorSpec, check_spec

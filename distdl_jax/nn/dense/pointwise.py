@@ -14,12 +14,7 @@ from distdl_jax.errors import PlanError
 from distdl_jax.functional.all_gather import plan_all_gather
 from distdl_jax.functional.block_checks import common_dtype, owned_grid
 from distdl_jax.functional.collectives import accumulation_dtype
-from distdl_jax.functional.plan import (
-    BlocksPlan,
-    MovementPlan,
-    ShapeDtypes,
-    Unmoved,
-)
+from distdl_jax.functional.plan import BlocksPlan, MovementPlan, ShapeDtypes, Unmoved
 from distdl_jax.functional.replicated import ReplicatedPlan
 from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes, plan_replicated_params
 from distdl_jax.nn.base.weighted_layer import AffineLayer
@@ -131,7 +126,7 @@ class DistributedPointwise(AffineLayer):
         check_partitions(P_x=self.P_x)
         for name in ("in_features", "out_features"):
             checked_integer(name, getattr(self, name), 1)
-        vars(self).update(dim=checked_axis("dim", self.dim, self.P_x.shape))  # in the form in which equal ones are
+        self._store(dim=checked_axis("dim", self.dim, self.P_x.shape))
 
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:

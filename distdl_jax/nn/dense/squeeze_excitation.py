@@ -13,12 +13,7 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.functional.block_checks import outside
-from distdl_jax.functional.plan import (
-    BlocksPlan,
-    Plan,
-    ShapeDtypes,
-    taking_part,
-)
+from distdl_jax.functional.plan import BlocksPlan, Plan, ShapeDtypes, taking_part
 from distdl_jax.nn.base.input_checks import real_grid
 from distdl_jax.nn.base.layer import Ends, describe
 from distdl_jax.nn.dense.pointwise import DistributedPointwise

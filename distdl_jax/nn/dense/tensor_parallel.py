@@ -38,7 +38,8 @@ def ColumnParallelLinear(
 
     **Returns:** the `DistributedLinear` with these partitions.
 
-    **Raises:** as `DistributedLinear`; `InvalidArgumentError` where `P` cuts the sequence, or has too few dimensions.
+    **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if `P` cuts
+    the sequence, or has too few dimensions.
 
     >>> import distdl_jax as dj
     >>> ColumnParallelLinear(dj.planning_world(4).grid([1, 1, 4]), in_features=8, out_features=32)
@@ -68,7 +69,11 @@ def RowParallelLinear(
 
     Products are summed over the p workers, to all of them, or scattered along the sequence.
 
-    **Arguments, returns, raises:** as `ColumnParallelLinear`, with the same `P`.
+    **Arguments:** as `ColumnParallelLinear`, with the same `P`.
+
+    **Returns:** the `DistributedLinear` with these partitions.
+
+    **Raises:** `InvalidTypeError` and `InvalidArgumentError` as `ColumnParallelLinear`.
 
     >>> import distdl_jax as dj
     >>> RowParallelLinear(dj.planning_world(4).grid([1, 1, 4]), in_features=32, out_features=8, sequence_parallel=True)

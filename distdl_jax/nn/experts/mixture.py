@@ -156,8 +156,7 @@ class DistributedMixtureOfExperts(PartitionedLayer):
                 f"`group_axes` (={given}) must name dimensions of tokens, 0 to {self.P_x.dim - 2}, not the features."
             )
         normalize = self.top_k > 1 if self.normalize is None else checked_boolean("normalize", self.normalize)
-        # The fields, in the form in which equal ones are equal.
-        vars(self).update(group_axes=axes, normalize=normalize)
+        self._store(group_axes=axes, normalize=normalize)
         check_function("activation", self.activation)
         self._check_expert()
 

@@ -20,11 +20,7 @@ from distdl_jax.functional.replicated import ReplicatedPlan
 from distdl_jax.functional.statistics import Along, Entries, Moments
 from distdl_jax.nn.base.input_checks import real_grid
 from distdl_jax.nn.base.layer import PartitionedLayer
-from distdl_jax.nn.base.parameters import (
-    Params,
-    ParamShapeDtypes,
-    plan_replicated_params,
-)
+from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes, plan_replicated_params
 from distdl_jax.nn.norm.scaling import scaled
 from distdl_jax.partitions.partition import check_partitions
 from distdl_jax.partitions.tensors import TensorSpec, zero_volume_tensor

@@ -90,7 +90,7 @@ class SpectralNorm(Wrapper):
             raise InvalidArgumentError(f"`eps` (={self.eps!r}) must be a number above 0.")
         if not self._weight.rows:
             raise InvalidArgumentError(f"`dim` (={self.dim!r}) must name a dimension of {self.name!r}, or several.")
-        vars(self).update(dim=self._weight.rows)  # in the form in which equal ones are equal
+        self._store(dim=self._weight.rows)
 
     @cached_property
     def _weight(self) -> SplitWeight:

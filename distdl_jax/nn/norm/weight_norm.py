@@ -66,7 +66,7 @@ class WeightNorm(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        vars(self).update(dim=self._weight.rows or None)  # in the form in which equal ones are equal
+        self._store(dim=self._weight.rows or None)
 
     @cached_property
     def _weight(self) -> SplitWeight:
