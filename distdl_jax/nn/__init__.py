@@ -88,8 +88,7 @@ from distdl_jax.nn.norm.per_sample import (
     DistributedLayerNorm,
     DistributedRMSNorm,
 )
-from distdl_jax.nn.norm.spectral_norm import SpectralNorm
-from distdl_jax.nn.norm.weight_norm import WeightNorm
+from distdl_jax.nn.norm.weight_norms import SpectralNorm, WeightNorm
 from distdl_jax.nn.pool.pooling import (
     DistributedAvgPool1d,
     DistributedAvgPool2d,

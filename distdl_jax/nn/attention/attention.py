@@ -318,7 +318,7 @@ class DistributedMultiHeadAttention(PartitionedLayer):
           this worker's samples, heads and queries (with "gather" and "heads": its share of the heads, and all queries),
           and all keys (with a cache: its places). A mask of which workers hold copies, and which has a gradient, goes
           through `dj.replicated`. Outside P_x anything.
-        - `key_padding_mask`: as PyTorch's: of bool, True for those elements of the memory that nobody attends to. Of
+        - `key_padding_mask`: as PyTorch's: of bool, True for elements of the memory that no query sees. Of
           this worker's samples and of its part of the sequence (with "gather": of all), the same along P_h. An element
           that sees nothing gets 0 from all heads. A cache remembers it. Outside P_x anything.
         - `cache`: from `init_cache`, or the last call. Nothing is dropped then.

@@ -51,18 +51,18 @@ class EmbeddingPlan(SummedPlan):
         """Return this worker's block of the output."""
         product = self.products[world.rank]
         x = as_indices(self.to_work.run(world, x))
-        rows = self.rows.get(world.rank)
-        start, stop, features = rows or (0, 0, 0)
-        weight, _ = self.of_params.run(world, params, (stop - start, features) if rows else (0,))
-        if rows is None or 0 in (*product.shape, stop - start):
+        block = self.rows.get(world.rank)
+        start, stop, features = block or (0, 0, 0)
+        weight, _ = self.of_params.run(world, params, (stop - start, features) if block else (0,))
+        if block is None or 0 in (*product.shape, stop - start):
             part = tie(jnp.zeros(product.shape, product.dtype), x, weight)
         else:
             known = (x >= start) & (x < stop)
             if self.padding_idx is not None and start <= self.padding_idx < stop:
                 row = self.padding_idx - start
                 weight = weight.at[row].set(jax.lax.stop_gradient(weight[row]))
-            found = jnp.take(weight, jnp.clip(x - start, 0, stop - start - 1), axis=0)
-            part = jnp.where(known[..., None], found, 0)
+            rows = jnp.take(weight, jnp.clip(x - start, 0, stop - start - 1), axis=0)
+            part = jnp.where(known[..., None], rows, 0)
         return self.to_y.run(world, tie(part, x, *params.values()))
 
 

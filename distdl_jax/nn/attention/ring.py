@@ -36,7 +36,7 @@ from distdl_jax.tracing.world import World
 
 
 class Extras(NamedTuple):
-    """Inputs of an attention beside queries and keys; None for those that are not given.
+    """Further inputs of an attention, besides queries and keys; None if not given.
 
     - `mask`: (n or 1) x (heads or 1) x queries x all keys, as in `online_softmax.Keys`.
     - `key`: of the random numbers, by which weights are dropped.
@@ -160,7 +160,7 @@ def block_of(k: Array, v: Array, padding: Array | None) -> Array:
 def attended(world: World, ring: Ring, q: Array, block: Array, extras: Extras) -> Array:
     """Return the heads' outputs, for queries n x s x heads x d and keys and values n x t x (key heads) x (d + d).
 
-    It differentiates as one movement, with an adjoint of its own.
+    It differentiates as one movement, with its own adjoint.
     """
     mask = extras.mask
     if mask is not None and mask.dtype != jnp.bool_:
@@ -262,7 +262,7 @@ def _gradients_of(
 
 
 def _of_whole_mask(mask: Array | None, parts: Sequence[tuple[Range, Array | None]], dy: Array) -> Array | None:
-    """Return the gradient of an added mask, from gradients of its columns; 0 for keys that nobody looked at."""
+    """Return the gradient of an added mask, from gradients of its columns; 0 for keys that no query sees."""
     if mask is None or mask.dtype == jnp.bool_:
         return None
     whole = tie(jnp.zeros(mask.shape, mask.dtype), dy)

@@ -3,7 +3,7 @@
 Where queries see no keys behind them, worker i of p has i + 1 blocks of keys to look at. So that all take as long,
 workers that would wait compute for others: in turn d = 1, 2, ..., p // 2 the workers from d on fetch the keys of the
 worker d before them, and the first d take queries of the worker p - d behind them, for their own keys. Where d = p / 2
-these are the same pairs, and each computes half of the queries. So beside its own block each worker has (p - 1) / 2 to
+these are the same pairs, and each computes half of the queries. So besides its own block each worker has (p - 1) / 2 to
 look at, instead of p - 1 for the last one.
 
 In a zig-zag order of the sequence (blocks i and 2p - 1 - i on worker i) workers compute as much without loans. But

@@ -289,7 +289,7 @@ class PartitionedLayer(BaseLayer):
         return spec_shapes(self.param_specs(), self._team, dtype)
 
     def _param_dtype(self, x: ShapeDtypes) -> np.dtype:
-        """Return the dtype of parameters that nobody gives, beside an input of these shapes and dtypes."""
+        """Return the default dtype of parameters for an input of these shapes and dtypes."""
         return x[self.P_x.ranks[0]].dtype
 
     @abstractmethod
@@ -382,7 +382,7 @@ class ParameterFreeLayer(PartitionedLayer):
 
 
 def describe(layer: Any) -> str:
-    """Describe a layer, a dataclass, in words that are the same on every worker."""
+    """Describe a layer, a dataclass, with the same text on every worker."""
     values = {field.name: getattr(layer, field.name) for field in fields(layer)}
     shown = (f"{k}={x.describe() if isinstance(x, Partition | TensorSpec) else repr(x)}" for k, x in values.items())
     # The address of a function differs between workers.

@@ -1,4 +1,4 @@
-"""The partition of a weight, where a layer is given none: derived from those of the layer's input and output."""
+"""The partition of a weight, derived from the partitions of a layer's input and output."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def weight_partition(
 
 
 def check_not_split(split: str | None) -> None:
-    """Refuse a `split` beside a P_W, which says the same."""
+    """Refuse a `split` in addition to a P_W, which says the same."""
     if split is not None:
         raise InvalidArgumentError(f"`split` (={split!r}) must be None where `P_W` is given: `P_W` says what is split.")
 

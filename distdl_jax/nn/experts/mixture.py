@@ -89,7 +89,7 @@ class DistributedMixtureOfExperts(PartitionedLayer):
     - `top_k`: k, how many experts a token chooses, at most n_x.
     - `capacity_factor`: an expert takes ceil(factor * k * tokens / n_x) assignments of a group, at least 1. None: all,
       with as many slots as tokens; nothing is dropped.
-    - `group_axes`: the dimensions of x along which each index has groups of its own. Default: 0, the samples; none
+    - `group_axes`: the dimensions of x along which each index has its own groups. Default: 0, the samples; none
       where x is tokens x features. () makes one group of all.
     - `normalize`: whether the gates of a token add up to 1. Default: where k is above 1.
     - `activation`: of the experts' hidden layer.
@@ -207,18 +207,18 @@ class DistributedMixtureOfExperts(PartitionedLayer):
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
         """Return this worker's initial parameters: a router as a linear layer's, and experts from a key of each."""
         check_key("key", key)
-        found, specs = checked_dtype("dtype", dtype), self.param_specs()
+        dtype, specs = checked_dtype("dtype", dtype), self.param_specs()
         of_router, of_experts = jax.random.split(key)
-        params = {"router": init_block(UniformFanIn(self.embed_dim), of_router, specs["router"], found)}
+        params = {"router": init_block(UniformFanIn(self.embed_dim), of_router, specs["router"], dtype)}
         box = next(spec.box for name, spec in specs.items() if name != "router")
         if box is None or box[0][0] == box[0][1]:
             return params | {
-                name: zero_volume_tensor(dtype=found) if box is None else jnp.zeros(spec.local_shape, found)
+                name: zero_volume_tensor(dtype=dtype) if box is None else jnp.zeros(spec.local_shape, dtype)
                 for name, spec in specs.items()
                 if name != "router"
             }
         keys = jax.random.split(of_experts, self.num_experts)[slice(*box[0])]
-        return params | jax.vmap(lambda key: self._expert.init(key, found))(keys)
+        return params | jax.vmap(lambda key: self._expert.init(key, dtype))(keys)
 
     def state_specs(self) -> dict[str, TensorSpec]:
         """Return the global shape and the partition of each part of the state: a pytree like it."""
@@ -228,9 +228,9 @@ class DistributedMixtureOfExperts(PartitionedLayer):
 
     def init_state(self, dtype: DTypeLike = jnp.float32) -> State:
         """Return this worker's part of a state of zeros; losses of `dtype`."""
-        found = checked_dtype("dtype", dtype)
+        dtype = checked_dtype("dtype", dtype)
         return {
-            name: jnp.zeros(spec.local_shape, jnp.int32 if name == "tokens_per_expert" else found)
+            name: jnp.zeros(spec.local_shape, jnp.int32 if name == "tokens_per_expert" else dtype)
             for name, spec in self.state_specs().items()
         }
 

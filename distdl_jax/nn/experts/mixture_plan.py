@@ -182,13 +182,13 @@ class MixturePlan(BlocksPlan):
         slots, rows = self._slots(world, choices)
         sent, rows = self._filled(worker, tokens, choices.experts, slots, tie(rows, lax.stop_gradient(copy)))
         outputs = self._through_experts(world, params, x, sent, rows)
-        found = outputs.at[choices.experts, slots].get(mode="fill", fill_value=0)
-        y = jnp.einsum("gtk,gtke->gte", choices.gates, found.astype(choices.gates.dtype))
+        rows = outputs.at[choices.experts, slots].get(mode="fill", fill_value=0)
+        y = jnp.einsum("gtk,gtke->gte", choices.gates, rows.astype(choices.gates.dtype))
         return tie(dispatch.tokens.in_blocks(y, worker).astype(self.dtype), outputs, copy), choices
 
     def _through_experts(self, world: World, params: Params, x: Array, sent: Array, rows: Array) -> Array:
         """Return what experts make of this worker's slots, `sent`, which go to rows of theirs."""
-        # What moves is used, and batched, on all workers alike; what of x moves carries no derivative of the router's.
+        # What moves is used, and batched, on all workers; what of x moves carries no derivative of the router's.
         router = lax.stop_gradient(params["router"])
         received = self.to_experts.run(world, tie(sent, x, router))
         rows = self.of_places.run(world, tie(rows, lax.stop_gradient(x), router))

@@ -24,7 +24,7 @@ class Expert(Protocol):
         """Return the parameters of one expert, from its own random key."""
 
     def __call__(self, params: Any, tokens: Array) -> Array:
-        """Return the output for tokens x features; some of the tokens are zeros, whose output nobody reads."""
+        """Return the output for tokens x features; some of the tokens are zeros, whose output is not read."""
 
 
 @dataclass(frozen=True)
