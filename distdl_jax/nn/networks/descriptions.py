@@ -148,7 +148,7 @@ def _description(name: str, layer_class: Callable[..., Any], arguments: dict[str
 
 def _argument_names(layer_class: Any) -> tuple[str, ...]:
     """Return the names of the arguments of a dataclass; none where they are not known."""
-    return tuple(inspect.signature(layer_class).parameters) if is_dataclass(layer_class) else ()
+    return tuple(inspect.signature(layer_class.__init__).parameters)[1:] if is_dataclass(layer_class) else ()
 
 
 def _hashable(value: Any) -> Hashable:
