@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
@@ -148,7 +148,8 @@ def _description(name: str, layer_class: Callable[..., Any], arguments: dict[str
 
 def _argument_names(layer_class: Any) -> tuple[str, ...]:
     """Return the names of the arguments of a dataclass; none where they are not known."""
-    return tuple(inspect.signature(layer_class.__init__).parameters)[1:] if is_dataclass(layer_class) else ()
+    is_known = hasattr(layer_class, "__dataclass_fields__")
+    return tuple(inspect.signature(layer_class).parameters) if is_known else ()
 
 
 def _hashable(value: Any) -> Hashable:

@@ -312,7 +312,7 @@ class SpectralNorm(Wrapper):
             options["state"] = None if state is None else {k: v for k, v in state.items() if k not in self._names}
         if has_state or draws_numbers(self.layer):
             options["training"] = training
-        result = self.layer({**params, self.name: weight}, x, **options)
+        result: Any = self.layer({**params, self.name: weight}, x, **options)
         if state is None:
             return result
         outputs = list(result) if isinstance(result, tuple) else [result]
