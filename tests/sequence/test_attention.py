@@ -17,7 +17,8 @@ from sequential import close, cut
 import distdl_jax as dj
 from distdl_jax import nn
 
-GROUPS, HEADS = {"dropout": 0.3, "num_key_heads": 2}, {"dropout": 0.3, "exchange": "heads"}
+DROPPED: dict[str, Any] = {"dropout": 0.3}
+GROUPS, HEADS = {**DROPPED, "num_key_heads": 2}, {**DROPPED, "exchange": "heads"}
 TWO = [
     Drawn(on(1, 2, 1, ranks=(1, 0)), (2, 3), 8, 4, 5, (1, 1), padded=True, options=GROUPS),
     Drawn(on(1, 2, 1), (2, 3), 8, 4, None, "queries", padded=True, options=HEADS),
@@ -25,11 +26,9 @@ TWO = [
 FOUR = [
     Drawn(on(1, 2, 2, ranks=(3, 1, 2, 0)), (2, 3), 8, 4, 5, (1, 1), padded=True, options=GROUPS),
     Drawn(on(1, 4, 1, ranks=(2, 0, 3, 1)), (2, 5), 8, 4, 3, "queries", padded=True, options=HEADS),
-    Drawn(
-        on(2, 2, 1), (2, 5), 8, 4, None, (1, 1), True, options={"dropout": 0.3, "exchange": "gather", "causal": True}
-    ),
+    Drawn(on(2, 2, 1), (2, 5), 8, 4, None, (1, 1), True, options={**DROPPED, "exchange": "gather", "causal": True}),
     Drawn(on(2, 2, 1, ranks=(3, 1, 2, 0)), (2, 4), 8, 4, None, (1, 1), True, options={**GROUPS, **HEADS}),
-    Drawn(on(1, 4, 1), (2, 6), 8, 4, None, "queries", padded=True, options={"dropout": 0.3, "causal": True}),
+    Drawn(on(1, 4, 1), (2, 6), 8, 4, None, "queries", padded=True, options={**DROPPED, "causal": True}),
 ]
 RANDOM = [
     pytest.param(workers, range(first, first + 4), marks=pytest.mark.world(workers))

@@ -8,7 +8,7 @@ from typing import Literal
 
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.nn.base.input_checks import check_features
-from distdl_jax.nn.base.weight_partition import check_not_split, moves_features, weight_partition
+from distdl_jax.nn.base.weighted_layer import check_not_split, moves_features, weight_partition
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import shape_text
 

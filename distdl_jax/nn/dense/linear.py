@@ -19,8 +19,7 @@ from distdl_jax.functional.plan import MovementPlan, ShapeDtypes, Unmoved
 from distdl_jax.functional.sum_reduce import plan_sum_reduce
 from distdl_jax.nn.base.matmul_plan import ProductPlan, products
 from distdl_jax.nn.base.parameters import ParamShapeDtypes
-from distdl_jax.nn.base.weight_partition import check_not_split, weight_partition
-from distdl_jax.nn.base.weighted_layer import WeightedLayer
+from distdl_jax.nn.base.weighted_layer import WeightedLayer, check_not_split, weight_partition
 from distdl_jax.partitions.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import shape_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,6 @@ from distdl_jax.nn.base.input_checks import real_grid
 from distdl_jax.nn.base.layer import PartitionedLayer
 from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes
 from distdl_jax.nn.experts.mixture_plan import Dispatch, MixturePlan, Tokens, plan_mixture
-from distdl_jax.nn.experts.mlp import MLP, Expert
 from distdl_jax.nn.experts.routing import capacity_of
 from distdl_jax.partitions.initialization import UniformFanIn, init_block
 from distdl_jax.partitions.partition import Partition, check_partitions
@@ -39,6 +38,43 @@ from distdl_jax.validation import (
 )
 
 State = dict[str, Array]
+
+
+class Expert(Protocol):
+    """One expert: a function of its parameters and of tokens, the same for all experts but for the parameters.
+
+    It is immutable and hashable, like layers. It runs on the worker that has the expert, under `jax.vmap`.
+    """
+
+    def init(self, key: Array, dtype: DTypeLike) -> dict[str, Array]:
+        """Return the parameters of one expert, from its own random key."""
+
+    def __call__(self, params: Any, tokens: Array) -> Array:
+        """Return the output for tokens x features; some of the tokens are zeros, whose output is not read."""
+
+
+@dataclass(frozen=True)
+class MLP:
+    """y = down activation(up x + up_bias) + down_bias, with weights in PyTorch's layout and its initial values."""
+
+    features: int
+    hidden: int
+    activation: Callable[[Array], Array]
+
+    def init(self, key: Array, dtype: DTypeLike) -> dict[str, Array]:
+        """Return the parameters of one expert."""
+        shapes = {"up": (self.hidden, self.features), "down": (self.features, self.hidden)}
+        params = {}
+        for (name, shape), key_of in zip(shapes.items(), jax.random.split(key), strict=True):
+            uniform, keys = UniformFanIn(shape[1]), jax.random.split(key_of)
+            params[f"{name}_weight"] = uniform(keys[0], shape, dtype)
+            params[f"{name}_bias"] = uniform(keys[1], shape[:1], dtype)
+        return params
+
+    def __call__(self, params: Any, tokens: Array) -> Array:
+        """Return the output, of the tokens' shape."""
+        hidden = self.activation(tokens @ params["up_weight"].T + params["up_bias"])
+        return jnp.asarray(hidden @ params["down_weight"].T + params["down_bias"])
 
 
 @dataclass(frozen=True)

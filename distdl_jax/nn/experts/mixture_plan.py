@@ -8,7 +8,7 @@ tensor of experts x slots x features. It is split along the slots before an all-
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -26,7 +26,6 @@ from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.functional.plan import BlocksPlan, MovementPlan, ShapeDtypes
 from distdl_jax.functional.repartition import RepartitionPlan
 from distdl_jax.functional.sum_reduce import plan_sum_reduce
-from distdl_jax.nn.experts.mlp import Expert
 from distdl_jax.nn.experts.routing import (
     Choices,
     choose,
@@ -160,7 +159,7 @@ class MixturePlan(BlocksPlan):
     """
 
     dispatch: Dispatch
-    expert: Expert = field(hash=False)
+    expert: Callable[[Any, Array], Array] = field(hash=False)
     normalize: bool
     to_tokens: MovementPlan
     to_rows: GatherPlan | None
@@ -252,7 +251,7 @@ def _empty(block: ShapeDtype) -> Array:
 
 def plan_mixture(
     dispatch: Dispatch,
-    expert: Expert,
+    expert: Callable[[Any, Array], Array],
     normalize: bool,
     x: ShapeDtypes,
     params: Mapping[int, Mapping[str, ShapeDtype]],
