@@ -150,7 +150,7 @@ class BaseLayer(Static):
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         self = super().__new__(cls)
-        vars(self)["_built_at"] = user_line()  # for messages; equal layers may be built at different lines
+        self._store(_built_at=user_line())  # for messages; equal layers may be built at different lines
         return self
 
     @abstractmethod
