@@ -199,24 +199,22 @@ def plan_to_heads(heads: Heads, x: ShapeDtypes, memory: ShapeDtypes, work: Parti
     """Plan the exchange of heads for sequence, and of outputs back; keys are made of `memory`, which may be x."""
     d, repeated = heads.features, heads.copies(work.shape[1] * work.shape[2])
     split, whole = _exchanged(work)
-    together = heads.keys * repeated == heads.queries and memory is x
-    of_queries, of_keys = (x, heads.queries, d), (memory, heads.keys * repeated, 2 * d)
-    there = []
-    for source, number, width in ((x, heads.queries, 3 * d),) if together else (of_queries, of_keys):
-        each = heads if width > d else replace(heads, features=d, padded=False)
-        there.append(plan_repartition(each.blocks(source, work, number, width), split, whole))
+    bare = replace(heads, padded=False)
+    if heads.keys * repeated == heads.queries and memory is x:
+        blocks = [heads.blocks(x, work, heads.queries, 3 * d)]
+    else:
+        blocks = [bare.blocks(x, work, heads.queries, d), heads.blocks(memory, work, heads.keys * repeated, 2 * d)]
+    there = [plan_repartition(block, split, whole) for block in blocks]
     outputs = {w: ShapeDtype((*block.shape[:3], d), heads.dtype) for w, block in there[0].outputs.items()}
     queries, keys = (owned_grid("x", work, source).extent[1] for source in (x, memory))
     return ToHeads(tuple(there), plan_repartition(outputs, whole, split), queries, keys, repeated)
 
 
 def _exchanged(work: Partition) -> tuple[CartesianPartition, CartesianPartition]:
-    """P_n x P_s x P_h x 1, and the same workers with those along the sequence along the heads."""
+    """Return P_n x P_s x P_h x 1, and the same workers with those along the sequence along the heads."""
     p_n, p_s, p_h = work.shape
-    split = work.create_cartesian_topology_partition([p_n, p_s, p_h, 1])
-    order = np.arange(split.size).reshape(p_n, p_s, p_h).transpose(0, 2, 1).ravel().tolist()
-    team = split.create_partition_inclusive(order)
-    return split, team.create_cartesian_topology_partition([p_n, 1, p_h * p_s, 1])
+    order = np.arange(work.size).reshape(work.shape).swapaxes(1, 2).ravel().tolist()
+    return work.grid([p_n, p_s, p_h, 1]), work.grid([p_n, 1, p_h * p_s, 1], order)
 
 
 def regions_of(num_heads: int, work: Partition, grid: ProductGrid, to_heads: ToHeads | None) -> dict[int, Region]:

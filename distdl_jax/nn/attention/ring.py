@@ -117,7 +117,7 @@ class Ring:
     padded: bool
     dropping: Dropping | None = None
 
-    def of(self, queries: Range) -> Ring:
+    def for_queries(self, queries: Range) -> Ring:
         """Return the ring of other queries."""
         dropping = self.dropping
         return replace(self, queries=queries, dropping=dropping and replace(dropping, queries=queries))
@@ -181,12 +181,12 @@ def _attended(world: World, ring: Ring, q: Array, block: Array, extras: Extras) 
         if step.loans is not None:
             before = borrowed = step.loans.queries.run(world, before)
         fetched = step.fetch.run(world, tie(block, before))
-        part = _after(ring.of(queries), _cut(running, rows, 2), _cut(q, rows, 1), fetched, keys, extras)
+        part = _after(ring.for_queries(queries), _cut(running, rows, 2), _cut(q, rows, 1), fetched, keys, extras)
         running = _put(running, part, rows, 2)
         running = running._replace(total=tie(running.total, fetched))
         if step.loans is not None:
             borrowed = tie(borrowed, fetched)
-            sums = _joined_sums(_after(ring.of(taken), start(borrowed), borrowed, block, ring.own, extras))
+            sums = _joined_sums(_after(ring.for_queries(taken), start(borrowed), borrowed, block, ring.own, extras))
             returned = _send_back(world, step.loans.sums, tie(sums, borrowed, block), _joined_sums(running))
             running = _merge_rows(running, returned, ring.rows(lent))
             # Other workers wait for what is sent back, so it goes before this worker's own sums are computed.
@@ -220,28 +220,28 @@ def _backward(
     wide = accumulation_dtype(np.dtype(q.dtype))
     dy = tie(*cotangents[:2])
     delta = jnp.moveaxis(jnp.sum(dy.astype(wide) * y.astype(wide), -1), 2, 1) - cotangents[2]
-    dq, of_block, of_mask = _gradients_of(ring, ring.own, block, extras, q, dy, log_sum, delta)
-    of_masks = [(ring.own, of_mask)]
+    dq, d_block, d_mask = _block_gradients(ring, ring.own, block, extras, q, dy, log_sum, delta)
+    d_masks = [(ring.own, d_mask)]
     for step in ring.steps:
         keys, queries, lent, taken = step.turn.share(ring.index)
-        rows, before = ring.rows(queries), tie(dq, of_block)
+        rows, before = ring.rows(queries), tie(dq, d_block)
         if step.loans is not None:
             inputs = tie(_joined_inputs(q, dy, log_sum, delta), before)
             before = borrowed = step.loans.backward_inputs.run(world, inputs)
         fetched = step.fetch.run(world, tie(block, before))
-        of_rows = (*(_cut(x, rows, 1) for x in (q, dy)), *(_cut(x, rows, 2) for x in (log_sum, delta)))
-        of_queries, of_fetched, of_mask = _gradients_of(ring.of(queries), keys, fetched, extras, *of_rows)
-        dq, of_masks = _add_rows(dq, of_queries, rows), [*of_masks, (keys, of_mask)]
+        row_inputs = (*(_cut(x, rows, 1) for x in (q, dy)), *(_cut(x, rows, 2) for x in (log_sum, delta)))
+        d_queries, d_fetched, d_mask = _block_gradients(ring.for_queries(queries), keys, fetched, extras, *row_inputs)
+        dq, d_masks = _add_rows(dq, d_queries, rows), [*d_masks, (keys, d_mask)]
         if step.loans is not None:
-            borrowed = tie(borrowed, fetched)
-            of_taken, of_own, _ = _gradients_of(ring.of(taken), ring.own, block, extras, *_split_inputs(borrowed))
-            of_block = of_block + of_own
-        returned = _send_back(world, step.send_back, of_fetched, of_block)
-        of_block = _add_rows(of_block, returned, (0, returned.shape[1]))
+            inputs = _split_inputs(tie(borrowed, fetched))
+            d_taken, d_own, _ = _block_gradients(ring.for_queries(taken), ring.own, block, extras, *inputs)
+            d_block = d_block + d_own
+        returned = _send_back(world, step.send_back, d_fetched, d_block)
+        d_block = _add_rows(d_block, returned, (0, returned.shape[1]))
         if step.loans is not None:
-            returned = _send_back(world, step.loans.gradients, tie(of_taken, of_block), dq)
+            returned = _send_back(world, step.loans.gradients, tie(d_taken, d_block), dq)
             dq = _add_rows(dq, returned, ring.rows(lent))
-    return dq.astype(q.dtype), of_block.astype(block.dtype), Extras(_of_whole_mask(extras.mask, of_masks, dy))
+    return dq.astype(q.dtype), d_block.astype(block.dtype), Extras(_mask_gradient(extras.mask, d_masks, dy))
 
 
 def _add_rows(whole: Array, more: Array, rows: Range) -> Array:
@@ -249,19 +249,19 @@ def _add_rows(whole: Array, more: Array, rows: Range) -> Array:
     return _put(whole, _cut(whole, rows, 1) + more, rows, 1)
 
 
-def _gradients_of(
+def _block_gradients(
     ring: Ring, keys: Range, block: Array, extras: Extras, q: Array, dy: Array, log_sum: Array, delta: Array
 ) -> tuple[Array, Array, Array | None]:
     """Return the contributions of this block of keys to the gradients of queries, block and mask."""
     if not ring.seen(keys, q, block):
-        of_q, of_block = (tie(jnp.zeros(x.shape, log_sum.dtype), block, dy) for x in (q, block))
-        return of_q, of_block, None
-    dq, dk, dv, of_mask = gradients(q, ring.keys(block, keys, extras), dy, log_sum, delta)
-    of_flags = [jnp.zeros((*dk.shape[:-1], 1), dk.dtype)] if ring.padded else []
-    return dq, jnp.concatenate([dk, dv, *of_flags], -1), of_mask
+        d_q, d_block = (tie(jnp.zeros(x.shape, log_sum.dtype), block, dy) for x in (q, block))
+        return d_q, d_block, None
+    dq, dk, dv, d_mask = gradients(q, ring.keys(block, keys, extras), dy, log_sum, delta)
+    d_flags = [jnp.zeros((*dk.shape[:-1], 1), dk.dtype)] if ring.padded else []
+    return dq, jnp.concatenate([dk, dv, *d_flags], -1), d_mask
 
 
-def _of_whole_mask(mask: Array | None, parts: Sequence[tuple[Range, Array | None]], dy: Array) -> Array | None:
+def _mask_gradient(mask: Array | None, parts: Sequence[tuple[Range, Array | None]], dy: Array) -> Array | None:
     """Return the gradient of an added mask, from gradients of its columns; 0 for keys that no query sees."""
     if mask is None or mask.dtype == jnp.bool_:
         return None
@@ -330,8 +330,8 @@ def _cut(tree: T, rows: Range, axis: int) -> T:
 def _put(tree: T, part: T, rows: Range, axis: int) -> T:
     """Return arrays with `part` in the place of their `rows`."""
 
-    def of(whole: Array, part: Array) -> Array:
+    def replaced(whole: Array, part: Array) -> Array:
         size = whole.shape[axis]
         return joined_slices([(whole, 0, rows[0]), (part, 0, part.shape[axis]), (whole, rows[1], size)], axis)
 
-    return jax.tree.map(of, tree, part)
+    return jax.tree.map(replaced, tree, part)
