@@ -168,9 +168,9 @@ class BaseLayer(Static):
         """The partition of the output. None for a network of functions alone."""
 
     @property
-    @abstractmethod
     def _ends(self) -> Ends:
-        """The same two, where they are certain."""
+        """The same two, where they are certain: of an output with copies, one may do for the next layer."""
+        return Ends(self.input_partition, None if self._copied else self.output_partition)
 
     @property
     def takes_indices(self) -> bool:
@@ -249,10 +249,6 @@ class PartitionedLayer(BaseLayer):
     @property
     def _expected_partition(self) -> Partition:
         return self.input_partition
-
-    @property
-    def _ends(self) -> Ends:
-        return Ends(self.input_partition, None if self._copied else self.output_partition)
 
     @cached_property
     def _team(self) -> Workers:

@@ -65,8 +65,8 @@ class MLP:
         """Return the parameters of one expert."""
         shapes = {"up": (self.hidden, self.features), "down": (self.features, self.hidden)}
         params = {}
-        for (name, shape), key_of in zip(shapes.items(), jax.random.split(key), strict=True):
-            uniform, keys = UniformFanIn(shape[1]), jax.random.split(key_of)
+        for (name, shape), own_key in zip(shapes.items(), jax.random.split(key), strict=True):
+            uniform, keys = UniformFanIn(shape[1]), jax.random.split(own_key)
             params[f"{name}_weight"] = uniform(keys[0], shape, dtype)
             params[f"{name}_bias"] = uniform(keys[1], shape[:1], dtype)
         return params
@@ -244,8 +244,8 @@ class DistributedMixtureOfExperts(PartitionedLayer):
         """Return this worker's initial parameters: a router as a linear layer's, and experts from a key of each."""
         check_key("key", key)
         dtype, specs = checked_dtype("dtype", dtype), self.param_specs()
-        of_router, of_experts = jax.random.split(key)
-        params = {"router": init_block(UniformFanIn(self.embed_dim), of_router, specs["router"], dtype)}
+        router_key, experts_key = jax.random.split(key)
+        params = {"router": init_block(UniformFanIn(self.embed_dim), router_key, specs["router"], dtype)}
         box = next(spec.box for name, spec in specs.items() if name != "router")
         if box is None or box[0][0] == box[0][1]:
             return params | {
@@ -253,7 +253,7 @@ class DistributedMixtureOfExperts(PartitionedLayer):
                 for name, spec in specs.items()
                 if name != "router"
             }
-        keys = jax.random.split(of_experts, self.num_experts)[slice(*box[0])]
+        keys = jax.random.split(experts_key, self.num_experts)[slice(*box[0])]
         return params | jax.vmap(lambda key: self._expert.init(key, dtype))(keys)
 
     def state_specs(self) -> dict[str, TensorSpec]:

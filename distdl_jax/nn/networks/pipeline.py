@@ -16,7 +16,7 @@ from distdl_jax.functional import repartition
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.functional.repartition import plan_repartition
 from distdl_jax.nn.base.calls import layer_call
-from distdl_jax.nn.base.layer import Ends, Layer, keeps_state
+from distdl_jax.nn.base.layer import Layer, keeps_state
 from distdl_jax.nn.networks.layer_compatibility import in_equal_blocks
 from distdl_jax.nn.networks.network import Network, RunPart, first_partition, last_partition, params_of_part
 from distdl_jax.partitions.partition import Partition
@@ -105,10 +105,6 @@ class Pipeline(Network):
     def output_partition(self) -> Partition:
         """The partition of the last stage's output."""
         return _known(last_partition(self.stages))
-
-    @property
-    def _ends(self) -> Ends:
-        return Ends(self.input_partition, self.output_partition)
 
     @cached_property
     def _moves(self) -> list[tuple[Partition, Partition]]:
