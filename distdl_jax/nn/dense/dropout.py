@@ -21,10 +21,6 @@ from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.random import standard_uniform
 
 
-class DropoutPlan(Unmoved):
-    """The plan of dropout in training: every worker computes on its own block."""
-
-
 @dataclass(frozen=True)
 class Dropout(ParameterFreeLayer):
     """Sets elements to 0 with probability p in training, and divides the others by 1 - p; in evaluation nothing.
@@ -69,7 +65,7 @@ class Dropout(ParameterFreeLayer):
         return self.p > 0
 
     def _plan(self, x: ShapeDtypes, params: object) -> Plan:
-        return DropoutPlan(x) if self.draws else Unmoved(x)
+        return Unmoved(x)
 
     @layer_call
     def __call__(self, *args: Any, key: Array | None = None, training: bool = True) -> Array:
