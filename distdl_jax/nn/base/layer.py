@@ -7,7 +7,8 @@
 
 A layer is an immutable, hashable value of partitions and numbers. To write one here: derive from `PartitionedLayer`
 (`ParameterFreeLayer` where there is nothing to train), say `param_specs` and `init`, and plan in `_plan` how x moves,
-what each worker computes, and how y moves. The base class checks shapes and parameters, and runs the plan.
+what each worker computes, and how y moves. The base class checks shapes and parameters, and runs the plan. A class
+with its own `__call__` decorates it with `layer_call`.
 """
 
 from __future__ import annotations
