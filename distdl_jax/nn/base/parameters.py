@@ -263,6 +263,6 @@ def check_params(params: ParamShapeDtypes, specs: Specs, argument: str = "params
                 check_placeholders(f'{argument}["{name}"]', {worker: blocks[name]}, ())
             elif blocks[name].shape != expected:
                 raise PlanError(
-                    f'On worker {worker}: `{argument}["{name}"]` has shape {blocks[name].shape}, but this worker\'s block '
-                    f"of {shape_text(spec.global_shape)} on {shape_text(spec.partition.shape)} workers is {expected}."
+                    f'On worker {worker}: `{argument}["{name}"]` has shape {blocks[name].shape}, but this worker\'s '
+                    f"block of {shape_text(spec.global_shape)} on {shape_text(spec.partition.shape)} workers is {expected}."
                 )
