@@ -262,7 +262,8 @@ def check_params(params: ParamShapeDtypes, specs: Specs, argument: str = "params
             if expected is None:
                 check_placeholders(f'{argument}["{name}"]', {worker: blocks[name]}, ())
             elif blocks[name].shape != expected:
+                whole = f"{shape_text(spec.global_shape)} on {shape_text(spec.partition.shape)} workers"
                 raise PlanError(
                     f'On worker {worker}: `{argument}["{name}"]` has shape {blocks[name].shape}, but this worker\'s '
-                    f"block of {shape_text(spec.global_shape)} on {shape_text(spec.partition.shape)} workers is {expected}."
+                    f"block of {whole} is {expected}."
                 )
