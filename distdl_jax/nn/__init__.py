@@ -37,6 +37,7 @@ from distdl_jax.nn.dense.linear import DistributedLinear
 from distdl_jax.nn.dense.pointwise import DistributedPointwise
 from distdl_jax.nn.dense.prelu import DistributedPReLU
 from distdl_jax.nn.dense.squeeze_excitation import DistributedSqueezeExcitation
+from distdl_jax.nn.dense.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from distdl_jax.nn.experts.mixture import DistributedMixtureOfExperts
 from distdl_jax.nn.graph.graph_conv import DistributedGraphConv
 from distdl_jax.nn.graph.graph_net import DistributedGraphNetBlock
@@ -86,8 +87,7 @@ from distdl_jax.nn.norm.per_sample import (
     DistributedLayerNorm,
     DistributedRMSNorm,
 )
-from distdl_jax.nn.norm.spectral_norm import SpectralNorm
-from distdl_jax.nn.norm.weight_norm import WeightNorm
+from distdl_jax.nn.norm.weight_norms import SpectralNorm, WeightNorm
 from distdl_jax.nn.pool.pooling import (
     DistributedAvgPool1d,
     DistributedAvgPool2d,
@@ -141,6 +141,7 @@ __all__ = [
     "AllSumReduce",
     "AllToAll",
     "Broadcast",
+    "ColumnParallelLinear",
     "Concatenate",
     "DistributedAccuracy",
     "DistributedAdaptiveAvgPool",
@@ -229,6 +230,7 @@ __all__ = [
     "Reshape",
     "Residual",
     "Roll",
+    "RowParallelLinear",
     "SegmentSum",
     "Sequential",
     "Skip",

@@ -18,8 +18,7 @@ from distdl_jax.nn.base.layer import Layer, keeps_state
 from distdl_jax.nn.dense.pointwise import DistributedPointwise
 from distdl_jax.nn.networks.network import Network
 from distdl_jax.nn.networks.remat_precision import Wrapper
-from distdl_jax.nn.norm.spectral_norm import SpectralNorm
-from distdl_jax.nn.norm.weight_norm import WeightNorm
+from distdl_jax.nn.norm.weight_norms import SpectralNorm, WeightNorm
 from distdl_jax.nn.recurrent.cells import RecurrentCell
 from distdl_jax.nn.recurrent.over_time import OverTime
 from distdl_jax.partitions.tensors import TensorSpec, device_array

@@ -3,25 +3,56 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import fields
-from functools import cache, wraps
-from typing import Any
+from functools import cache
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from distdl_jax.validation import checked_boolean, python_integers
 
 
-class Static:
+class StaticType(type):
+    """The type of classes of static values: it checks and converts the arguments with which a value is made.
+
+    Arguments that are annotated as `bool` must be truth values; that is checked before all else, and they become bools.
+    Others get Python's integers in place of numpy's, with which equal layers would not print alike on all workers.
+    """
+
+    if not TYPE_CHECKING:  # signatures are those of `__init__`
+
+        def __call__(cls, *args, **options):
+            flags, names = _parameters(cls)
+            placed = zip(chain(names, repeat("")), args, strict=False)  # further ones are of `*layers`
+            given = [_converted(name, x, flags) for name, x in placed]
+            return super().__call__(*given, **{name: _converted(name, x, flags) for name, x in options.items()})
+
+        @property
+        def __signature__(cls):
+            method = inspect.signature(cls.__init__)
+            return method.replace(parameters=list(method.parameters.values())[1:])
+
+
+def _converted(name: str, value: Any, flags: frozenset[str]) -> Any:
+    return checked_boolean(name, value) if name in flags else python_integers(value)
+
+
+@cache
+def _parameters(cls: Any) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return the flags among the parameters of a class, and the names of those that may be given by position."""
+    positional, every = [], inspect.signature(cls).parameters.values()
+    for parameter in every:
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            break
+        positional.append(parameter.name)
+    return frozenset(each.name for each in every if each.annotation in (bool, "bool")), tuple(positional)
+
+
+class Static(metaclass=StaticType):
     """The base of immutable, hashable values without arrays in them, which are static to JAX.
 
     An instance can be an argument of a jitted function, a leaf of a pytree, of an equinox module, say, or an attribute
     of a flax module, without a wrapper: to JAX it is a pytree without leaves, and part of the key of its caches.
-
-    Fields of a dataclass, and arguments of its own `__init__`, that a class annotates as `bool` must be truth values;
-    that is checked before all else, and they become bools. Other fields get Python's integers in place of numpy's,
-    with which equal layers would not print alike on all workers.
     """
 
     __slots__ = ()
@@ -29,50 +60,7 @@ class Static:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         jax.tree_util.register_static(cls)
-        # Dataclasses make their `__init__` later, and call `__post_init__` from it.
-        for name, checked in (("__init__", _with_checked_arguments), ("__post_init__", _with_checked_fields)):
-            if name in vars(cls):
-                setattr(cls, name, checked(vars(cls)[name]))
 
-    def __post_init__(self) -> None:
-        cls: Any = type(self)
-        flags = _fields(cls)
-        for name in (field.name for field in fields(cls) if field.init):
-            value = getattr(self, name)
-            object.__setattr__(self, name, checked_boolean(name, value) if name in flags else python_integers(value))
-
-
-@cache
-def _fields(cls: Any) -> tuple[str, ...]:
-    """Return the names of the flags among a class's fields, its bases' too."""
-    return tuple(name for base in cls.__mro__ for name in _flags(inspect.get_annotations(base)))
-
-
-def _flags(annotations: dict[str, Any]) -> list[str]:
-    return [name for name, annotation in annotations.items() if annotation in (bool, "bool")]
-
-
-def _with_checked_fields(post_init: Callable[..., None]) -> Callable[..., None]:
-    @wraps(post_init)
-    def checked(self: Any, *args: Any) -> None:
-        Static.__post_init__(self)
-        post_init(self, *map(python_integers, args))
-
-    return checked
-
-
-def _with_checked_arguments(init: Callable[..., None]) -> Callable[..., None]:
-    flags = _flags(inspect.get_annotations(init))
-    places = {name: place for place, name in enumerate(inspect.signature(init).parameters) if name in flags}
-
-    @wraps(init)
-    def checked(*args: Any, **options: Any) -> None:
-        given, options = python_integers(list(args)), {name: python_integers(value) for name, value in options.items()}
-        for name, place in places.items():
-            if name in options:
-                options[name] = checked_boolean(name, options[name])
-            elif place < len(given):
-                given[place] = checked_boolean(name, given[place])
-        init(*given, **options)
-
-    return checked
+    def _store(self, **values: Any) -> None:
+        """Set fields while a value is made, in the form in which equal values are equal."""
+        vars(self).update(values)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -48,6 +49,8 @@ class TensorSpec:
     global_shape: tuple[int, ...]
     partition: Partition
     replicated: tuple[int, ...]
+    _placeholders: Mapping[int, tuple[int, ...]] = field(compare=False)
+    """Placeholder shapes that differ from the default, by world rank."""
 
     def __init__(
         self, global_shape: Sequence[int], partition: Partition, replicated: bool | int | Sequence[int] = False
@@ -67,8 +70,11 @@ class TensorSpec:
                 f"`global_shape` (={shape}) must have as many dimensions as `partition` "
                 f"({shape_text(partition.shape)})" + (f" besides the replicated ones, {axes}." if axes else ".")
             )
-        # The fields, in the form in which equal ones are equal.
-        vars(self).update(global_shape=shape, partition=partition, replicated=axes)
+        self._store(global_shape=shape, partition=partition, replicated=axes, _placeholders={})
+
+    def _store(self, **values: Any) -> None:
+        """Set fields while a spec is made, in the form in which equal specs are equal."""
+        vars(self).update(values)
 
     @property
     def box(self) -> Box | None:
@@ -177,19 +183,14 @@ class TensorSpec:
         """Whether this worker's block counts in sums over all workers: where it holds a block, and the first copy."""
         return self.first_copies.active
 
-    @cached_property
-    def _placeholders(self) -> Mapping[int, tuple[int, ...]]:
-        """Placeholder shapes that differ from the default, by world rank."""
-        return {}
-
     def _placeholder(self, worker: int) -> tuple[int, ...]:
         default = self.block_shapes.get(worker, self.global_shape)[:1]
         return self._placeholders.get(worker, (*default, 0))
 
     def with_placeholders(self, shapes: Mapping[int, tuple[int, ...]]) -> TensorSpec:
         """Return an equal spec, whose placeholders on other workers have the given shapes, by world rank."""
-        spec = TensorSpec(self.global_shape, self.partition, self.replicated)
-        vars(spec)["_placeholders"] = dict(shapes)
+        spec = copy(self)
+        spec._store(_placeholders=dict(shapes))
         return spec
 
     @cached_property

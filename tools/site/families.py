@@ -49,7 +49,7 @@ FAMILIES = (
         "linear",
         "Linear layers",
         "Affine maps with split features. Guide: [layers](../layers/products.md).",
-        "nn.DistributedLinear nn.DistributedPointwise",
+        "nn.DistributedLinear nn.ColumnParallelLinear nn.RowParallelLinear nn.DistributedPointwise",
     ),
     Family(
         "convolutions",

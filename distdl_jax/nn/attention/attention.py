@@ -16,10 +16,15 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.functional.block_checks import outside
 from distdl_jax.functional.plan import ShapeDtypes
-from distdl_jax.nn.attention.arguments import MASK, MEMORY, PADDING, check_mask, is_padded, memory_of
 from distdl_jax.nn.attention.attention_plan import (
+    MASK,
+    MEMORY,
+    PADDING,
     AttentionPlan,
     Heads,
+    check_mask,
+    is_padded,
+    memory_of,
     places_of,
     plan_to_heads,
     regions_of,
@@ -28,6 +33,7 @@ from distdl_jax.nn.attention.attention_plan import (
 from distdl_jax.nn.attention.cache import PREFIX, Cache, cache_specs, check_cache, empty, entries_of, remembered
 from distdl_jax.nn.attention.online_softmax import rotated
 from distdl_jax.nn.attention.ring import Extras, block_of
+from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.input_checks import check_probability, checked_key, real_grid
 from distdl_jax.nn.base.layer import PartitionedLayer
 from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes, plan_replicated_params
@@ -286,6 +292,7 @@ class DistributedMultiHeadAttention(PartitionedLayer):
         key: Array | None = None,
         training: bool = True,
     ) -> tuple[Array, Cache]: ...
+    @layer_call
     def __call__(
         self,
         params: Params,
@@ -311,7 +318,7 @@ class DistributedMultiHeadAttention(PartitionedLayer):
           this worker's samples, heads and queries (with "gather" and "heads": its share of the heads, and all queries),
           and all keys (with a cache: its places). A mask of which workers hold copies, and which has a gradient, goes
           through `dj.replicated`. Outside P_x anything.
-        - `key_padding_mask`: as PyTorch's: of bool, True for those elements of the memory that nobody attends to. Of
+        - `key_padding_mask`: as PyTorch's: of bool, True for elements of the memory that no query sees. Of
           this worker's samples and of its part of the sequence (with "gather": of all), the same along P_h. An element
           that sees nothing gets 0 from all heads. A cache remembers it. Outside P_x anything.
         - `cache`: from `init_cache`, or the last call. Nothing is dropped then.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -10,19 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from distdl_jax.errors import PlanError
 from distdl_jax.functional.all_gather import GatherPlan
 from distdl_jax.functional.all_sum_reduce import ReplicatedPlan
 from distdl_jax.functional.block_checks import owned_grid
 from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
-from distdl_jax.functional.plan import (
-    BlocksPlan,
-    ShapeDtypes,
-)
+from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.functional.repartition import RepartitionPlan, plan_repartition
-from distdl_jax.nn.attention.load_balance import Loan, LoanMovements
-from distdl_jax.nn.attention.ring import Dropping, Extras, Ring, Step, attended
-from distdl_jax.nn.attention.ring_schedule import Turn, turns_of
+from distdl_jax.nn.attention.ring import Dropping, Extras, Loans, Ring, Step, attended
+from distdl_jax.nn.attention.ring_schedule import turns_of
+from distdl_jax.nn.base.parameters import ParamShapeDtypes
 from distdl_jax.partitions.partition import CartesianPartition, Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, ranges_of_sizes
 from distdl_jax.plans.halos import Halos
@@ -93,31 +91,6 @@ class ToHeads:
 
 
 @dataclass(frozen=True)
-class StepPlan:
-    """One turn in a ring.
-
-    - `fetch`, `send_back`: the movements of keys and values, and of their gradients.
-    - `loans`: the movements of queries to workers that compute for others; None where nobody does.
-    """
-
-    turn: Turn
-    fetch: RangesPlan
-    send_back: RangesPlan
-    loans: LoanMovements | None
-
-    def index(self, worker: int) -> int:
-        """Return the place of `worker` along the sequence."""
-        owned = self.fetch.halos.owned
-        return owned.index(owned.cell_of[worker])[1]
-
-    def of(self, worker: int) -> Step:
-        """Return the turn of `worker`."""
-        i, turn = self.index(worker), self.turn
-        loan = None if self.loans is None else Loan(self.loans, turn.lent[i], turn.taken[i])
-        return Step(self.fetch, self.send_back, turn.keys[i], turn.queries[i], loan)
-
-
-@dataclass(frozen=True)
 class AttentionPlan(BlocksPlan):
     """The plan of an attention.
 
@@ -143,7 +116,7 @@ class AttentionPlan(BlocksPlan):
     places: Mapping[int, Range] = field(hash=False)
     key_places: Mapping[int, Range] = field(hash=False)
     shape: tuple[int, int, int, int]
-    steps: tuple[StepPlan, ...]
+    steps: tuple[Step, ...]
     to_heads: ToHeads | None
     causal: bool
     padded: bool
@@ -151,17 +124,23 @@ class AttentionPlan(BlocksPlan):
     def run(self, world: World, q: Array, block: Array, extras: Extras, dropout: float) -> Array:
         """Return the heads' outputs for this worker's part of the sequence; `block`, `extras` as in `attended`."""
         own, keys = self.places[world.rank], self.key_places[world.rank]
-        steps = tuple(step.of(world.rank) for step in self.steps)
-        dropping = Dropping(dropout, self.shape, *self.regions[world.rank])
-        ring = Ring(own, keys, steps, self.causal, self.padded, dropping if extras.key is not None else None)
+        dropping = None if extras.key is None else Dropping(dropout, self.shape, *self.regions[world.rank])
+        ring = Ring(self._index(world.rank), own, keys, self.steps, self.causal, self.padded, dropping)
         if self.to_heads is not None:
             return self.to_heads.run(world, q, block, extras, ring)
         return attended(world, ring, q, block, extras)
 
+    def _index(self, worker: int) -> int:
+        """Return the place of `worker` along the sequence, in the ring."""
+        if not self.steps:
+            return 0
+        owned = self.steps[0].fetch.halos.owned
+        return owned.index(owned.cell_of[worker])[1]
+
 
 def ring_steps(
     heads: Heads, queries: ShapeDtypes, keys: ShapeDtypes, work: Partition, causal: bool, balanced: bool
-) -> tuple[StepPlan, ...]:
+) -> tuple[Step, ...]:
     """Plan the turns that bring further blocks of keys and values to each worker.
 
     `queries`, `keys`: the blocks of x that they are made of. `balanced`: whether workers may compute for others.
@@ -175,7 +154,7 @@ def ring_steps(
         if turn.is_balanced:
             of_lent = partial(_plan_fetch, x=queries, work=work, number=heads.queries, needed=turn.taken)
             returned = partial(_plan_return, bare_wide, queries, work, heads.queries, taken=turn.taken)
-            loans = LoanMovements(
+            loans = Loans(
                 queries=of_lent(bare, features=d),
                 backward_inputs=of_lent(bare_wide, features=2 * d + 2),
                 sums=returned(features=d + 2, further=turn.far),
@@ -183,7 +162,7 @@ def ring_steps(
             )
         fetch = _plan_fetch(heads, keys, work, heads.keys, 2 * d, turn.keys)
         back = _plan_return(replace(heads, dtype=wide), keys, work, heads.keys, 2 * d, turn.keys, -turn.near)
-        steps.append(StepPlan(turn, fetch, back, loans))
+        steps.append(Step(turn, fetch, back, loans))
     return tuple(steps)
 
 
@@ -199,7 +178,7 @@ def _plan_return(
 ) -> RangesPlan:
     """Plan the movement of results for the places `taken` to their worker, so much `further` along the sequence.
 
-    They are behind one row that stays, see `load_balance.send_back`.
+    They are behind one row that stays, see `ring._send_back`.
     """
     blocks = heads.blocks(x, work, number, features)
     sizes = [1 + stop - start for start, stop in taken]
@@ -220,24 +199,22 @@ def plan_to_heads(heads: Heads, x: ShapeDtypes, memory: ShapeDtypes, work: Parti
     """Plan the exchange of heads for sequence, and of outputs back; keys are made of `memory`, which may be x."""
     d, repeated = heads.features, heads.copies(work.shape[1] * work.shape[2])
     split, whole = _exchanged(work)
-    together = heads.keys * repeated == heads.queries and memory is x
-    of_queries, of_keys = (x, heads.queries, d), (memory, heads.keys * repeated, 2 * d)
-    there = []
-    for source, number, width in ((x, heads.queries, 3 * d),) if together else (of_queries, of_keys):
-        each = heads if width > d else replace(heads, features=d, padded=False)
-        there.append(plan_repartition(each.blocks(source, work, number, width), split, whole))
+    bare = replace(heads, padded=False)
+    if heads.keys * repeated == heads.queries and memory is x:
+        blocks = [heads.blocks(x, work, heads.queries, 3 * d)]
+    else:
+        blocks = [bare.blocks(x, work, heads.queries, d), heads.blocks(memory, work, heads.keys * repeated, 2 * d)]
+    there = [plan_repartition(block, split, whole) for block in blocks]
     outputs = {w: ShapeDtype((*block.shape[:3], d), heads.dtype) for w, block in there[0].outputs.items()}
     queries, keys = (owned_grid("x", work, source).extent[1] for source in (x, memory))
     return ToHeads(tuple(there), plan_repartition(outputs, whole, split), queries, keys, repeated)
 
 
 def _exchanged(work: Partition) -> tuple[CartesianPartition, CartesianPartition]:
-    """P_n x P_s x P_h x 1, and the same workers with those along the sequence along the heads."""
+    """Return P_n x P_s x P_h x 1, and the same workers with those along the sequence along the heads."""
     p_n, p_s, p_h = work.shape
-    split = work.create_cartesian_topology_partition([p_n, p_s, p_h, 1])
-    order = np.arange(split.size).reshape(p_n, p_s, p_h).transpose(0, 2, 1).ravel().tolist()
-    team = split.create_partition_inclusive(order)
-    return split, team.create_cartesian_topology_partition([p_n, 1, p_h * p_s, 1])
+    order = np.arange(work.size).reshape(work.shape).swapaxes(1, 2).ravel().tolist()
+    return work.grid([p_n, p_s, p_h, 1]), work.grid([p_n, 1, p_h * p_s, 1], order)
 
 
 def regions_of(num_heads: int, work: Partition, grid: ProductGrid, to_heads: ToHeads | None) -> dict[int, Region]:
@@ -259,3 +236,55 @@ def places_of(work: Partition, grid: ProductGrid) -> dict[int, Range]:
     _, p_s, p_h = work.shape
     along = grid.ranges[1] if p_s > 1 else ((0, grid.extent[1]),)
     return {worker: along[rank // p_h % p_s] for rank, worker in enumerate(work.ranks)}
+
+
+# --- arguments besides x: all workers refuse together ----------------------------------------------------------------
+
+MEMORY, MASK, PADDING = "memory", "attn_mask", "key_padding_mask"
+
+
+def _on_all(name: str, arguments: ParamShapeDtypes) -> dict[int, ShapeDtype]:
+    """Return the shape and dtype of an argument on each worker, if any gives it; refuse it where one does not."""
+    given = {worker: each[name] for worker, each in arguments.items() if name in each}
+    if given and len(given) < len(arguments):
+        missing = min(arguments.keys() - given.keys())
+        raise PlanError(
+            f"On worker {missing}: `{name}` must be an array on all workers where it is on one, but is None."
+        )
+    return given
+
+
+def memory_of(arguments: ParamShapeDtypes, ranks: Sequence[int]) -> ShapeDtypes | None:
+    """Return the shapes and dtypes of the memory's blocks; None without a memory."""
+    blocks = _on_all(MEMORY, arguments)
+    return {worker: blocks[worker] for worker in ranks} if blocks else None
+
+
+def is_padded(arguments: ParamShapeDtypes, keys: ShapeDtypes) -> bool:
+    """Say whether workers mark keys as padding, of the `keys` that they have projected."""
+    masks = _on_all(PADDING, arguments)
+    for worker, mask in masks.items():
+        shape = keys[worker].shape[:2]
+        if mask.shape != shape or mask.dtype != np.bool_:
+            raise PlanError(
+                f"On worker {worker}: `{PADDING}` (={mask}) must be {ShapeDtype(shape, np.dtype(bool))}: True or False "
+                "for each of this worker's samples, and each element of its part of the sequence that keys are made of."
+            )
+    return bool(masks)
+
+
+def check_mask(arguments: ParamShapeDtypes, regions: Mapping[int, tuple[Range, Range, Range]], keys: int) -> None:
+    """Refuse masks that are not for the samples, the heads and the queries of their workers, and all keys."""
+    masks = _on_all(MASK, arguments)
+    for worker, mask in masks.items():
+        n, heads, queries = (stop - start for start, stop in regions[worker])
+        fits = len(mask.shape) == 4 and mask.shape[0] in (1, n) and mask.shape[1] in (1, heads)
+        numbers = mask.dtype == np.bool_ or jnp.issubdtype(mask.dtype, jnp.floating)
+        if not fits or mask.shape[2:] != (queries, keys) or not numbers:
+            raise PlanError(
+                f"On worker {worker}: `{MASK}` must be of bool or floating, {queries} x {keys} or {n} x {heads} x "
+                f"{queries} x {keys} (where {n} and {heads} may be 1), but is {mask}."
+            )
+    if len({mask.dtype for mask in masks.values()}) > 1:
+        listed = ", ".join(f"{mask.dtype} on worker {worker}" for worker, mask in sorted(masks.items()))
+        raise PlanError(f"`{MASK}` must have one dtype on all workers, but is {listed}.")

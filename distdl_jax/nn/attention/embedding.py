@@ -17,12 +17,9 @@ from distdl_jax.functional.block_checks import common_dtype, outside
 from distdl_jax.functional.broadcast import plan_broadcast, plan_sum_reduce
 from distdl_jax.functional.collectives import as_indices
 from distdl_jax.functional.plan import MovementPlan, ShapeDtypes
+from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.matmul_plan import SummedPlan
-from distdl_jax.nn.base.parameters import (
-    Params,
-    ParamShapeDtypes,
-    unboxed,
-)
+from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes, unboxed
 from distdl_jax.nn.base.weighted_layer import WeightedLayer
 from distdl_jax.partitions.initialization import Initializer
 from distdl_jax.partitions.partition import Partition, check_partitions
@@ -53,18 +50,18 @@ class EmbeddingPlan(SummedPlan):
         """Return this worker's block of the output."""
         product = self.products[world.rank]
         x = as_indices(self.to_work.run(world, x))
-        rows = self.rows.get(world.rank)
-        start, stop, features = rows or (0, 0, 0)
-        weight, _ = self.of_params.run(world, params, (stop - start, features) if rows else (0,))
-        if rows is None or 0 in (*product.shape, stop - start):
+        block = self.rows.get(world.rank)
+        start, stop, features = block or (0, 0, 0)
+        weight, _ = self.of_params.run(world, params, (stop - start, features) if block else (0,))
+        if block is None or 0 in (*product.shape, stop - start):
             part = tie(jnp.zeros(product.shape, product.dtype), x, weight)
         else:
             known = (x >= start) & (x < stop)
             if self.padding_idx is not None and start <= self.padding_idx < stop:
                 row = self.padding_idx - start
                 weight = weight.at[row].set(jax.lax.stop_gradient(weight[row]))
-            found = jnp.take(weight, jnp.clip(x - start, 0, stop - start - 1), axis=0)
-            part = jnp.where(known[..., None], found, 0)
+            rows = jnp.take(weight, jnp.clip(x - start, 0, stop - start - 1), axis=0)
+            part = jnp.where(known[..., None], rows, 0)
         return self.to_y.run(world, tie(part, x, *params.values()))
 
 
@@ -198,6 +195,7 @@ class DistributedEmbedding(WeightedLayer):
             to_y = plan_sum_reduce(products, work, self.P_y.create_cartesian_topology_partition([p_n, 1, p_e]))
         return EmbeddingPlan(to_work, of_params, products, to_y, blocks, self.padding_idx)
 
+    @layer_call
     def __call__(self, params: Params, x: Array) -> Array:
         """Apply the layer.
 

@@ -96,9 +96,9 @@ def merged(one: Running, other: Running) -> Running:
     """Return the state after the keys of both."""
     top = jnp.maximum(one.top, other.top)
     base = jnp.where(jnp.isneginf(top), 0, top)
-    of_one, of_other = jnp.exp(one.top - base), jnp.exp(other.top - base)
-    values = one.values * of_one[..., None] + other.values * of_other[..., None]
-    return Running(top, one.total * of_one + other.total * of_other, values)
+    shrunk, other_shrunk = jnp.exp(one.top - base), jnp.exp(other.top - base)
+    values = one.values * shrunk[..., None] + other.values * other_shrunk[..., None]
+    return Running(top, one.total * shrunk + other.total * other_shrunk, values)
 
 
 def finished(running: Running, dtype: np.dtype) -> tuple[Array, Array]:
@@ -127,8 +127,8 @@ def gradients(
 
     dq = jnp.zeros(q.shape, log_sum.dtype) if _whole_pieces(keys) else None
     dq, parts = _over_pieces(step, dq, keys, (1, 1, 3))
-    dk, dv, of_mask = zip(*parts, strict=True)
-    joined = None if of_mask[0] is None else jnp.concatenate(of_mask, 3)
+    dk, dv, d_mask = zip(*parts, strict=True)
+    joined = None if d_mask[0] is None else jnp.concatenate(d_mask, 3)
     return dq, jnp.concatenate(dk, 1), jnp.concatenate(dv, 1), joined
 
 
@@ -221,23 +221,23 @@ def _gradients(
     scores, unseen = _scores(q, keys)
     by_group = (*scores.shape[:-1], 1)
     weights = jnp.exp(scores - log_sum.reshape(by_group))
-    of_rows = _rows(dy.astype(wide), groups)
-    of_weights, used = _dot("ngmd,ntgd->ngmt", of_rows, keys.v.astype(wide)).reshape(weights.shape), weights
+    dy_rows = _rows(dy.astype(wide), groups)
+    d_weights, used = _dot("ngmd,ntgd->ngmt", dy_rows, keys.v.astype(wide)).reshape(weights.shape), weights
     if isinstance(keys.factors, Array):
         factors = _in_groups(keys.factors, groups)
-        of_weights, used = of_weights * factors, weights * factors
-    rows = (*of_rows.shape[:3], weights.shape[-1])
-    dv = _dot("ngmt,ngmd->ntgd", used.reshape(rows), of_rows)
-    of_scores = weights * (of_weights - delta.reshape(by_group))
+        d_weights, used = d_weights * factors, weights * factors
+    rows = (*dy_rows.shape[:3], weights.shape[-1])
+    dv = _dot("ngmt,ngmd->ntgd", used.reshape(rows), dy_rows)
+    d_scores = weights * (d_weights - delta.reshape(by_group))
     if unseen is not None:  # not even a query whose output is NaN makes anything of a key that it doesn't see
-        of_scores = jnp.where(unseen, 0, of_scores)
-    of_mask, mask = None, keys.mask
+        d_scores = jnp.where(unseen, 0, d_scores)
+    d_mask, mask = None, keys.mask
     if mask is not None and mask.dtype != jnp.bool_:
-        by_head = of_scores.reshape(n, heads, s, -1)
-        of_mask = jnp.sum(by_head, [a for a in (0, 1) if mask.shape[a] != by_head.shape[a]], keepdims=True)
-    of_scores = (of_scores / np.sqrt(d).astype(wide)).reshape(rows)
-    dq = _dot("ngmt,ntgd->ngmd", of_scores, keys.k.astype(wide)).reshape(n, heads, s, d)
-    return jnp.moveaxis(dq, 1, 2), _dot("ngmt,ngmd->ntgd", of_scores, _rows(q.astype(wide), groups)), dv, of_mask
+        by_head = d_scores.reshape(n, heads, s, -1)
+        d_mask = jnp.sum(by_head, [a for a in (0, 1) if mask.shape[a] != by_head.shape[a]], keepdims=True)
+    d_scores = (d_scores / np.sqrt(d).astype(wide)).reshape(rows)
+    dq = _dot("ngmt,ntgd->ngmd", d_scores, keys.k.astype(wide)).reshape(n, heads, s, d)
+    return jnp.moveaxis(dq, 1, 2), _dot("ngmt,ngmd->ntgd", d_scores, _rows(q.astype(wide), groups)), dv, d_mask
 
 
 def _dot(subscripts: str, a: Array, b: Array) -> Array:

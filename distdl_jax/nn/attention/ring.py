@@ -2,7 +2,11 @@
 
 No worker keeps more of the sequence than its own block: not the blocks that passed, and no scores. Backward, blocks are
 fetched again, the gradients of their keys and values are sent back, and weights are recomputed from the logarithms of
-their sums. Source: Liu et al. (2023), arXiv:2310.01889; Dao et al. (2022), arXiv:2205.14135.
+their sums. If queries see no keys behind them, workers lend queries to others (see `ring_schedule`): unfinished sums
+come back, and backward the gradients of queries; those of keys and values stay where they are made.
+
+Source: Liu et al. (2023), arXiv:2310.01889; Dao et al. (2022), arXiv:2205.14135; Li et al. (2023), arXiv:2310.03294
+(loans).
 """
 
 from __future__ import annotations
@@ -10,27 +14,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
+from distdl_jax.functional.box_exchange import joined_slices
 from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.functional.halo_exchange import RangesPlan
-from distdl_jax.nn.attention.load_balance import (
-    Loan,
-    backward_inputs,
-    cut,
-    merge_rows,
-    put,
-    send_back,
-    side_by_side,
-    split_inputs,
-)
-from distdl_jax.nn.attention.online_softmax import Keys, Running, added, finished, gradients, start
-from distdl_jax.nn.attention.ring_schedule import sees
+from distdl_jax.nn.attention.online_softmax import Keys, Running, added, finished, gradients, merged, start
+from distdl_jax.nn.attention.ring_schedule import Turn, sees
 from distdl_jax.partitions.initialization import initialize_block
 from distdl_jax.plans.decomposition import Range
 from distdl_jax.random import standard_uniform
@@ -41,7 +36,7 @@ from distdl_jax.tracing.world import World
 
 
 class Extras(NamedTuple):
-    """Inputs of an attention beside queries and keys; None for those that are not given.
+    """Further inputs of an attention, besides queries and keys; None if not given.
 
     - `mask`: (n or 1) x (heads or 1) x queries x all keys, as in `online_softmax.Keys`.
     - `key`: of the random numbers, by which weights are dropped.
@@ -77,32 +72,44 @@ class Dropping:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One worker's turn, see `ring_schedule`.
+class Loans:
+    """The movements between workers that lend queries and those that compute for them.
 
-    - `fetch`, `send_back`: the movements of a block of keys and values, and of its gradients. - `keys`: its places.
-    - `queries`: the worker's own queries that look at them.
-    - `loan`: the queries that it lends, and takes; None where nobody does.
+    - `queries`, `backward_inputs`: to the borrower, forward and backward, see `_joined_inputs`.
+    - `sums`, `gradients`: the results of queries, and their gradients, back to the lender, see `_send_back`.
     """
 
+    queries: RangesPlan
+    backward_inputs: RangesPlan
+    sums: RangesPlan
+    gradients: RangesPlan
+
+
+@dataclass(frozen=True)
+class Step:
+    """A turn of all workers, with the movements of keys and values, `fetch`, and of their gradients, `send_back`.
+
+    - `loans`: the movements of queries that others compute; None if no worker does.
+    """
+
+    turn: Turn
     fetch: RangesPlan
     send_back: RangesPlan
-    keys: Range
-    queries: Range
-    loan: Loan | None
+    loans: Loans | None
 
 
 @dataclass(frozen=True)
 class Ring:
     """The attention of one worker's queries to all keys.
 
-    - `queries`: their places in the sequence. - `own`: the places of this worker's keys.
-    - `steps`: its turns, which bring it the other keys.
+    - `index`: the place of this worker along the sequence. - `queries`: the places of its queries.
+    - `own`: the places of its keys. - `steps`: the turns that bring it the other keys.
     - `causal`: whether queries see no keys that come after them.
     - `padded`: whether a flag stands behind each key's and value's numbers: 1 where it is padding.
     - `dropping`: the dropout of the weights.
     """
 
+    index: int
     queries: Range
     own: Range
     steps: tuple[Step, ...]
@@ -110,7 +117,7 @@ class Ring:
     padded: bool
     dropping: Dropping | None = None
 
-    def of(self, queries: Range) -> Ring:
+    def for_queries(self, queries: Range) -> Ring:
         """Return the ring of other queries."""
         dropping = self.dropping
         return replace(self, queries=queries, dropping=dropping and replace(dropping, queries=queries))
@@ -153,7 +160,7 @@ def block_of(k: Array, v: Array, padding: Array | None) -> Array:
 def attended(world: World, ring: Ring, q: Array, block: Array, extras: Extras) -> Array:
     """Return the heads' outputs, for queries n x s x heads x d and keys and values n x t x (key heads) x (d + d).
 
-    It differentiates as one movement, with an adjoint of its own.
+    It differentiates as one movement, with its own adjoint.
     """
     mask = extras.mask
     if mask is not None and mask.dtype != jnp.bool_:
@@ -168,20 +175,20 @@ def _attended(world: World, ring: Ring, q: Array, block: Array, extras: Extras) 
     """Return the output, an empty anchor of it (see `primitives.movement`), and the logarithms of the sums."""
     running = _after(ring, start(q), q, block, ring.own, extras)
     for step in ring.steps:
+        keys, queries, lent, taken = step.turn.share(ring.index)
+        rows, before = ring.rows(queries), tie(q, running.total)
         # What moves comes before what is computed, for others wait for it; and after the turn before.
-        loan, before = step.loan, tie(q, running.total)
-        if loan is not None:
-            before = taken = loan.movements.queries.run(world, before)
+        if step.loans is not None:
+            before = borrowed = step.loans.queries.run(world, before)
         fetched = step.fetch.run(world, tie(block, before))
-        rows = ring.rows(step.queries)
-        part = _after(ring.of(step.queries), cut(running, rows, 2), cut(q, rows, 1), fetched, step.keys, extras)
-        running = put(running, part, rows, 2)
+        part = _after(ring.for_queries(queries), _cut(running, rows, 2), _cut(q, rows, 1), fetched, keys, extras)
+        running = _put(running, part, rows, 2)
         running = running._replace(total=tie(running.total, fetched))
-        if loan is not None:
-            taken = tie(taken, fetched)
-            sums = side_by_side(_after(ring.of(loan.taken), start(taken), taken, block, ring.own, extras))
-            returned = send_back(world, loan.movements.sums, tie(sums, taken, block), side_by_side(running))
-            running = merge_rows(running, returned, ring.rows(loan.lent))
+        if step.loans is not None:
+            borrowed = tie(borrowed, fetched)
+            sums = _joined_sums(_after(ring.for_queries(taken), start(borrowed), borrowed, block, ring.own, extras))
+            returned = _send_back(world, step.loans.sums, tie(sums, borrowed, block), _joined_sums(running))
+            running = _merge_rows(running, returned, ring.rows(lent))
             # Other workers wait for what is sent back, so it goes before this worker's own sums are computed.
             running = running._replace(total=world.transport.sent_first(tie(running.total, returned)))
     y, log_sum = finished(running, np.dtype(q.dtype))
@@ -213,49 +220,49 @@ def _backward(
     wide = accumulation_dtype(np.dtype(q.dtype))
     dy = tie(*cotangents[:2])
     delta = jnp.moveaxis(jnp.sum(dy.astype(wide) * y.astype(wide), -1), 2, 1) - cotangents[2]
-    dq, of_block, of_mask = _gradients_of(ring, ring.own, block, extras, q, dy, log_sum, delta)
-    of_masks = [(ring.own, of_mask)]
+    dq, d_block, d_mask = _block_gradients(ring, ring.own, block, extras, q, dy, log_sum, delta)
+    d_masks = [(ring.own, d_mask)]
     for step in ring.steps:
-        loan, before = step.loan, tie(dq, of_block)
-        if loan is not None:
-            lent = tie(backward_inputs(q, dy, log_sum, delta), before)
-            before = taken = loan.movements.backward_inputs.run(world, lent)
+        keys, queries, lent, taken = step.turn.share(ring.index)
+        rows, before = ring.rows(queries), tie(dq, d_block)
+        if step.loans is not None:
+            inputs = tie(_joined_inputs(q, dy, log_sum, delta), before)
+            before = borrowed = step.loans.backward_inputs.run(world, inputs)
         fetched = step.fetch.run(world, tie(block, before))
-        rows = ring.rows(step.queries)
-        of_rows = (*(cut(x, rows, 1) for x in (q, dy)), *(cut(x, rows, 2) for x in (log_sum, delta)))
-        of_queries, of_fetched, of_mask = _gradients_of(ring.of(step.queries), step.keys, fetched, extras, *of_rows)
-        dq, of_masks = _add_rows(dq, of_queries, rows), [*of_masks, (step.keys, of_mask)]
-        if loan is not None:
-            taken = tie(taken, fetched)
-            of_taken, of_own, _ = _gradients_of(ring.of(loan.taken), ring.own, block, extras, *split_inputs(taken))
-            of_block = of_block + of_own
-        returned = send_back(world, step.send_back, of_fetched, of_block)
-        of_block = _add_rows(of_block, returned, (0, returned.shape[1]))
-        if loan is not None:
-            returned = send_back(world, loan.movements.gradients, tie(of_taken, of_block), dq)
-            dq = _add_rows(dq, returned, ring.rows(loan.lent))
-    return dq.astype(q.dtype), of_block.astype(block.dtype), Extras(_of_whole_mask(extras.mask, of_masks, dy))
+        row_inputs = (*(_cut(x, rows, 1) for x in (q, dy)), *(_cut(x, rows, 2) for x in (log_sum, delta)))
+        d_queries, d_fetched, d_mask = _block_gradients(ring.for_queries(queries), keys, fetched, extras, *row_inputs)
+        dq, d_masks = _add_rows(dq, d_queries, rows), [*d_masks, (keys, d_mask)]
+        if step.loans is not None:
+            inputs = _split_inputs(tie(borrowed, fetched))
+            d_taken, d_own, _ = _block_gradients(ring.for_queries(taken), ring.own, block, extras, *inputs)
+            d_block = d_block + d_own
+        returned = _send_back(world, step.send_back, d_fetched, d_block)
+        d_block = _add_rows(d_block, returned, (0, returned.shape[1]))
+        if step.loans is not None:
+            returned = _send_back(world, step.loans.gradients, tie(d_taken, d_block), dq)
+            dq = _add_rows(dq, returned, ring.rows(lent))
+    return dq.astype(q.dtype), d_block.astype(block.dtype), Extras(_mask_gradient(extras.mask, d_masks, dy))
 
 
 def _add_rows(whole: Array, more: Array, rows: Range) -> Array:
     """Add `more` to some rows."""
-    return put(whole, cut(whole, rows, 1) + more, rows, 1)
+    return _put(whole, _cut(whole, rows, 1) + more, rows, 1)
 
 
-def _gradients_of(
+def _block_gradients(
     ring: Ring, keys: Range, block: Array, extras: Extras, q: Array, dy: Array, log_sum: Array, delta: Array
 ) -> tuple[Array, Array, Array | None]:
     """Return the contributions of this block of keys to the gradients of queries, block and mask."""
     if not ring.seen(keys, q, block):
-        of_q, of_block = (tie(jnp.zeros(x.shape, log_sum.dtype), block, dy) for x in (q, block))
-        return of_q, of_block, None
-    dq, dk, dv, of_mask = gradients(q, ring.keys(block, keys, extras), dy, log_sum, delta)
-    of_flags = [jnp.zeros((*dk.shape[:-1], 1), dk.dtype)] if ring.padded else []
-    return dq, jnp.concatenate([dk, dv, *of_flags], -1), of_mask
+        d_q, d_block = (tie(jnp.zeros(x.shape, log_sum.dtype), block, dy) for x in (q, block))
+        return d_q, d_block, None
+    dq, dk, dv, d_mask = gradients(q, ring.keys(block, keys, extras), dy, log_sum, delta)
+    d_flags = [jnp.zeros((*dk.shape[:-1], 1), dk.dtype)] if ring.padded else []
+    return dq, jnp.concatenate([dk, dv, *d_flags], -1), d_mask
 
 
-def _of_whole_mask(mask: Array | None, parts: Sequence[tuple[Range, Array | None]], dy: Array) -> Array | None:
-    """Return the gradient of an added mask, from gradients of its columns; 0 for keys that nobody looked at."""
+def _mask_gradient(mask: Array | None, parts: Sequence[tuple[Range, Array | None]], dy: Array) -> Array | None:
+    """Return the gradient of an added mask, from gradients of its columns; 0 for keys that no query sees."""
     if mask is None or mask.dtype == jnp.bool_:
         return None
     whole = tie(jnp.zeros(mask.shape, mask.dtype), dy)
@@ -266,3 +273,65 @@ def _of_whole_mask(mask: Array | None, parts: Sequence[tuple[Range, Array | None
 
 
 _attended.defvjp(_forward, _backward)
+
+
+# --- rows that travel ----------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+"""Arrays."""
+
+
+def _send_back(world: World, plan: RangesPlan, results: Array, mine: Array) -> Array:
+    """Return the results for this worker's places, from another worker, and send `results` for another's places there.
+
+    - `mine`: what this worker computes before it waits, like `results` but for the rows. One of its rows goes in front,
+      and stays: XLA's schedule, which knows no ties, would run a receive that has only an empty operand before the work
+      that is to be done meanwhile.
+    """
+    shape = (results.shape[0], 1, *results.shape[2:])
+    row = lax.slice_in_dim(mine, 0, 1, axis=1) if mine.shape[1] else tie(jnp.zeros(shape, results.dtype), mine)
+    return plan.run(world, lax.concatenate([row, results], 1))
+
+
+def _joined_inputs(q: Array, dy: Array, log_sum: Array, delta: Array) -> Array:
+    """Join what gradients are computed from, see `online_softmax.gradients`: n x queries x heads x (d + d + 2)."""
+    wide = accumulation_dtype(np.dtype(q.dtype))
+    sums = jnp.moveaxis(jnp.stack([log_sum, delta], -1), 1, 2)
+    return jnp.concatenate([x.astype(wide) for x in (q, dy, sums)], -1)
+
+
+def _split_inputs(joined: Array) -> tuple[Array, Array, Array, Array]:
+    """Split what `_joined_inputs` joins."""
+    d = joined.shape[-1] // 2 - 1
+    q, dy, sums = jnp.split(joined, [d, 2 * d], -1)
+    log_sum, delta = (lax.index_in_dim(jnp.moveaxis(sums, 2, 1), i, 3, False) for i in range(2))
+    return q, dy, log_sum, delta
+
+
+def _joined_sums(running: Running) -> Array:
+    """Join sums, as they travel: n x queries x heads x (d + 2)."""
+    top, total, values = running
+    return jnp.moveaxis(jnp.concatenate([values, top[..., None], total[..., None]], -1), 1, 2)
+
+
+def _merge_rows(running: Running, other_rows: Array, rows: Range) -> Running:
+    """Merge into `running`, of all queries, the sums `other_rows`, from `_joined_sums`, of the queries `rows`."""
+    width = other_rows.shape[-1]
+    values, top, total = jnp.split(jnp.moveaxis(other_rows, 1, 2), [width - 2, width - 1], -1)
+    other = Running(lax.squeeze(top, (3,)), lax.squeeze(total, (3,)), values)
+    return _put(running, merged(_cut(running, rows, 2), other), rows, 2)
+
+
+def _cut(tree: T, rows: Range, axis: int) -> T:
+    """Return the `rows` of arrays."""
+    return jax.tree.map(lambda x: joined_slices([(x, *rows)], axis), tree)
+
+
+def _put(tree: T, part: T, rows: Range, axis: int) -> T:
+    """Return arrays with `part` in the place of their `rows`."""
+
+    def replaced(whole: Array, part: Array) -> Array:
+        size = whole.shape[axis]
+        return joined_slices([(whole, 0, rows[0]), (part, 0, part.shape[axis]), (whole, rows[1], size)], axis)
+
+    return jax.tree.map(replaced, tree, part)

@@ -3,8 +3,13 @@
 Where queries see no keys behind them, worker i of p has i + 1 blocks of keys to look at. So that all take as long,
 workers that would wait compute for others: in turn d = 1, 2, ..., p // 2 the workers from d on fetch the keys of the
 worker d before them, and the first d take queries of the worker p - d behind them, for their own keys. Where d = p / 2
-these are the same pairs, and each computes half of the queries. So beside its own block each worker has (p - 1) / 2 to
-look at, where the last one had p - 1.
+these are the same pairs, and each computes half of the queries. So besides its own block each worker has (p - 1) / 2 to
+look at, instead of p - 1 for the last one.
+
+In a zig-zag order of the sequence (blocks i and 2p - 1 - i on worker i) workers compute as much without loans. But
+users would have to permute their sequences; and 4 workers with as many key heads as heads would send 18 blocks of rows
+where they send 14, and 36 backward where they send 26: queries are half as large as keys and values, and gradients of
+keys stay where loans make them.
 
 Source: Liu et al. (2023), arXiv:2310.01889 (ring); Li et al. (2023), arXiv:2310.03294 (balance).
 """
@@ -31,6 +36,10 @@ class Turn(NamedTuple):
     queries: tuple[Range, ...]
     lent: tuple[Range, ...]
     taken: tuple[Range, ...]
+
+    def share(self, i: int) -> tuple[Range, Range, Range, Range]:
+        """Return `keys`, `queries`, `lent` and `taken` of the worker at place `i`."""
+        return self.keys[i], self.queries[i], self.lent[i], self.taken[i]
 
     @property
     def is_balanced(self) -> bool:

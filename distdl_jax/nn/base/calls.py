@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 
@@ -14,9 +14,11 @@ from distdl_jax.tracing.forward_mode_error import refuse_forward_mode
 from distdl_jax.tracing.layer_call import tied_to_params
 from distdl_jax.transports.agreement.shapes import is_array, structure_text
 
+Call = TypeVar("Call", bound=Callable[..., Any])
 
-def call_of_a_layer(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a layer's `__call__`, which takes x alone where there are no parameters, and refuses others in sentences.
+
+def layer_call(call: Call) -> Call:
+    """Decorate a layer's `__call__`: it takes x alone if there are no parameters, and refuses others in a sentence.
 
     Tracebacks of its errors have no frames of the library.
     """
@@ -43,4 +45,4 @@ def call_of_a_layer(call: Callable[..., Any]) -> Callable[..., Any]:
             raise
         return tied_to_params(y, args[0] if args else options.get("params"))
 
-    return hiding_frames(completed)
+    return cast(Call, hiding_frames(completed))

@@ -7,7 +7,8 @@
 
 A layer is an immutable, hashable value of partitions and numbers. To write one here: derive from `PartitionedLayer`
 (`ParameterFreeLayer` where there is nothing to train), say `param_specs` and `init`, and plan in `_plan` how x moves,
-what each worker computes, and how y moves. The base class checks shapes and parameters, and runs the plan.
+what each worker computes, and how y moves. The base class checks shapes and parameters, and runs the plan. A class
+with its own `__call__` decorates it with `layer_call`.
 """
 
 from __future__ import annotations
@@ -27,15 +28,9 @@ from jax.typing import DTypeLike
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.functional.block_checks import by_class, check_placeholders, outside
 from distdl_jax.functional.plan import Plan, ShapeDtypes, taking_part
-from distdl_jax.nn.base.calls import call_of_a_layer
+from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.output_specs import spec_of_blocks
-from distdl_jax.nn.base.parameters import (
-    ParamShapeDtypes,
-    agree_on_shapes,
-    check_params,
-    spec_shapes,
-    unboxed,
-)
+from distdl_jax.nn.base.parameters import ParamShapeDtypes, agree_on_shapes, check_params, spec_shapes, unboxed
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.static import Static
 from distdl_jax.partitions.tensors import TensorSpec, check_spec
@@ -154,15 +149,9 @@ class BaseLayer(Static):
     One that has no parameters, by its class or by its arguments, may be called with the input alone: `layer(x)`.
     """
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for name in ("__call__", "apply"):
-            if name in vars(cls):
-                setattr(cls, name, call_of_a_layer(vars(cls)[name]))
-
     def __new__(cls, *_: Any, **__: Any) -> Self:
         self = super().__new__(cls)
-        vars(self)["_built_at"] = user_line()  # for messages; equal layers may be built at different lines
+        self._store(_built_at=user_line())  # for messages; equal layers may be built at different lines
         return self
 
     @abstractmethod
@@ -180,9 +169,9 @@ class BaseLayer(Static):
         """The partition of the output. None for a network of functions alone."""
 
     @property
-    @abstractmethod
     def _ends(self) -> Ends:
-        """The same two, where they are certain."""
+        """The same two, where they are certain: of an output with copies, one may do for the next layer."""
+        return Ends(self.input_partition, None if self._copied else self.output_partition)
 
     @property
     def takes_indices(self) -> bool:
@@ -262,10 +251,6 @@ class PartitionedLayer(BaseLayer):
     def _expected_partition(self) -> Partition:
         return self.input_partition
 
-    @property
-    def _ends(self) -> Ends:
-        return Ends(self.input_partition, None if self._copied else self.output_partition)
-
     @cached_property
     def _team(self) -> Workers:
         """The world ranks of the workers that take part, ascending."""
@@ -301,13 +286,14 @@ class PartitionedLayer(BaseLayer):
         return spec_shapes(self.param_specs(), self._team, dtype)
 
     def _param_dtype(self, x: ShapeDtypes) -> np.dtype:
-        """Return the dtype of parameters that nobody gives, beside an input of these shapes and dtypes."""
+        """Return the default dtype of parameters for an input of these shapes and dtypes."""
         return x[self.P_x.ranks[0]].dtype
 
     @abstractmethod
     def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> Any:
         """Plan from what `_checked` returns."""
 
+    @layer_call
     def __call__(self, params: Any, x: Array) -> Array:
         """Apply the layer.
 
@@ -368,6 +354,7 @@ class ParameterFreeLayer(PartitionedLayer):
     def __call__(self, x: Array, /) -> Array: ...
     @overload
     def __call__(self, params: dict[str, Array], x: Array, /) -> Array: ...
+    @layer_call
     def __call__(self, *args: Any) -> Array:
         """Return this worker's block of the output, from its input `x`: `layer(x)`, or `layer({}, x)`."""
         if len(args) == 2 and not (isinstance(args[0], dict) and not args[0]):
@@ -392,7 +379,7 @@ class ParameterFreeLayer(PartitionedLayer):
 
 
 def describe(layer: Any) -> str:
-    """Describe a layer, a dataclass, in words that are the same on every worker."""
+    """Describe a layer, a dataclass, with the same text on every worker."""
     values = {field.name: getattr(layer, field.name) for field in fields(layer)}
     shown = (f"{k}={x.describe() if isinstance(x, Partition | TensorSpec) else repr(x)}" for k, x in values.items())
     # The address of a function differs between workers.

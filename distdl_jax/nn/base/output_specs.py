@@ -34,7 +34,7 @@ def spec_of_blocks(layer: str, blocks: ShapeDtypes, P_y: Partition, copied: Sequ
 
 
 def _of_dimensions(P: Partition, dims: int, copied: tuple[int, ...]) -> tuple[CartesianPartition, tuple[int, ...]]:
-    """Return `P` with `dims` dimensions, and those with copies beside them; and which of its dimensions these are."""
+    """Return `P` with `dims` dimensions besides those of copies, and which of its dimensions the latter are."""
     shape: list[int] = []
     replicated: list[int] = []
     for d, p in enumerate(P.shape):

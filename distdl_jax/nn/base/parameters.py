@@ -214,12 +214,7 @@ def _of_name(name: str, params: ParamShapeDtypes) -> ShapeDtypes:
 
 
 def agree_on_shapes(
-    world: World,
-    team: Workers,
-    label: str,
-    specs: Specs,
-    params: Params,
-    x: Array,
+    world: World, team: Workers, label: str, specs: Specs, params: Params, x: Array
 ) -> tuple[ShapeDtypes, ParamShapeDtypes]:
     """Return the shapes of x and of the parameters `specs` on all workers of `team`: the one agreement of a call."""
 
@@ -229,15 +224,11 @@ def agree_on_shapes(
                 f"`params` is {structure_text(params)}, but must be a dictionary of {sorted(specs)}, as `init` makes "
                 "it."
             )
-        of_params = {name: shape_dtype_of(_argument(str(name), specs), param) for name, param in params.items()}
-        return shape_dtype_of("x", x), of_params
+        blocks = {name: shape_dtype_of(_argument(str(name), specs), param) for name, param in params.items()}
+        return shape_dtype_of("x", x), blocks
 
-    def decide(
-        contributions: dict[int, tuple[ShapeDtype, dict[str, ShapeDtype]]],
-    ) -> tuple[ShapeDtypes, ParamShapeDtypes]:
-        of_x = {worker: of_x for worker, (of_x, _) in contributions.items()}
-        of_params = {worker: of_params for worker, (_, of_params) in contributions.items()}
-        return of_x, of_params
+    def decide(pairs: dict[int, tuple[ShapeDtype, dict[str, ShapeDtype]]]) -> tuple[ShapeDtypes, ParamShapeDtypes]:
+        return {worker: block for worker, (block, _) in pairs.items()}, {w: blocks for w, (_, blocks) in pairs.items()}
 
     shapes: tuple[ShapeDtypes, ParamShapeDtypes] = agree(world, team, label, contribute, decide)
     return shapes
@@ -254,32 +245,25 @@ def _argument(name: str, specs: Specs) -> str:
 def plan_replicated_params(params: ParamShapeDtypes, specs: Specs) -> dict[str, ReplicatedPlan]:
     """Plan the use of parameters of which workers hold copies, as `specs` say: their gradients are summed."""
     return {
-        name: plan_replicated(
-            _of_name(name, params),
-            spec.partition,
-            spec.replicated,
-            f'params["{name}"]',
-        )
+        name: plan_replicated(_of_name(name, params), spec.partition, spec.replicated, f'params["{name}"]')
         for name, spec in specs.items()
     }
 
 
-def check_params(params: ParamShapeDtypes, specs: Specs, of: str = "params") -> None:
-    """Refuse parameters that are not their worker's blocks, in the same words on all workers.
-
-    - `of`: the name of the argument.
-    """
+def check_params(params: ParamShapeDtypes, specs: Specs, argument: str = "params") -> None:
+    """Refuse the parameters, or state, `argument`, that are not their workers' blocks, equally on all workers."""
     for worker, blocks in params.items():
         for name, spec in specs.items():
             if name not in blocks:
                 raise PlanError(
-                    f'On worker {worker}: `{of}` must hold "{name}" on every worker, but holds {sorted(blocks)}.'
+                    f'On worker {worker}: `{argument}` must hold "{name}" on every worker, but holds {sorted(blocks)}.'
                 )
             expected = spec.block_shapes.get(worker)
             if expected is None:
-                check_placeholders(f'{of}["{name}"]', {worker: blocks[name]}, ())
+                check_placeholders(f'{argument}["{name}"]', {worker: blocks[name]}, ())
             elif blocks[name].shape != expected:
+                whole = f"{shape_text(spec.global_shape)} on {shape_text(spec.partition.shape)} workers"
                 raise PlanError(
-                    f'On worker {worker}: `{of}["{name}"]` has shape {blocks[name].shape}, but this worker\'s block of '
-                    f"{shape_text(spec.global_shape)} on {shape_text(spec.partition.shape)} workers is {expected}."
+                    f'On worker {worker}: `{argument}["{name}"]` has shape {blocks[name].shape}, but this worker\'s '
+                    f"block of {whole} is {expected}."
                 )

@@ -20,8 +20,7 @@ from distdl_jax.nn.base.input_checks import check_features
 from distdl_jax.nn.base.matmul_plan import ProductPlan, product_dtype, products
 from distdl_jax.nn.base.parameters import ParamShapeDtypes
 from distdl_jax.nn.base.sliding_windows import WindowsPlan, plan_windows
-from distdl_jax.nn.base.weight_partition import check_not_split, moves_features, weight_partition
-from distdl_jax.nn.base.weighted_layer import WeightedLayer
+from distdl_jax.nn.base.weighted_layer import WeightedLayer, check_not_split, moves_features, weight_partition
 from distdl_jax.nn.kernels.convolution import convolution, transposed_convolution
 from distdl_jax.nn.kernels.geometry import Placement, between_layers
 from distdl_jax.nn.kernels.phases import TransposedProblem

@@ -13,15 +13,12 @@ from jax import Array
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import common_dtype, outside, owned_grid
 from distdl_jax.functional.plan import Plan, ShapeDtypes, Unmoved
+from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.input_checks import check_probability, checked_key
 from distdl_jax.nn.base.layer import ParameterFreeLayer
 from distdl_jax.partitions.initialization import initialize_block
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.random import standard_uniform
-
-
-class DropoutPlan(Unmoved):
-    """The plan of dropout in training: every worker computes on its own block."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +65,9 @@ class Dropout(ParameterFreeLayer):
         return self.p > 0
 
     def _plan(self, x: ShapeDtypes, params: object) -> Plan:
-        return DropoutPlan(x) if self.draws else Unmoved(x)
+        return Unmoved(x)
 
+    @layer_call
     def __call__(self, *args: Any, key: Array | None = None, training: bool = True) -> Array:
         """Return this worker's block of the output, from its block: `layer(x, key=key)`, or with `{}` in front of x."""
         x = super().__call__(*args)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple, overload
 
 import jax
 import numpy as np
@@ -15,15 +17,11 @@ from distdl_jax.functional.all_sum_reduce import plan_all_sum_reduce
 from distdl_jax.functional.broadcast import plan_broadcast, plan_sum_reduce
 from distdl_jax.functional.plan import MovementPlan, ShapeDtypes, Unmoved
 from distdl_jax.nn.base.matmul_plan import ProductPlan, products
-from distdl_jax.nn.base.parameters import (
-    ParamShapeDtypes,
-)
-from distdl_jax.nn.base.weight_partition import check_not_split, moves_features, weight_partition
-from distdl_jax.nn.base.weighted_layer import WeightedLayer
+from distdl_jax.nn.base.parameters import ParamShapeDtypes
+from distdl_jax.nn.base.weighted_layer import WeightedLayer, check_not_split, weight_partition
 from distdl_jax.partitions.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import shape_text
-from distdl_jax.tracing.world import Workers
 from distdl_jax.validation import checked_integer
 
 
@@ -48,7 +46,76 @@ class LocalAffine:
         return y if bias is None else y + bias
 
 
-@dataclass(frozen=True)
+Side = Literal["in_features", "out_features"]
+RouteName = Literal["copied", "sequence", "replicated", "features"]
+
+
+class Route(NamedTuple):
+    """A way of x to the workers that multiply, P_n x P_fo x P_fi, and of their products, mirrored, to y.
+
+    Both take the blocks that move, the partition of x or y, and the workers that multiply.
+    """
+
+    gather: Callable[[ShapeDtypes, Partition, Partition], MovementPlan]
+    scatter: Callable[[ShapeDtypes, Partition, Partition], MovementPlan]
+
+
+ROUTES: dict[RouteName, Route] = {
+    # P_n x P_f, on any workers: x is copied to those that need the same features, and products are summed.
+    "copied": Route(
+        lambda x, P, work: plan_broadcast(x, P.grid([P.shape[0], 1, P.shape[-1]]), work),
+        lambda y, P, work: plan_sum_reduce(y, work, P.grid([P.shape[0], P.shape[-1], 1])),
+    ),
+    # P_n x (those that need the same features) x P_f, on the workers that multiply: the sequence is cut over them,
+    "sequence": Route(
+        lambda x, P, work: plan_all_gather(x, P, P.dim - 2),
+        lambda y, P, work: plan_reduce_scatter(y, P, P.dim - 2),
+    ),
+    # or each of them holds a copy.
+    "replicated": Route(lambda x, P, work: Unmoved(x), lambda y, P, work: plan_all_sum_reduce(y, work, 2)),
+    # P_n x (those that need the same features), where these need all of them: the features are cut over them.
+    "features": Route(
+        lambda x, P, work: plan_all_gather(x, _along_features(P, x), -1),
+        lambda y, P, work: plan_reduce_scatter(y, _along_features(P, y), -1),
+    ),
+}
+
+
+def route(P: Partition, workers: np.ndarray, replicated: bool) -> RouteName | None:
+    """Return the route between P and `workers`, the ranks of those that multiply: P_n x across x along the features.
+
+    Workers across need the same features. None where there is no route.
+    """
+    p_n, across, along = workers.shape
+    if P.dim < 2:
+        return None
+    between = (1,) * (P.dim - 2)
+    if P.shape == (p_n, *between, along):
+        return "copied"
+    if P.ranks != tuple(workers.ravel().tolist()):
+        return None
+    if P.shape == (p_n, *between[1:], across, along) and P.dim > 2:
+        return "replicated" if replicated else "sequence"
+    return "features" if along == 1 and P.shape == (p_n, *between, across) else None
+
+
+def _along_features(P: Partition, blocks: ShapeDtypes) -> CartesianPartition:
+    """Return P with as many dimensions as the blocks have."""
+    dims = len(blocks[P.ranks[0]].shape)
+    return P.grid([P.shape[0], *(1,) * (dims - 2), P.shape[-1]])
+
+
+def _check_features_alone(P_x: Partition, P_y: Partition) -> None:
+    """Refuse partitions from which P_W does not follow: they cut more than the batch and the features."""
+    if any(P.dim < 2 or set(P.shape[1:-1]) - {1} for P in (P_x, P_y)) or P_x.shape[0] != P_y.shape[0]:
+        raise InvalidArgumentError(
+            f"`P_x` ({shape_text(P_x.shape)}) and `P_y` ({shape_text(P_y.shape)}) must be P_n x 1 x ... "
+            "x P_f, with one number of workers along the batch, P_n, where `P_W` is not given. "
+            "`DistributedPointwise` takes x that is cut in other dimensions."
+        )
+
+
+@dataclass(frozen=True, init=False, repr=False)
 class DistributedLinear(WeightedLayer):
     r"""An affine map y = x W^T + b whose input, output and weight are split over workers.
 
@@ -68,13 +135,12 @@ class DistributedLinear(WeightedLayer):
     and gathered: W over P_fo P_n x P_fi, b over P_fo P_n. Each worker has its share of them then, and of what an
     optimiser keeps for them.
 
-    *Split along the sequence* (Megatron's pair of layers): P_x may have the shape P_n x ... x P_fo x P_fi, with the
-    workers of P_W in their order. Then the dimension of x in front of the features is cut over P_fo, and gathered where
-    it would be broadcast. P_y may have the shape P_n x ... x P_fi x P_fo, P_W's workers with those two dimensions
-    exchanged; then sums are scattered along that dimension, and y is cut over P_fi. So a column parallel layer has P_W
-    p x 1, P_x 1 x p x 1 and P_y 1 x 1 x p, and a row parallel one behind it P_W 1 x p, P_x 1 x 1 x p and P_y 1 x p x 1.
-    With `replicated` the workers along P_fo hold copies of x in place of parts, from which nothing moves, and those
-    along P_fi get copies of the sum. A gradient of copies is in shares, one on each worker, that add up.
+    *Split along the sequence*: P_x may have the shape P_n x ... x P_fo x P_fi, with the workers of P_W in their order.
+    Then the dimension of x in front of the features is cut over P_fo, and gathered in place of the broadcast. P_y may
+    have the shape P_n x ... x P_fi x P_fo, P_W's workers with those two dimensions exchanged; then sums are scattered
+    along that dimension, and y is cut over P_fi. With `replicated` the workers along P_fo hold copies of x in place of
+    parts, from which nothing moves, and those along P_fi get copies of the sum. A gradient of copies is in shares, one
+    on each worker, that add up. `ColumnParallelLinear` and `RowParallelLinear` derive these partitions.
 
     *Without P_W* one side of W is cut over the workers along the last dimension, that of x or y which is cut. Where
     both are, on the same workers, `split` says which: with "out_features" (P_W p x 1) x is gathered along its features,
@@ -114,78 +180,94 @@ class DistributedLinear(WeightedLayer):
     """
 
     P_x: Partition
-    P_y: Any = None  # a partition, from __post_init__ on
-    P_W: Any = None
-    in_features: int = None  # type: ignore[assignment]  # which is refused
-    out_features: int = None  # type: ignore[assignment]
-    bias: bool = True
-    replicated: bool = False
-    sharded: bool = False
-    split: InitVar[Literal["in_features", "out_features"] | None] = None
+    P_y: Partition
+    P_W: Partition
+    in_features: int
+    out_features: int
+    bias: bool
+    replicated: bool
+    sharded: bool
 
-    def __post_init__(self, split: str | None) -> None:
-        features = {name: checked_integer(name, getattr(self, name), 1) for name in ("in_features", "out_features")}
-        vars(self).update(P_y=self.P_x if self.P_y is None else self.P_y)
-        if self.P_W is None:
-            check_partitions(P_x=self.P_x, P_y=self.P_y)
-            self._check_no_others_are_cut()
-            vars(self).update(P_W=weight_partition(self.P_x, self.P_y, -1, split, features))
+    @overload
+    def __init__(
+        self,
+        P_x: Partition,
+        P_y: Partition | None = None,
+        P_W: Partition | None = None,
+        *,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        replicated: bool = False,
+        sharded: bool = False,
+        split: Side | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        P_x: Partition,
+        P_y: Partition | None,
+        P_W: Partition | None,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        replicated: bool = False,
+        sharded: bool = False,
+        split: Side | None = None,
+    ) -> None: ...
+    def __init__(
+        self,
+        P_x: Partition,
+        P_y: Partition | None = None,
+        P_W: Partition | None = None,
+        in_features: int | None = None,
+        out_features: int | None = None,
+        bias: bool = True,
+        replicated: bool = False,
+        sharded: bool = False,
+        split: Side | None = None,
+    ) -> None:
+        n_in, n_out = checked_integer("in_features", in_features, 1), checked_integer("out_features", out_features, 1)
+        P_y = P_x if P_y is None else P_y
+        if P_W is None:
+            check_partitions(P_x=P_x, P_y=P_y)
+            _check_features_alone(P_x, P_y)
+            P_W = weight_partition(P_x, P_y, -1, split, {"in_features": n_in, "out_features": n_out})
         else:
-            check_partitions(P_W=self.P_W, P_x=self.P_x, P_y=self.P_y)
+            check_partitions(P_W=P_W, P_x=P_x, P_y=P_y)
             check_not_split(split)
-        if self.P_W.dim not in (2, 3):
+        if P_W.dim not in (2, 3):
             raise InvalidArgumentError(
-                f"`P_W` ({shape_text(self.P_W.shape)}) must have two dimensions, P_fo x P_fi: workers along the output "
+                f"`P_W` ({shape_text(P_W.shape)}) must have two dimensions, P_fo x P_fi: workers along the output "
                 "features, and along the input features; or three, P_n x P_fo x P_fi, with those along the batch."
             )
+        self._store(P_x=P_x, P_y=P_y, P_W=P_W, in_features=n_in, out_features=n_out)
+        self._store(bias=bias, replicated=replicated, sharded=sharded)
+        self._check_routes()
+
+    @cached_property
+    def _routes(self) -> tuple[RouteName | None, RouteName | None]:
+        """The routes of x to the workers that multiply, and of their products to y."""
+        workers = np.reshape(self._work.ranks, self._work.shape)
+        return route(self.P_x, workers, self.replicated), route(self.P_y, workers.swapaxes(1, 2), self.replicated)
+
+    def _check_routes(self) -> None:
+        """Refuse partitions between which there is no route, and copies where none are held."""
         p_n, p_fo, p_fi = self._work.shape
-        given = f"where `P_W` is {shape_text(self.P_W.shape)}, {'P_n x ' if self.P_W.dim == 3 else ''}P_fo x P_fi"
-        for name, P, workers, along in (("P_x", self.P_x, p_fi, "P_fi"), ("P_y", self.P_y, p_fo, "P_fo")):
-            if P.dim < 2 or not (
-                P.shape == (p_n, *(1,) * (P.dim - 2), workers) or P.ranks == self._together(name) or self._moves(name)
-            ):
-                across = p_fo if name == "P_x" else p_fi
+        given = f"where `P_W` is {shape_text(self.P_W.shape)}, {'P_n x ' * (self.P_W.dim == 3)}P_fo x P_fi"
+        ends = (("P_x", self.P_x, p_fo, p_fi, "P_fi"), ("P_y", self.P_y, p_fi, p_fo, "P_fo"))
+        for way, (name, P, across, along, letter) in zip(self._routes, ends, strict=True):
+            if way is None:
                 raise InvalidArgumentError(
-                    f"`{name}` ({shape_text(P.shape)}) must have shape {p_n} x {workers}, P_n x {along}, {given}; "
-                    f"or {p_n} x {across} x {workers} on P_W's workers, to split the sequence. To split the batch, "
+                    f"`{name}` ({shape_text(P.shape)}) must have shape {p_n} x {along}, P_n x {letter}, {given}; "
+                    f"or {p_n} x {across} x {along} on P_W's workers, to split the sequence. To split the batch, "
                     "give P_W three dimensions, P_n x P_fo x P_fi; with two, P_n is 1."
                 )
-        if self.replicated and not (self._together("P_x") or self._together("P_y")):
+        if self.replicated and "replicated" not in self._routes:
             raise InvalidArgumentError(
                 f"`replicated` (=True) takes workers that hold copies: `P_x` of {p_n} x {p_fo} x {p_fi}, {given}, or "
                 f"`P_y` of {p_n} x {p_fi} x {p_fo}."
             )
-
-    def _check_no_others_are_cut(self) -> None:
-        """Refuse partitions from which P_W does not follow: they cut more than the batch and the features."""
-        if any(P.dim < 2 or set(P.shape[1:-1]) - {1} for P in (self.P_x, self.P_y)) or (
-            self.P_x.shape[0] != self.P_y.shape[0]
-        ):
-            raise InvalidArgumentError(
-                f"`P_x` ({shape_text(self.P_x.shape)}) and `P_y` ({shape_text(self.P_y.shape)}) must be P_n x 1 x ... "
-                "x P_f, with one number of workers along the batch, P_n, where `P_W` is not given. "
-                "`DistributedPointwise` takes x that is cut in other dimensions."
-            )
-
-    def _moves(self, name: str) -> bool:
-        """Say whether x is gathered, or y scattered, along its features, on the workers that multiply."""
-        P, side = (self.P_x, 2) if name == "P_x" else (self.P_y, 1)
-        is_cut = P.shape == (self._work.shape[0], *(1,) * (P.dim - 2), P.shape[-1])
-        return is_cut and moves_features(P, -1, self._work, side)
-
-    def _along_features(self, P: Partition, blocks: ShapeDtypes) -> CartesianPartition:
-        """Return P with as many dimensions as the blocks have."""
-        dims = len(blocks[P.ranks[0]].shape)
-        return P.create_cartesian_topology_partition([P.shape[0], *(1,) * (dims - 2), P.shape[-1]])
-
-    def _together(self, name: str) -> Workers:
-        """Return the workers that P_x or P_y must have, in this order, if as many as multiply; else none."""
-        p_n, p_fo, p_fi = self._work.shape
-        P, across, along = (self.P_x, p_fo, p_fi) if name == "P_x" else (self.P_y, p_fi, p_fo)
-        if across == 1 or P.dim < 3 or P.shape != (p_n, *(1,) * (P.dim - 3), across, along):
-            return ()
-        order = np.reshape(self._work.ranks, self._work.shape)
-        return tuple((order if name == "P_x" else order.transpose(0, 2, 1)).ravel().tolist())
 
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -193,31 +275,11 @@ class DistributedLinear(WeightedLayer):
 
     def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> ProductPlan:
         self._check_blocks(x)
-        work = self._work
-        p_n, p_fo, p_fi = work.shape
-        to_work: MovementPlan
-        if self._moves("P_x"):
-            P_x = self._along_features(self.P_x, x)
-            to_work = plan_all_gather(x, P_x, P_x.dim - 1)
-        elif not self._together("P_x"):
-            to_work = plan_broadcast(x, self.P_x.create_cartesian_topology_partition([p_n, 1, p_fi]), work)
-        elif self.replicated:
-            to_work = Unmoved(x)
-        else:
-            to_work = plan_all_gather(x, self.P_x, self.P_x.dim - 2)
+        from_x, to_y = (ROUTES[way] for way in self._routes if way is not None)
+        gathered = from_x.gather(x, self.P_x, self._work)
         of_params, local = self._parameters.plan(params, self.bias), self._local()
-        parts_of_y = products(to_work.after(x), of_params, local)
-        to_y: MovementPlan
-        if self._moves("P_y"):
-            P_y = self._along_features(self.P_y, parts_of_y)
-            to_y = plan_reduce_scatter(parts_of_y, P_y, P_y.dim - 1)
-        elif not self._together("P_y"):
-            to_y = plan_sum_reduce(parts_of_y, work, self.P_y.create_cartesian_topology_partition([p_n, p_fo, 1]))
-        elif self.replicated:
-            to_y = plan_all_sum_reduce(parts_of_y, work, 2)
-        else:
-            to_y = plan_reduce_scatter(parts_of_y, self.P_y, self.P_y.dim - 2)
-        return ProductPlan(to_work, of_params, parts_of_y, to_y, local)
+        summands = products(gathered.after(x), of_params, local)
+        return ProductPlan(gathered, of_params, summands, to_y.scatter(summands, self.P_y, self._work), local)
 
     def _local(self) -> dict[int, LocalAffine]:
         """Return the product of each worker that multiplies."""

@@ -131,7 +131,7 @@ class DistributedPointwise(AffineLayer):
         check_partitions(P_x=self.P_x)
         for name in ("in_features", "out_features"):
             checked_integer(name, getattr(self, name), 1)
-        vars(self).update(dim=checked_axis("dim", self.dim, self.P_x.shape))  # in the form in which equal ones are
+        self._store(dim=checked_axis("dim", self.dim, self.P_x.shape))
 
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:

@@ -90,7 +90,7 @@ class DistributedPReLU(PartitionedLayer):
             )
         if not is_real(init):
             raise InvalidArgumentError(f"`init` (={init!r}) must be a number.")
-        vars(self).update(P_x=P_x, num_parameters=number, slope=float(init))
+        self._store(P_x=P_x, num_parameters=number, slope=float(init))
 
     def param_specs(self) -> dict[str, TensorSpec]:
         """Return the global shape and the partition of the slopes, of which workers hold copies."""

@@ -13,14 +13,9 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.functional.block_checks import outside
-from distdl_jax.functional.plan import (
-    BlocksPlan,
-    Plan,
-    ShapeDtypes,
-    taking_part,
-)
+from distdl_jax.functional.plan import BlocksPlan, Plan, ShapeDtypes, taking_part
 from distdl_jax.nn.base.input_checks import real_grid
-from distdl_jax.nn.base.layer import Ends, describe
+from distdl_jax.nn.base.layer import describe
 from distdl_jax.nn.dense.pointwise import DistributedPointwise
 from distdl_jax.nn.networks.layer_compatibility import check_activation
 from distdl_jax.nn.networks.network import Network, RunPart, params_of_part
@@ -103,10 +98,6 @@ class DistributedSqueezeExcitation(Network):
     @property
     def _computes(self) -> str:
         return "scaling"
-
-    @property
-    def _ends(self) -> Ends:
-        return Ends(self.P_x, self.P_x)
 
     def _pack(self, entries: Iterable[Any]) -> dict[str, Any]:
         return dict(zip(("fc1", "fc2"), entries, strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,11 @@ from jax.typing import DTypeLike
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.functional.block_checks import outside
 from distdl_jax.functional.plan import ShapeDtypes
+from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.input_checks import real_grid
 from distdl_jax.nn.base.layer import PartitionedLayer
 from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes
 from distdl_jax.nn.experts.mixture_plan import Dispatch, MixturePlan, Tokens, plan_mixture
-from distdl_jax.nn.experts.mlp import MLP, Expert
 from distdl_jax.nn.experts.routing import capacity_of
 from distdl_jax.partitions.initialization import UniformFanIn, init_block
 from distdl_jax.partitions.partition import Partition, check_partitions
@@ -38,6 +38,43 @@ from distdl_jax.validation import (
 )
 
 State = dict[str, Array]
+
+
+class Expert(Protocol):
+    """One expert: a function of its parameters and of tokens, the same for all experts but for the parameters.
+
+    It is immutable and hashable, like layers. It runs on the worker that has the expert, under `jax.vmap`.
+    """
+
+    def init(self, key: Array, dtype: DTypeLike) -> dict[str, Array]:
+        """Return the parameters of one expert, from its own random key."""
+
+    def __call__(self, params: Any, tokens: Array) -> Array:
+        """Return the output for tokens x features; some of the tokens are zeros, whose output is not read."""
+
+
+@dataclass(frozen=True)
+class MLP:
+    """y = down activation(up x + up_bias) + down_bias, with weights in PyTorch's layout and its initial values."""
+
+    features: int
+    hidden: int
+    activation: Callable[[Array], Array]
+
+    def init(self, key: Array, dtype: DTypeLike) -> dict[str, Array]:
+        """Return the parameters of one expert."""
+        shapes = {"up": (self.hidden, self.features), "down": (self.features, self.hidden)}
+        params = {}
+        for (name, shape), own_key in zip(shapes.items(), jax.random.split(key), strict=True):
+            uniform, keys = UniformFanIn(shape[1]), jax.random.split(own_key)
+            params[f"{name}_weight"] = uniform(keys[0], shape, dtype)
+            params[f"{name}_bias"] = uniform(keys[1], shape[:1], dtype)
+        return params
+
+    def __call__(self, params: Any, tokens: Array) -> Array:
+        """Return the output, of the tokens' shape."""
+        hidden = self.activation(tokens @ params["up_weight"].T + params["up_bias"])
+        return jnp.asarray(hidden @ params["down_weight"].T + params["down_bias"])
 
 
 @dataclass(frozen=True)
@@ -88,7 +125,7 @@ class DistributedMixtureOfExperts(PartitionedLayer):
     - `top_k`: k, how many experts a token chooses, at most n_x.
     - `capacity_factor`: an expert takes ceil(factor * k * tokens / n_x) assignments of a group, at least 1. None: all,
       with as many slots as tokens; nothing is dropped.
-    - `group_axes`: the dimensions of x along which each index has groups of its own. Default: 0, the samples; none
+    - `group_axes`: the dimensions of x along which each index has its own groups. Default: 0, the samples; none
       where x is tokens x features. () makes one group of all.
     - `normalize`: whether the gates of a token add up to 1. Default: where k is above 1.
     - `activation`: of the experts' hidden layer.
@@ -155,8 +192,7 @@ class DistributedMixtureOfExperts(PartitionedLayer):
                 f"`group_axes` (={given}) must name dimensions of tokens, 0 to {self.P_x.dim - 2}, not the features."
             )
         normalize = self.top_k > 1 if self.normalize is None else checked_boolean("normalize", self.normalize)
-        # The fields, in the form in which equal ones are equal.
-        vars(self).update(group_axes=axes, normalize=normalize)
+        self._store(group_axes=axes, normalize=normalize)
         check_function("activation", self.activation)
         self._check_expert()
 
@@ -207,18 +243,18 @@ class DistributedMixtureOfExperts(PartitionedLayer):
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
         """Return this worker's initial parameters: a router as a linear layer's, and experts from a key of each."""
         check_key("key", key)
-        found, specs = checked_dtype("dtype", dtype), self.param_specs()
-        of_router, of_experts = jax.random.split(key)
-        params = {"router": init_block(UniformFanIn(self.embed_dim), of_router, specs["router"], found)}
+        dtype, specs = checked_dtype("dtype", dtype), self.param_specs()
+        router_key, experts_key = jax.random.split(key)
+        params = {"router": init_block(UniformFanIn(self.embed_dim), router_key, specs["router"], dtype)}
         box = next(spec.box for name, spec in specs.items() if name != "router")
         if box is None or box[0][0] == box[0][1]:
             return params | {
-                name: zero_volume_tensor(dtype=found) if box is None else jnp.zeros(spec.local_shape, found)
+                name: zero_volume_tensor(dtype=dtype) if box is None else jnp.zeros(spec.local_shape, dtype)
                 for name, spec in specs.items()
                 if name != "router"
             }
-        keys = jax.random.split(of_experts, self.num_experts)[slice(*box[0])]
-        return params | jax.vmap(lambda key: self._expert.init(key, found))(keys)
+        keys = jax.random.split(experts_key, self.num_experts)[slice(*box[0])]
+        return params | jax.vmap(lambda key: self._expert.init(key, dtype))(keys)
 
     def state_specs(self) -> dict[str, TensorSpec]:
         """Return the global shape and the partition of each part of the state: a pytree like it."""
@@ -228,9 +264,9 @@ class DistributedMixtureOfExperts(PartitionedLayer):
 
     def init_state(self, dtype: DTypeLike = jnp.float32) -> State:
         """Return this worker's part of a state of zeros; losses of `dtype`."""
-        found = checked_dtype("dtype", dtype)
+        dtype = checked_dtype("dtype", dtype)
         return {
-            name: jnp.zeros(spec.local_shape, jnp.int32 if name == "tokens_per_expert" else found)
+            name: jnp.zeros(spec.local_shape, jnp.int32 if name == "tokens_per_expert" else dtype)
             for name, spec in self.state_specs().items()
         }
 
@@ -246,6 +282,7 @@ class DistributedMixtureOfExperts(PartitionedLayer):
     def __call__(self, params: Params, x: Array) -> Array: ...
     @overload
     def __call__(self, params: Params, x: Array, *, state: State, training: bool = True) -> tuple[Array, State]: ...
+    @layer_call
     def __call__(self, params: Params, x: Array, *, state: State | None = None, training: bool = True) -> Any:
         """Apply the layer: `y = layer(params, x)`, or `y, state = layer(params, x, state=state)`.
 

@@ -8,7 +8,7 @@ tensor of experts x slots x features. It is split along the slots before an all-
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,13 +23,8 @@ from distdl_jax.functional.all_gather import GatherPlan, plan_all_gather
 from distdl_jax.functional.block_checks import zero_volume_shape
 from distdl_jax.functional.broadcast import plan_broadcast, plan_sum_reduce
 from distdl_jax.functional.collectives import accumulation_dtype
-from distdl_jax.functional.plan import (
-    BlocksPlan,
-    MovementPlan,
-    ShapeDtypes,
-)
+from distdl_jax.functional.plan import BlocksPlan, MovementPlan, ShapeDtypes
 from distdl_jax.functional.repartition import RepartitionPlan
-from distdl_jax.nn.experts.mlp import Expert
 from distdl_jax.nn.experts.routing import (
     Choices,
     choose,
@@ -157,44 +152,44 @@ class MixturePlan(BlocksPlan):
     - `dispatch`: its numbers; `expert`: what an expert computes; `normalize`: whether a token's gates add up to 1.
     - `to_tokens`: the broadcast of the router to the workers that have tokens.
     - `to_rows`: the gathering of counts, along the dimensions of a group that are split; None where none is.
-    - `to_experts`, `of_places`: the all-to-all of tokens, and of their places, to the experts; `to_slots`: back.
-    - `of_losses`, `of_counts`: the sums for the losses, to the first worker.
+    - `to_experts`, `places_to_experts`: the all-to-all of tokens and of their places to the experts; `to_slots`: back.
+    - `sum_losses`, `sum_counts`: the sums for the losses, to the first worker.
     - `dtype`: of the output.
     """
 
     dispatch: Dispatch
-    expert: Expert = field(hash=False)
+    expert: Callable[[Any, Array], Array] = field(hash=False)
     normalize: bool
     to_tokens: MovementPlan
     to_rows: GatherPlan | None
     to_experts: RepartitionPlan
-    of_places: RepartitionPlan
+    places_to_experts: RepartitionPlan
     to_slots: RepartitionPlan
-    of_losses: MovementPlan
-    of_counts: MovementPlan
+    sum_losses: MovementPlan
+    sum_counts: MovementPlan
     dtype: np.dtype
 
     def run(self, world: World, params: Params, x: Array) -> tuple[Array, Choices | None]:
         """Return this worker's block of the output, and its tokens' choices; None where it has no part of x."""
         dispatch, worker = self.dispatch, world.rank
         if worker not in dispatch.tokens.grid.cell_of:
-            sent, rows = (_empty(plan.inputs[worker]) for plan in (self.to_experts, self.of_places))
+            sent, rows = (_empty(plan.inputs[worker]) for plan in (self.to_experts, self.places_to_experts))
             return tie(_empty(self.output(worker)), self._through_experts(world, params, x, sent, rows)), None
         tokens, copy = dispatch.tokens.in_groups(x), self.to_tokens.run(world, params["router"])
         choices = choose(tokens, copy, dispatch.k, self.normalize)
         slots, rows = self._slots(world, choices)
         sent, rows = self._filled(worker, tokens, choices.experts, slots, tie(rows, lax.stop_gradient(copy)))
         outputs = self._through_experts(world, params, x, sent, rows)
-        found = outputs.at[choices.experts, slots].get(mode="fill", fill_value=0)
-        y = jnp.einsum("gtk,gtke->gte", choices.gates, found.astype(choices.gates.dtype))
+        rows = outputs.at[choices.experts, slots].get(mode="fill", fill_value=0)
+        y = jnp.einsum("gtk,gtke->gte", choices.gates, rows.astype(choices.gates.dtype))
         return tie(dispatch.tokens.in_blocks(y, worker).astype(self.dtype), outputs, copy), choices
 
     def _through_experts(self, world: World, params: Params, x: Array, sent: Array, rows: Array) -> Array:
         """Return what experts make of this worker's slots, `sent`, which go to rows of theirs."""
-        # What moves is used, and batched, on all workers alike; what of x moves carries no derivative of the router's.
+        # What moves is used, and batched, on all workers; what of x moves carries no derivative of the router's.
         router = lax.stop_gradient(params["router"])
         received = self.to_experts.run(world, tie(sent, x, router))
-        rows = self.of_places.run(world, tie(rows, lax.stop_gradient(x), router))
+        rows = self.places_to_experts.run(world, tie(rows, lax.stop_gradient(x), router))
         computed = self._computed(world.rank, params, received, rows)
         return self.to_slots.run(world, tie(computed, received, rows, *params.values()))
 
@@ -240,8 +235,8 @@ class MixturePlan(BlocksPlan):
     def losses(self, world: World, choices: Choices, dtype: np.dtype) -> dict[str, Array]:
         """Return the state after these choices, its losses of `dtype`: on the first worker; empty arrays elsewhere."""
         tokens = max(math.prod(self.dispatch.tokens.whole), 1)
-        sums = self.of_losses.run(world, choices.sums / tokens)
-        counts = self.of_counts.run(
+        sums = self.sum_losses.run(world, choices.sums / tokens)
+        counts = self.sum_counts.run(
             world, tie(choices.chosen.sum((0, 1, 2), dtype=np.int32), lax.stop_gradient(choices.sums))
         )
         balance, squares = (load_balancing_loss(counts, sums[:-1]), sums[-1]) if counts.size else (sums, sums)
@@ -255,7 +250,7 @@ def _empty(block: ShapeDtype) -> Array:
 
 def plan_mixture(
     dispatch: Dispatch,
-    expert: Expert,
+    expert: Callable[[Any, Array], Array],
     normalize: bool,
     x: ShapeDtypes,
     params: Mapping[int, Mapping[str, ShapeDtype]],
@@ -265,22 +260,21 @@ def plan_mixture(
     """Plan a mixture from the shapes and dtypes of x and of the parameters on all of its workers."""
     tokens, first = dispatch.tokens, P_x.grid([1], [0])
     sender = P_x.ranks[0]
-    of_x, router = x[sender], params[sender]["router"]
-    features = of_x.shape[-1]
+    sent, router = x[sender], params[sender]["router"]
+    features = sent.shape[-1]
     own = {name: block for name, block in params[P_W.ranks[0]].items() if name != "router"}
-    rows = jax.ShapeDtypeStruct((tokens.whole[0] * dispatch.capacity, features), of_x.dtype)
-    of_one = {name: ShapeDtype(block.shape[1:], block.dtype) for name, block in own.items()}
-    result = jax.eval_shape(expert, {name: jax.ShapeDtypeStruct(*block) for name, block in of_one.items()}, rows)
+    rows = jax.ShapeDtypeStruct((tokens.whole[0] * dispatch.capacity, features), sent.dtype)
+    one = {name: ShapeDtype(block.shape[1:], block.dtype) for name, block in own.items()}
+    result = jax.eval_shape(expert, {name: jax.ShapeDtypeStruct(*block) for name, block in one.items()}, rows)
     _check_result(result, rows)
-    out = np.dtype(jnp.promote_types(of_x.dtype, result.dtype))
-    of_places = {worker: ShapeDtype(block.shape, np.dtype(np.int32)) for worker, block in x.items()}
-    to_experts = _to_experts(dispatch, P_W, x, of_x.dtype, features)
+    out = np.dtype(jnp.promote_types(sent.dtype, result.dtype))
+    to_experts = _to_experts(dispatch, P_W, x, sent.dtype, features)
     back = _to_experts(dispatch, P_W, x, out, result.shape[-1]).exchange
     outputs = {worker: ShapeDtype((0,), out) for worker in x} | {
         worker: ShapeDtype((stop - start, back.needed.extent[1], result.shape[-1]), out)
         for worker, (start, stop) in zip(P_W.ranks, back.needed.ranges[0], strict=True)
     }
-    dtype = accumulation_dtype(np.dtype(jnp.promote_types(of_x.dtype, router.dtype)))
+    dtype = accumulation_dtype(np.dtype(jnp.promote_types(sent.dtype, router.dtype)))
     sums = dict.fromkeys(P_x.ranks, ShapeDtype((dispatch.experts + 1,), dtype))
     counts = dict.fromkeys(P_x.ranks, ShapeDtype((dispatch.experts,), np.dtype(np.int32)))
     return MixturePlan(
@@ -301,10 +295,10 @@ def plan_mixture(
         ),
         to_rows=_to_rows(dispatch, P_x),
         to_experts=to_experts,
-        of_places=_to_experts(dispatch, P_W, of_places, np.dtype(np.int32), 1),
+        places_to_experts=_to_experts(dispatch, P_W, x, np.dtype(np.int32), 1),
         to_slots=RepartitionPlan("to_slots", outputs, out, Exchange(back.needed, back.owned), False),
-        of_losses=plan_sum_reduce(sums, P_x, first, preserve_batch=False),
-        of_counts=plan_sum_reduce(counts, P_x, first, preserve_batch=False),
+        sum_losses=plan_sum_reduce(sums, P_x, first, preserve_batch=False),
+        sum_counts=plan_sum_reduce(counts, P_x, first, preserve_batch=False),
         dtype=out,
     )
 

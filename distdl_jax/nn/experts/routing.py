@@ -92,7 +92,7 @@ def places_in_whole(chosen: Array, counts: Array, rows: np.ndarray) -> Array:
 def load_balancing_loss(counts: Array, probabilities: Array) -> Array:
     """Return the auxiliary loss: n times the sum over the n experts of their shares of assignments and probability.
 
-    It is 1 where all experts are chosen alike. The counts have no derivative.
+    It is 1 if all experts are chosen equally often. The counts have no derivative.
 
     Source: Fedus et al. (2021), arXiv:2101.03961, equation 4; for k above 1 each choice is an assignment.
     """

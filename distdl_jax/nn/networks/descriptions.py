@@ -6,8 +6,9 @@ input and output, and whatever else the layer's class derives from that.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
@@ -147,10 +148,8 @@ def _description(name: str, layer_class: Callable[..., Any], arguments: dict[str
 
 def _argument_names(layer_class: Any) -> tuple[str, ...]:
     """Return the names of the arguments of a dataclass; none where they are not known."""
-    if not is_dataclass(layer_class):
-        return ()
-    more = ("split",) if "split" in getattr(layer_class, "__annotations__", {}) or hasattr(layer_class, "split") else ()
-    return (*(field.name for field in fields(layer_class) if field.init), *more)
+    is_known = hasattr(layer_class, "__dataclass_fields__")
+    return tuple(inspect.signature(layer_class).parameters) if is_known else ()
 
 
 def _hashable(value: Any) -> Hashable:

@@ -12,6 +12,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidTypeError
+from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.layer import BaseLayer, Layer, apply_layer, draws_numbers, keeps_state
 from distdl_jax.nn.base.parameters import unboxed
 from distdl_jax.partitions.partition import Partition
@@ -99,6 +100,7 @@ class Network(BaseLayer):
     def __call__(
         self, params: Any, x: Array, *, state: Any, training: bool = True, key: Array | None = None
     ) -> tuple[Array, Any]: ...
+    @layer_call
     def __call__(
         self, params: Any, x: Array, *, state: Any = None, training: bool = True, key: Array | None = None
     ) -> Any:

@@ -15,7 +15,8 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.functional import repartition
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.functional.repartition import plan_repartition
-from distdl_jax.nn.base.layer import Ends, Layer, keeps_state
+from distdl_jax.nn.base.calls import layer_call
+from distdl_jax.nn.base.layer import Layer, keeps_state
 from distdl_jax.nn.networks.layer_compatibility import in_equal_blocks
 from distdl_jax.nn.networks.network import Network, RunPart, first_partition, last_partition, params_of_part
 from distdl_jax.partitions.partition import Partition
@@ -105,10 +106,6 @@ class Pipeline(Network):
         """The partition of the last stage's output."""
         return _known(last_partition(self.stages))
 
-    @property
-    def _ends(self) -> Ends:
-        return Ends(self.input_partition, self.output_partition)
-
     @cached_property
     def _moves(self) -> list[tuple[Partition, Partition]]:
         """The partitions on which each stage finds its input, and from which it takes it."""
@@ -181,6 +178,7 @@ class Pipeline(Network):
             self._check_batch(exchange_shapes(world, team, f"microbatches of {len(self.stages)} stages", x))
         return x.reshape(self._cut_shape(x.shape))
 
+    @layer_call
     def __call__(
         self, params: Any, x: Array, *, state: Any = None, training: bool = True, key: Array | None = None
     ) -> Any:

@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.functional.plan import BlocksPlan, Plan, ShapeDtypes
+from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.layer import BaseLayer, Ends, Layer, ends_of
 from distdl_jax.nn.base.parameters import unboxed
 from distdl_jax.nn.networks.network import first_partition, last_partition
@@ -108,6 +109,7 @@ class Remat(Wrapper):
         """Plan what becomes of the workers' blocks; see `Layer.plan`."""
         return self.layer.plan(x, params)
 
+    @layer_call
     def __call__(self, params: Any, x: Array, **options: Any) -> Any:
         """Return this worker's block of the output. `options` are the layer's: `state`, `training`, `key`, ..."""
         if "training" in options:
@@ -174,6 +176,7 @@ class Precision(Wrapper):
 
         return BlocksPlan(derived(widened, inside, x))
 
+    @layer_call
     def __call__(self, params: Any, x: Array, **options: Any) -> Any:
         """Return this worker's block of the output. `options` are the layer's: `state`, `training`, `key`, ..."""
 

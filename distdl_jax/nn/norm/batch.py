@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.functional.block_checks import outside
+from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.parameters import Params, check_params
 from distdl_jax.nn.norm.normalization import ChannelNorm, NormPlan, check_norm, filled
 from distdl_jax.partitions.partition import Partition
@@ -103,6 +104,7 @@ class DistributedBatchNorm(ChannelNorm):
     def __call__(self, params: Params, x: Array) -> Array: ...
     @overload
     def __call__(self, params: Params, x: Array, *, state: State, training: bool = True) -> tuple[Array, State]: ...
+    @layer_call
     def __call__(self, params: Params, x: Array, *, state: State | None = None, training: bool = True) -> Any:
         """Apply the layer: `y, state = layer(params, x, state=state, training=True)`.
 
@@ -131,7 +133,7 @@ class DistributedBatchNorm(ChannelNorm):
             outside(self.P_x.world, x)
             return x if state is None else (x, state)
         with jax.named_scope(type(self).__name__):
-            plan, params, new = *self._agreed(params, x, state), state
+            (plan, params), new = self._agreed(params, x, state), state
             world = self.P_x.world
             if training or not self.track_running_stats:
                 self._check_values(plan)
@@ -150,20 +152,19 @@ class DistributedBatchNorm(ChannelNorm):
         return self(params, x, **options)
 
     def _agreed(self, params: Params, x: Array, state: State | None) -> tuple[NormPlan, Params]:
-        """Plan this call with the workers of P_x, which check the state, too; return unboxed parameters beside it."""
+        """Plan this call with the workers of P_x, which check the state, too; return it and unboxed parameters."""
         params = self._opened(params)
         if state is None:
             return self._agree_on_plan(params, x), params
-        entries = {f"{_STATE}{name}": value for name, value in (state or {}).items()}
+        entries = {f"{_STATE}{name}": value for name, value in state.items()}
         params_and_state = {**params, **entries} if isinstance(params, Mapping) else params
-        of_x, shapes = self._agree_on_shapes(params_and_state, x)
-        if state is not None:
-            of_state = {
-                worker: {name.removeprefix(_STATE): shape for name, shape in each.items() if name.startswith(_STATE)}
-                for worker, each in shapes.items()
-            }
-            check_params(of_state, self.state_specs(), "state")
-        return self._plan(*self._checked(of_x, shapes)), params
+        x_shapes, shapes = self._agree_on_shapes(params_and_state, x)
+        state_shapes = {
+            worker: {name.removeprefix(_STATE): shape for name, shape in own.items() if name.startswith(_STATE)}
+            for worker, own in shapes.items()
+        }
+        check_params(state_shapes, self.state_specs(), "state")
+        return self._plan(*self._checked(x_shapes, shapes)), params
 
     def _check_values(self, plan: NormPlan) -> None:
         extent = plan.moments.grid.extent

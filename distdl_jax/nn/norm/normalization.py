@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -20,12 +21,7 @@ from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.functional.statistics import Along, Entries, Moments
 from distdl_jax.nn.base.input_checks import real_grid
 from distdl_jax.nn.base.layer import PartitionedLayer
-from distdl_jax.nn.base.parameters import (
-    Params,
-    ParamShapeDtypes,
-    plan_replicated_params,
-)
-from distdl_jax.nn.norm.scaling import scaled
+from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes, plan_replicated_params
 from distdl_jax.partitions.partition import check_partitions
 from distdl_jax.partitions.tensors import TensorSpec, zero_volume_tensor
 from distdl_jax.plans.alike import derived
@@ -156,8 +152,8 @@ class ChannelNorm(DistributedNorm):
 
 def filled(spec: TensorSpec, value: float, dtype: DTypeLike) -> Array:
     """Return this worker's block of a constant tensor; zero-volume where it holds none."""
-    found = checked_dtype("dtype", dtype)
-    return zero_volume_tensor(dtype=found) if spec.box is None else jnp.full(spec.local_shape, value, found)
+    dtype = checked_dtype("dtype", dtype)
+    return zero_volume_tensor(dtype=dtype) if spec.box is None else jnp.full(spec.local_shape, value, dtype)
 
 
 def check_norm(P_x: Any, eps: Any, least: int) -> None:
@@ -170,3 +166,61 @@ def check_norm(P_x: Any, eps: Any, least: int) -> None:
         )
     if not is_real(eps) or eps < 0:
         raise InvalidArgumentError(f"`eps` (={eps!r}) must be a number, 0 or more.")
+
+
+# --- one worker's block, scaled, with a derivative that stores x alone -----------------------------------------------
+
+
+@jax.custom_vjp
+def scaled(x: Array, mean: Array, scale: Array, weight: Array) -> Array:
+    """Return (x - mean) scale weight; all have one dtype, and shapes that broadcast with x."""
+    return (x - mean) * scale * weight
+
+
+def _forward(x: Array, mean: Array, scale: Array, weight: Array) -> tuple[Array, tuple[Array, ...]]:
+    return scaled(x, mean, scale, weight), (x, mean, scale, weight)
+
+
+def _backward(residuals: tuple[Array, ...], dy: Array) -> tuple[Array, Array, Array, Array]:
+    x, mean, scale, weight = residuals
+    deviation = x - mean
+    if _are_rows(scale.shape, weight.shape, mean.shape, x.shape):
+        # Sums along rows are products with the weight: then one array is all that is written for the sums.
+        products = dy * (deviation * scale)
+        of_mean, overflown = _times(dy, weight) * scale, scale == 0  # of a variance that is too large for its dtype
+        # There the products are 0, or NaN where x is infinite.
+        of_scale = _times(products, weight) / jnp.where(overflown, 1, scale)
+        return dy * weight * scale, -of_mean, of_scale, _summed(products, weight.shape)
+    weighted = dy * weight
+    if mean.shape == scale.shape:  # so that it is the same sum as the gradient of a bias
+        of_mean = _summed(weighted, mean.shape) * scale
+    else:
+        of_mean = _summed(weighted * scale, mean.shape)
+    of_scale, of_weight = _summed(weighted * deviation, scale.shape), _summed(dy * (deviation * scale), weight.shape)
+    return weighted * scale, -of_mean, of_scale, of_weight
+
+
+def _are_rows(scale: tuple[int, ...], weight: tuple[int, ...], mean: tuple[int, ...], x: tuple[int, ...]) -> bool:
+    """Say whether `scale` and `mean` have a number for each row of x, and `weight` one for each entry of a row.
+
+    Else `scale` may be a product with a weight, which may be 0.
+    """
+    entries = len(weight)
+    return entries > 0 and scale == mean == (*x[: len(x) - entries], *(1,) * entries) and weight == x[-entries:]
+
+
+def _times(x: Array, weight: Array) -> Array:
+    """Return the sums along rows of x times `weight`; of length 1 in the dimensions of a row."""
+    along = tuple(range(x.ndim - weight.ndim, x.ndim))
+    sums = lax.dot_general(x, weight, ((along, tuple(range(weight.ndim))), ((), ())), precision=lax.Precision.HIGHEST)
+    return jnp.expand_dims(sums, along)
+
+
+scaled.defvjp(_forward, _backward)
+
+
+def _summed(x: Array, shape: tuple[int, ...]) -> Array:
+    """Sum x to `shape`: the transpose of broadcasting from it."""
+    before = x.ndim - len(shape)
+    stretched = [before + d for d, n in enumerate(shape) if n == 1]
+    return jnp.sum(x, axis=(*range(before), *stretched)).reshape(shape)

@@ -40,7 +40,7 @@ class _OverFeatures(DistributedNorm):
             raise InvalidArgumentError(
                 f"`dim` (={self.dim!r}) must name as many dimensions as `normalized_shape` (={shape}) has lengths."
             )
-        vars(self).update(normalized_shape=shape, dim=dim)  # in the form in which equal ones are equal
+        self._store(normalized_shape=shape, dim=dim)
 
     @cached_property
     def _shape(self) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from distdl_jax.functional.all_gather import plan_all_gather
 from distdl_jax.functional.all_sum_reduce import ReplicatedPlan
 from distdl_jax.functional.block_checks import outside
 from distdl_jax.functional.plan import BlocksPlan, MovementPlan, ShapeDtypes
+from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.input_checks import real_grid
 from distdl_jax.nn.base.layer import PartitionedLayer
 from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes, plan_replicated_params
@@ -73,6 +74,7 @@ class Recurrent(PartitionedLayer):
         blocks = (jnp.zeros(spec.local_shape, found) if spec.box else zero_volume_tensor(dtype=found) for spec in specs)
         return self._tree(tuple(blocks))
 
+    @layer_call
     def __call__(self, params: Params, x: Array, *, carry: Carry | None = None) -> Any:
         """Apply the layer: `y, carry = layer(params, x, carry=carry)`, or `y = layer(params, x)` from a carry of zeros.
 

@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
+from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.layer import PartitionedLayer
 from distdl_jax.nn.base.matmul_plan import ProductPlan
 from distdl_jax.nn.conv.conv import CONVOLUTIONS
@@ -121,6 +122,7 @@ class DistributedFNOBlock(PartitionedLayer):
         dtypes = {worker: jnp.promote_types(block.dtype, other.get(worker, block).dtype) for worker, block in y.items()}
         return FNOBlockPlan({worker: ShapeDtype(block.shape, dtypes[worker]) for worker, block in y.items()}, **plans)
 
+    @layer_call
     def __call__(self, params: Params, x: Array) -> Array:
         """Apply the layer to this worker's block on P_x; the result is this worker's block there.
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from all_workers import refusal
-from attention_programs import check_attentions, drawn
-from blocks import block_of
+from attention_programs import Drawn, check_attentions, drawn
 from launcher.examples import LONG
 from matrix.partitions import On, on
 from sequential import close, cut
@@ -18,28 +17,19 @@ from sequential import close, cut
 import distdl_jax as dj
 from distdl_jax import nn
 
-
-class Told(NamedTuple):
-    """`keys`: how many there are, of the memory where they are not the queries. `added`: a mask with numbers."""
-
-    P_x: On
-    queries: int
-    keys: int
-    added: bool
-    options: dict[str, Any]
-
-
-SHORT = (
-    Told(on(1, 2, 1, ranks=(1, 0)), 3, 5, True, {"num_key_heads": 2}),
-    Told(on(1, 2, 1), 3, 3, False, {"exchange": "heads"}),
-)
-CASES = (
-    Told(on(1, 2, 2, ranks=(3, 1, 2, 0)), 3, 5, True, {"num_key_heads": 2}),
-    Told(on(1, 4, 1, ranks=(2, 0, 3, 1)), 5, 3, False, {"exchange": "heads"}),
-    Told(on(2, 2, 1), 5, 5, True, {"exchange": "gather", "causal": True}),
-    Told(on(2, 2, 1, ranks=(3, 1, 2, 0)), 4, 4, True, {"exchange": "heads", "num_key_heads": 2}),
-    Told(on(1, 4, 1), 6, 6, False, {"causal": True}),
-)
+DROPPED: dict[str, Any] = {"dropout": 0.3}
+GROUPS, HEADS = {**DROPPED, "num_key_heads": 2}, {**DROPPED, "exchange": "heads"}
+TWO = [
+    Drawn(on(1, 2, 1, ranks=(1, 0)), (2, 3), 8, 4, 5, (1, 1), padded=True, options=GROUPS),
+    Drawn(on(1, 2, 1), (2, 3), 8, 4, None, "queries", padded=True, options=HEADS),
+]
+FOUR = [
+    Drawn(on(1, 2, 2, ranks=(3, 1, 2, 0)), (2, 3), 8, 4, 5, (1, 1), padded=True, options=GROUPS),
+    Drawn(on(1, 4, 1, ranks=(2, 0, 3, 1)), (2, 5), 8, 4, 3, "queries", padded=True, options=HEADS),
+    Drawn(on(2, 2, 1), (2, 5), 8, 4, None, (1, 1), True, options={**DROPPED, "exchange": "gather", "causal": True}),
+    Drawn(on(2, 2, 1, ranks=(3, 1, 2, 0)), (2, 4), 8, 4, None, (1, 1), True, options={**GROUPS, **HEADS}),
+    Drawn(on(1, 4, 1), (2, 6), 8, 4, None, "queries", padded=True, options={**DROPPED, "causal": True}),
+]
 RANDOM = [
     pytest.param(workers, range(first, first + 4), marks=pytest.mark.world(workers))
     for workers in (2, 4)
@@ -49,63 +39,9 @@ RANDOM = RANDOM if LONG > 1 else [pytest.param(2, range(17, 18), marks=pytest.ma
 
 
 @pytest.mark.simulated(4 if LONG > 1 else 2)
-@pytest.mark.parametrize("case", CASES if LONG > 1 else SHORT, ids=str)
-def test_beside_plain_jax(case: Told) -> None:
+def test_beside_plain_jax() -> None:
     """Output and gradients, those of memory and mask too; the weights that are dropped are jax.random.bernoulli's."""
-    P, (P_x, n_s, n_t, added, options) = dj.Partition(), case
-    layer = nn.DistributedMultiHeadAttention(P_x.partition(P), 8, 4, dropout=0.3, **options)
-    draw, specs, key = np.random.default_rng(0).normal, layer.param_specs(), jax.random.key(7)
-    whole = {name: draw(size=spec.global_shape) for name, spec in specs.items()}
-    x, memory, c = draw(size=(2, n_s, 8)), draw(size=(2, n_t, 8)), draw(size=(2, n_s, 8))
-    memory = memory if n_t != n_s else x
-    mask = draw(size=(2, 4, n_s, n_t)) if added else draw(size=(1, 1, n_s, n_t)) < -0.5
-    padding = np.arange(n_t) >= np.array([[n_t], [n_t - 2]])
-    kept = jax.random.bernoulli(key, 0.7, (2, 4, n_s, n_t))
-
-    def plain(params: Any, x: Any, memory: Any, mask: Any) -> Any:
-        q, k, v = (
-            jnp.einsum("nse,hde->nshd", of, params[name]) + params[f"{name}_bias"]
-            for name, of in (("query", x), ("key", memory), ("value", memory))
-        )
-        k, v = (each.repeat(4 // each.shape[2], 2) for each in (k, v))
-        scores = jnp.einsum("nshd,nthd->nhst", q, k) / np.sqrt(2)
-        scores = scores + mask if added else jnp.where(mask, -jnp.inf, scores)
-        seen = ~padding[:, None, None] & (np.tri(n_s, n_t, dtype=bool) | (not layer.causal))
-        scores = jnp.where(seen, scores, -jnp.inf)
-        some = ~jnp.isneginf(scores).all(-1, keepdims=True)
-        weights = jnp.where(some, jax.nn.softmax(jnp.where(some, scores, 0)), 0) * kept / 0.7
-        return jnp.einsum("nhst,nthd,ehd->nse", weights, v, params["out"]) + params["out_bias"]
-
-    def of_layer(params: Any, x: Any, memory: Any, mask: Any) -> Any:
-        told = {"memory": memory} if n_t != n_s else {}
-        return layer(params, x, attn_mask=mask, key_padding_mask=flags, key=key, **told)
-
-    def loss(function: Any, c: Any, *args: Any) -> Any:
-        y = function(*args)
-        return jnp.sum(c * jnp.sin(y)), y
-
-    held = {rank: dj.ShapeDtype(cut(x, P_x, rank).shape, np.dtype(float)) for rank in P_x.ranks}
-    samples, heads, queries = (slice(*its) for its in layer.plan(held).regions[P.rank])
-    rows = cut(np.arange(2 * n_t).reshape(2, n_t, 1).repeat(8, 2), P_x, P.rank)[..., 0]
-    rows = np.arange(2 * n_t).reshape(2, n_t)[samples] if options.get("exchange") == "gather" else rows
-    flags = padding.ravel()[rows]
-    own_mask = mask[samples, heads, queries] if added else mask[0, 0, queries]
-    own = (jax.tree.map(block_of, whole, specs), *(cut(a, P_x, P.rank) for a in (x, memory)), jnp.asarray(own_mask))
-    numbers = (0, 1, 2, 3)[: 4 if added else 3]
-    by_layer = dj.jit(dj.grad(lambda *args: loss(of_layer, cut(c, P_x, P.rank), *args), numbers, has_aux=True))
-    got, y = by_layer(*own)
-    if n_t == n_s:  # keys and values are of x: its gradient is that of both
-        alone = jax.grad(lambda p, x, _, m: loss(plain, c, p, x, x, m), numbers, has_aux=True)
-    else:
-        alone = jax.grad(lambda *args: loss(plain, c, *args), numbers, has_aux=True)
-    want, whole_y = jax.jit(alone)(whole, x, memory, mask)
-    close(y, cut(whole_y, P_x, P.rank), 1e-12, "y")
-    for name in specs:
-        close(got[0][name], block_of(np.asarray(want[0][name]), specs[name]), 1e-12, name)
-    for place, name in ((1, "x"), (2, "memory")):
-        close(got[place], cut(np.asarray(want[place]), P_x, P.rank), 1e-12, name)
-    if added:
-        close(got[3], np.asarray(want[3])[samples, heads, queries], 1e-12, "mask")
+    check_attentions(FOUR if LONG > 1 else TWO)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from all_workers import refusal
+from attention_programs import Drawn, check_attentions
 from blocks import block_of
 from launcher.examples import LONG
 from matrix.partitions import On, on
@@ -36,67 +38,9 @@ def embedding(sizes: tuple[int, ...], P_x: On, P_y: On, P_W: On, rows: int, feat
     return Beside(name, sizes, layer, whole, P_x, P_y, integers=rows)
 
 
-def turned(x: Any, base: float) -> Any:
-    """Rotary positions, with complex numbers."""
-    half = x.shape[-1] // 2
-    speeds = base ** (-2 * np.arange(half) / x.shape[-1])
-    turns = np.exp(1j * np.arange(x.shape[1])[:, None, None] * speeds)
-    y = (x[..., :half] + 1j * x[..., half:]) * turns
-    return jnp.concatenate([y.real, y.imag], -1)
-
-
-class Padded:
-    """An attention that is told which elements are padding, `mask` of the whole tensor."""
-
-    def __init__(self, P: dj.Partition, layer: Any, P_x: On, mask: np.ndarray) -> None:
-        whole = layer.exchange == "gather"
-        over = on(P_x.shape[0], 1 if whole else P_x.shape[1], np.prod(P_x.shape[1 if whole else 2 :]), ranks=P_x.ranks)
-        mine = cut(mask[..., None].repeat(over.shape[2], 2), over, P.rank)
-        self.layer, self.mask = layer, np.zeros((1, 1), bool) if mine is None else mine[..., 0]
-
-    def param_specs(self) -> Any:
-        return self.layer.param_specs()
-
-    def __call__(self, params: Any, x: Any) -> Any:
-        return self.layer(params, x, key_padding_mask=self.mask)
-
-
-def attention(sizes: tuple[int, int, int], P_x: On, heads: int, padded: float = 0, **options: Any) -> Beside:
-    """`padded`: the share of elements that are padding; of the last sample all."""
-    d, name = sizes[2] // heads, f"attention {sizes} {P_x} {heads} {padded} {options}"
-    mask = np.random.default_rng(5).random(sizes[:2]) < padded
-    mask[-1] |= padded > 0
-
-    def split(params: Any, name: str) -> Any:
-        """Of the fused weight or bias, group by group: its heads, its key head and its value head."""
-        if not options.get("fused"):
-            return params[name]
-        fused = params["qkv_bias" if name.endswith("bias") else "qkv"]
-        place = {"query": slice(-2), "key": slice(-2, -1), "value": slice(-1, None)}[name.removesuffix("_bias")]
-        return fused[:, place].reshape(-1, *fused.shape[2:])
-
-    def whole(params: Any, x: Any) -> Any:
-        def projected(name: str) -> Any:
-            y = jnp.einsum("nse,hde->nshd", x, split(params, name))
-            return y + split(params, f"{name}_bias") if options.get("bias", True) else y
-
-        q, k, v = (projected(name) for name in ("query", "key", "value"))
-        if options.get("rotary"):
-            q, k = (turned(each, options["rotary"]) for each in (q, k))
-        k, v = (each.repeat(heads // each.shape[2], 2) for each in (k, v))
-        scores = jnp.einsum("nshd,nthd->nhst", q, k) / np.sqrt(d)
-        seen = np.tri(sizes[1], dtype=bool) if options.get("causal") else np.ones((sizes[1],) * 2, bool)
-        seen = seen & ~mask[:, None, None, :]
-        # Of a query that sees nothing, whatever the weights are, none counts.
-        weights = jax.nn.softmax(jnp.where(seen, scores, np.where(seen.any(-1, keepdims=True), -np.inf, 0.0)))
-        y = jnp.einsum("nhst,nthd,ehd->nse", jnp.where(seen, weights, 0), v, params["out"])
-        return y + params["out_bias"] if options.get("bias", True) else y
-
-    def layer(P: dj.Partition) -> Any:
-        made = nn.DistributedMultiHeadAttention(P_x.partition(P), sizes[2], heads, **options)
-        return Padded(P, made, P_x, mask) if padded else made
-
-    return Beside(name, sizes, layer, whole, P_x)
+def attention(sizes: tuple[int, int, int], P_x: On, heads: int, padded: bool = False, **options: Any) -> Drawn:
+    samples, elements, features = sizes
+    return Drawn(P_x, (samples, elements), features, heads, padded=padded, options=options)
 
 
 def linear(sizes: tuple[int, int, int], P_x: On, P_y: On, P_W: On, out: int) -> Beside:
@@ -115,13 +59,13 @@ CASES = (
     embedding(
         (2, 3), on(1, 1, ranks=(2,)), on(1, 2, 2, ranks=(1, 3, 0, 2)), on(2, 2, ranks=(1, 3, 0, 2)), 5, 3, padding_idx=4
     ),
-    attention((2, 3, 8), on(1, 2, 2, ranks=(3, 1, 2, 0)), 4, 0.4, num_key_heads=2, causal=True, rotary=100.0),
-    attention((2, 4, 24), on(1, 2, 1, ranks=(2, 0)), 12, 0.4, exchange="heads", num_key_heads=3, fused=True),
+    attention((2, 3, 8), on(1, 2, 2, ranks=(3, 1, 2, 0)), 4, True, num_key_heads=2, causal=True, rotary=100.0),
+    attention((2, 4, 24), on(1, 2, 1, ranks=(2, 0)), 12, True, exchange="heads", num_key_heads=3, fused=True),
     attention((2, 3, 6), on(1, 2, 1, ranks=(3, 1)), 3, exchange="gather", causal=True, bias=False),
     attention((1, 2, 4), on(1, 3, 1, ranks=(2, 0, 3)), 2, causal=True, bias=False),
 )
 MORE = (
-    attention((2, 4, 8), on(1, 4, 1, ranks=(2, 0, 3, 1)), 4, 0.4, exchange="heads", num_key_heads=2, fused=True),
+    attention((2, 4, 8), on(1, 4, 1, ranks=(2, 0, 3, 1)), 4, True, exchange="heads", num_key_heads=2, fused=True),
     attention((2, 3, 6), on(1, 4, 1, ranks=(3, 1, 2, 0)), 3, exchange="gather", causal=True, bias=False),
     embedding((3, 4), on(1, 1, ranks=(2,)), on(1, 1, 2, ranks=(3, 1)), on(2, 2, ranks=(1, 3, 0, 2)), 5, 3),
     linear((2, 6, 5), on(1, 4, 1), on(1, 1, 4), on(4, 1), 7),
@@ -130,18 +74,18 @@ MORE = (
     linear((2, 3, 5), on(1, 3, 1, ranks=(3, 1, 2)), on(1, 1, 3, ranks=(0, 1, 2)), on(3, 1, ranks=(3, 1, 2)), 4),
     embedding((4,), on(2, ranks=(0, 3)), on(2, 1), on(2, 2, 1), 3, 2, padding_idx=1),
     attention((2, 3, 6), on(1, 1, 2, ranks=(3, 1)), 3, causal=True, fused=True),
-    attention((2, 3, 6), on(1, 1, 4), 3, 0.5, causal=True),
+    attention((2, 3, 6), on(1, 1, 4), 3, True, causal=True),
     attention((2, 5, 4), on(1, 4, 1, ranks=(3, 1, 2, 0)), 2, causal=True, rotary=100.0),
-    attention((3, 5, 4), on(1, 4, 1), 2, 0.6, rotary=100.0),
+    attention((3, 5, 4), on(1, 4, 1), 2, True, rotary=100.0),
     attention((2, 3, 8), on(1, 2, 2), 4, num_key_heads=2, bias=False),
     attention((2, 3, 6), on(1, 3, 1, ranks=(2, 0, 3)), 3, exchange="heads"),
-    attention((2, 5, 6), on(1, 2, 2, ranks=(3, 1, 2, 0)), 3, 0.4, exchange="heads", causal=True),
-    attention((2, 5, 16), on(1, 2, 2, ranks=(3, 1, 2, 0)), 8, 0.4, exchange="heads", num_key_heads=4, fused=True),
+    attention((2, 5, 6), on(1, 2, 2, ranks=(3, 1, 2, 0)), 3, True, exchange="heads", causal=True),
+    attention((2, 5, 16), on(1, 2, 2, ranks=(3, 1, 2, 0)), 8, True, exchange="heads", num_key_heads=4, fused=True),
     attention((2, 5, 16), on(1, 2, 2), 8, exchange="heads", num_key_heads=2, causal=True),
     embedding((3, 2), on(1, 1), on(1, 1, 1), on(4, 1), 3, 2),
     embedding((2, 2), on(2, 1), on(2, 1, 2), on(2, 1, 2), 4, 3),
-    attention((4, 3, 4), on(2, 2, 1), 2, 0.3, causal=True),
-    attention((4, 3, 8), on(2, 2, 1), 4, 0.3, causal=True, exchange="gather", num_key_heads=2, fused=True, rotary=9.0),
+    attention((4, 3, 4), on(2, 2, 1), 2, True, causal=True),
+    attention((4, 3, 8), on(2, 2, 1), 4, True, causal=True, exchange="gather", num_key_heads=2, fused=True, rotary=9.0),
     attention((2, 2, 4), on(1, 4, 1), 2),
     attention((2, 6, 8), on(1, 4, 1), 4, exchange="heads", rotary=10.0),
     attention((2, 4, 4), on(1, 1, 4), 2),
@@ -151,17 +95,23 @@ MORE = (
 PARTS = [CASES] if LONG == 1 else [(CASES + MORE)[part::7] for part in range(7)]
 
 
+def check(cases: Sequence[Beside | Drawn]) -> None:
+    for kind, compare in ((Beside, check_beside), (Drawn, check_attentions)):
+        if chosen := [case for case in cases if isinstance(case, kind)]:
+            compare(chosen)
+
+
 @pytest.mark.simulated(4)
 @pytest.mark.parametrize("part", range(len(PARTS)))
 def test_beside_the_sequential_ones(part: int) -> None:
     """Output and gradients: heads that do not divide, sequences with empty blocks, grouped keys, on any teams."""
-    check_beside(PARTS[part])
+    check(PARTS[part])
 
 
 @pytest.mark.world(4)
 @pytest.mark.parametrize("part", range(len(PARTS)))
 def test_over_mpi(part: int) -> None:
-    check_beside(PARTS[part][1:2])
+    check(PARTS[part][1:2])
 
 
 @pytest.mark.simulated(4)
@@ -182,30 +132,37 @@ def test_an_output_layer_that_is_tied_to_the_embedding() -> None:
     close(gradient["weight"], block_of(want, embed.param_specs()["weight"]), 1e-12, "the table's gradient")
 
 
-@pytest.mark.simulated(2)
-def test_a_pair_of_linear_layers_of_copies() -> None:
-    """Column and row parallel on copies of x: y is on all workers, and the gradients of copies are shares."""
-    P = dj.Partition()
-    column, row, P_row = on(1, 2, 1).partition(P), on(1, 1, 2).partition(P), on(1, 2).partition(P)
-    first = nn.DistributedLinear(column, row, on(2, 1).partition(P), 3, 5, replicated=True)
-    second = nn.DistributedLinear(row, column, P_row, 5, 3, replicated=True)
+@pytest.mark.simulated(1, 2, 3, 4)
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_megatrons_pair(sequence_parallel: bool, world_size: int) -> None:
+    """Around a nonlinearity, with a way around both: y, and all gradients, those of copies in shares that add up."""
+    p = 2 if world_size == 4 else world_size
+    P = dj.Partition().grid([world_size // p, 1, p])
+    first = nn.ColumnParallelLinear(P, in_features=3, out_features=5, sequence_parallel=sequence_parallel)
+    second = nn.RowParallelLinear(P, in_features=5, out_features=3, sequence_parallel=sequence_parallel)
+    assert (first.output_partition, second.input_partition) == (P, P)
+    copies = not sequence_parallel
+    stream = dj.TensorSpec((2, 4, 3), P.grid([P.shape[0], p, 1, *[1] * copies]), replicated=(1,) if copies else ())
     rng, specs = np.random.default_rng(0), (first.param_specs(), second.param_specs())
     whole = jax.tree.map(lambda spec: rng.normal(size=spec.global_shape), specs)
     x, c = rng.normal(size=(2, 2, 4, 3))
 
-    def loss(params: Any, x: Any, layers: Any, of_each: float) -> Any:
+    def loss(params: Any, x: Any, layers: Any, c: Any) -> Any:
         y = x + layers[1](params[1], jnp.sin(layers[0](params[0], x)))
-        return of_each * jnp.sum(c * jnp.sin(y)), y
+        return jnp.sum(c * jnp.sin(y)), y
 
     def plain(params: Any, x: Any) -> Any:
         return x @ params["weight"].T + params["bias"]
 
-    differentiate = dj.jit(lambda p, x: dj.grad(loss, (0, 1), has_aux=True)(p, x, (first, second), 0.5))
-    (of_params, of_x), y = differentiate(jax.tree.map(block_of, whole, specs), x)
-    of_whole = jax.jit(lambda p, x: jax.grad(loss, (0, 1), has_aux=True)(p, x, (plain, plain), 1.0))
+    own_c = block_of(c, stream) / (p if copies else 1)
+    differentiate = dj.jit(lambda params, x: dj.grad(loss, (0, 1), has_aux=True)(params, x, (first, second), own_c))
+    (of_params, of_x), y = differentiate(jax.tree.map(block_of, whole, specs), block_of(x, stream))
+    of_whole = jax.jit(lambda params, x: jax.grad(loss, (0, 1), has_aux=True)(params, x, (plain, plain), c))
     (want, want_x), want_y = of_whole(whole, x)
-    close(y, want_y, 1e-12, "y")
-    close(sum(P.allgather_data(np.asarray(of_x))), want_x, 1e-12, "gradient of x")
+    close(y, block_of(np.asarray(want_y), stream), 1e-12, "y")
+    if copies:
+        of_x = dj.functional.all_sum_reduce(of_x, stream.partition, axes_reduce=(1,))
+    close(of_x, block_of(np.asarray(want_x), stream), 1e-12, "gradient of x")
     jax.tree.map(lambda got, its, spec: close(got, block_of(its, spec), 1e-12, "weights"), of_params, want, specs)
 
 
@@ -333,6 +290,12 @@ def test_refusals() -> None:
         ),
         "`replicated` (=True) takes workers that hold copies: `P_x` of 1 x 2 x 2": lambda P: nn.DistributedLinear(
             on(1, 2).partition(P), on(1, 2).partition(P), on(2, 2).partition(P), 4, 4, replicated=True
+        ),
+        "`P` (1 x 2 x 2) must be P_n x 1 x p": lambda P: nn.ColumnParallelLinear(
+            on(1, 2, 2).partition(P), in_features=4, out_features=4
+        ),
+        "`P` (1 x 4) must be P_n x 1 x p": lambda P: nn.RowParallelLinear(
+            on(1, 4).partition(P), in_features=4, out_features=4
         ),
         "`padding_idx` (=7) must be an index, 0 to 6.": lambda P: nn.DistributedEmbedding(
             on(1, 1).partition(P), on(1, 1, 2).partition(P), on(2, 2).partition(P), 7, 3, padding_idx=7

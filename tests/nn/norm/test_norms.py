@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -28,17 +29,18 @@ def scaled(params: Any, x: Any, axis: int = 1) -> Any:
     return x * params["weight"].reshape(shape) + params["bias"].reshape(shape) if params else x
 
 
+def norm(kind: str, whole: Callable[[Any, Any], Any], P_x: On, sizes: Any, *args: Any, **options: Any) -> Beside:
+    """The normalisation `kind` with these arguments, and the same of the whole."""
+    layer_type = getattr(nn, f"Distributed{kind}Norm")
+    name = f"{kind} {args} {sizes} {P_x} {options}"
+    return Beside(name, sizes, lambda P: layer_type(P_x.partition(P), *args, **options), whole, P_x, y_sizes=sizes)
+
+
 def batch_norm(P_x: On, *sizes: Any, **options: Any) -> Beside:
     channels = sizes[1] if isinstance(sizes[1], int) else sum(sizes[1])
     axes = tuple(d for d in range(len(sizes)) if d != 1)
-    return Beside(
-        f"batch {sizes} {P_x} {options}",
-        sizes,
-        lambda P: nn.DistributedBatchNorm(P_x.partition(P), channels, **options),
-        lambda params, x: scaled(params, normalised(x, axes, options.get("eps", 1e-5))),
-        P_x,
-        y_sizes=sizes,
-    )
+    eps = options.get("eps", 1e-5)
+    return norm("Batch", lambda params, x: scaled(params, normalised(x, axes, eps)), P_x, sizes, channels, **options)
 
 
 def dims_of(shape: tuple[int, ...], options: Any) -> tuple[int, ...]:
@@ -58,14 +60,7 @@ def layer_norm(P_x: On, shape: tuple[int, ...], *sizes: Any, **options: Any) -> 
         wide = {name: jnp.expand_dims(its, others(x, axes)) for name, its in params.items()}
         return normalised(x, axes) * wide.get("weight", 1.0) + wide.get("bias", 0.0)
 
-    return Beside(
-        f"layer {sizes} {P_x} {options}",
-        sizes,
-        lambda P: nn.DistributedLayerNorm(P_x.partition(P), shape, **options),
-        whole,
-        P_x,
-        y_sizes=sizes,
-    )
+    return norm("Layer", whole, P_x, sizes, shape, **options)
 
 
 def rms_norm(P_x: On, shape: tuple[int, ...], *sizes: Any, **options: Any) -> Beside:
@@ -75,14 +70,7 @@ def rms_norm(P_x: On, shape: tuple[int, ...], *sizes: Any, **options: Any) -> Be
         weight = jnp.expand_dims(params["weight"], others(x, axes)) if params else 1.0
         return x / jnp.sqrt((x**2).mean(axes, keepdims=True) + 1e-6) * weight
 
-    return Beside(
-        f"rms {sizes} {P_x} {options}",
-        sizes,
-        lambda P: nn.DistributedRMSNorm(P_x.partition(P), shape, **options),
-        whole,
-        P_x,
-        y_sizes=sizes,
-    )
+    return norm("RMS", whole, P_x, sizes, shape, **options)
 
 
 def group_norm(P_x: On, groups: int, *sizes: Any, **options: Any) -> Beside:
@@ -90,26 +78,12 @@ def group_norm(P_x: On, groups: int, *sizes: Any, **options: Any) -> Beside:
         grouped = x.reshape(x.shape[0], groups, -1)
         return scaled(params, normalised(grouped, (2,)).reshape(x.shape))
 
-    return Beside(
-        f"group {groups} {sizes} {P_x} {options}",
-        sizes,
-        lambda P: nn.DistributedGroupNorm(P_x.partition(P), groups, sizes[1], **options),
-        whole,
-        P_x,
-        y_sizes=sizes,
-    )
+    return norm("Group", whole, P_x, sizes, groups, sizes[1], **options)
 
 
 def instance_norm(P_x: On, *sizes: Any, **options: Any) -> Beside:
     axes = tuple(range(2, len(sizes)))
-    return Beside(
-        f"instance {sizes} {P_x} {options}",
-        sizes,
-        lambda P: nn.DistributedInstanceNorm(P_x.partition(P), sizes[1], **options),
-        lambda params, x: scaled(params, normalised(x, axes)),
-        P_x,
-        y_sizes=sizes,
-    )
+    return norm("Instance", lambda params, x: scaled(params, normalised(x, axes)), P_x, sizes, sizes[1], **options)
 
 
 CASES = (
