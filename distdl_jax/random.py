@@ -105,7 +105,7 @@ def bernoulli(key: Array, p: ArrayLike | TensorSpec = 0.5, spec: TensorSpec | No
 
     **Returns:** the block; zero-volume where this worker holds none. Exactly the same for every partition.
 
-    **Raises:** `InvalidArgumentError` for a number outside [0, 1]; `InvalidTypeError` where there is no spec.
+    **Raises:** `InvalidArgumentError` for a number outside [0, 1]; `InvalidTypeError` if there is no spec.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0])

@@ -6,11 +6,12 @@ Checks of arrays import numpy and JAX when they are called, so that the plans, w
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Final
 
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -231,6 +232,26 @@ def check_key(name: str, value: Any) -> None:
         raise InvalidArgumentError(f"`{name}` (of shape {value.shape}) must be one random key, not several.")
     if dtype != "uint32" or getattr(value, "ndim", None) != 1:
         raise InvalidTypeError(f"`{name}` (={value!r}) must be a random key, as jax.random.key(0) makes one.")
+
+
+def difference(what: str, values: Sequence[Hashable]) -> str | None:
+    """Return a sentence if `what` is not the same on all workers, whose values are given by rank; None if it is."""
+    usual, count = Counter(values).most_common(1)[0]
+    for worker, value in enumerate(values):
+        if value != usual:
+            return (
+                f"All workers must have the same {what}, but it is {usual} on {count} of {len(values)} workers and "
+                f"{value} on worker {worker}."
+            )
+    return None
+
+
+def check_same(arguments: Mapping[int, Mapping[str, Hashable]]) -> None:
+    """Refuse arguments, by worker and name, that are not the same on all workers."""
+    (first, *_) = arguments.values()
+    for name in first:
+        if text := difference(f"`{name}`", [given[name] for _, given in sorted(arguments.items())]):
+            raise PlanError(text)
 
 
 def per_feature(name: str, value: Any, dims: int) -> tuple[int, ...]:

@@ -71,7 +71,7 @@ def test_values_that_differ_between_workers(name):
     setting = SETTINGS[name]
     first, second = [read_settings({setting.name: text}) for text in list(VALUES[name][0])[:2]]
     everyone = [first, second, first]
-    if not setting.alike:
+    if not setting.same:
         check_settings(everyone)
         return
     with pytest.raises(dj.SetupError) as raised:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.checkpoint.agreement import check_same, together
+from distdl_jax.checkpoint.agreement import together
 from distdl_jax.checkpoint.manifest import Form, volume
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partitions.formats.safetensors import dtype_named, is_storable
@@ -23,7 +23,7 @@ from distdl_jax.partitions.spec_trees import check_alike, check_shape, described
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import Box
 from distdl_jax.tracing.world import World
-from distdl_jax.validation import is_traced
+from distdl_jax.validation import check_same, is_traced
 
 _ALIGNED = 64
 """JAX takes an array on a CPU without a copy where its address is a multiple of so many bytes."""
@@ -49,7 +49,7 @@ class LocalLeaf(NamedTuple):
 
     @property
     def placeholder(self) -> tuple[int, ...] | None:
-        """The shape of this worker's placeholder; None where it has a block or no placeholder."""
+        """The shape of this worker's placeholder; None if it has a block or no placeholder."""
         shape = tuple(np.shape(self.value))
         return shape if not self.spec.partition.active and 0 in shape else None
 
@@ -100,7 +100,7 @@ def agree_on_contents(
     Collective in the world. `arguments` checks and returns, by name, the public function's arguments that must be the
     same on all workers. With `copied`, blocks are copied to the host, so that the arrays may change or go.
 
-    **Raises,** on all workers, where they disagree, or one of them has what can't be saved.
+    **Raises,** on all workers, if they disagree, or one of them has what can't be saved.
     """
     local: list[LocalLeaf] = []
     own: list[OwnBlock] = []
@@ -178,7 +178,7 @@ def _form(path: str, spec: TensorSpec, value: Any) -> tuple[tuple[int, ...], For
 def _agreed_form(path: str, forms: dict[int, tuple[Form, bool]]) -> Form:
     """Return the form of a leaf, from the forms on all workers, and whether they count.
 
-    **Raises:** `PlanError` where two that count differ.
+    **Raises:** `PlanError` if two that count differ.
     """
     (first, form), *others = [(worker, form) for worker, (form, counts) in sorted(forms.items()) if counts]
     for worker, other in others:

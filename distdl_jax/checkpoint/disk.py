@@ -19,13 +19,13 @@ import os
 import re
 import secrets
 import shutil
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from distdl_jax.checkpoint.agreement import this_host
-from distdl_jax.errors import CheckpointError, InvalidArgumentError
+from distdl_jax.errors import CheckpointError, InvalidArgumentError, InvalidTypeError
 
 _COMPLETE = re.compile(r"step-(\d{10,})(?:\.(\d+))?", re.ASCII)
 _UNFINISHED = re.compile(r"\.step-(\d{10,})\.[0-9a-f]+", re.ASCII)
@@ -203,7 +203,7 @@ def begin_folder(target: Disk, path: str, step: int, tidy: bool) -> str:
 def abandon_later(target: Disk, path: str, step: int, gone_on_from: int | None) -> None:
     """Set the checkpoints aside that a run which goes on with `step`, from `gone_on_from`, has left behind.
 
-    **Raises:** `InvalidArgumentError` where that is not what it does, but checkpoints of higher steps are there.
+    **Raises:** `InvalidArgumentError` if that is not what it does, but checkpoints of higher steps are there.
     """
     folders = folders_in(path)
     if not folders or (highest := folders[-1].step) <= step:
@@ -262,3 +262,36 @@ def written_in(folder: str) -> Iterator[None]:
 
 def _unfinished(step: int) -> str:
     return f".step-{step:010d}.{secrets.token_hex(4)}"
+
+
+def this_host() -> str:
+    """Return the name of this machine, for messages."""
+    with suppress(OSError):
+        return socket.gethostname()
+    return "unknown host"
+
+
+def checked_path(path: Any) -> str:
+    """Return the argument `path`, absolute.
+
+    **Raises:** `InvalidTypeError`, `InvalidArgumentError` for what is no path; `CheckpointError` if it is relative,
+    and the folder that the program works in is gone.
+    """
+    try:
+        text = os.fsdecode(path)
+    except TypeError:
+        raise InvalidTypeError(f"`path` (={path!r}) must be the path of a folder: a text or a pathlib.Path.") from None
+    if not text:
+        raise InvalidArgumentError("`path` (='') must name a folder; '.' is the one that the program works in.")
+    try:
+        has_nul = b"\0" in os.fsencode(text)
+    except UnicodeEncodeError:
+        has_nul = True
+    if has_nul:
+        raise InvalidArgumentError(f"`path` (={text!r}) must be a path, without NUL and without halves of letters.")
+    try:
+        return os.path.abspath(text)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"`path` (={text!r}) is relative to the folder that the program works in, which has been removed."
+        ) from None

@@ -11,9 +11,9 @@ from typing import Any
 
 import jax
 
-from distdl_jax.checkpoint.agreement import check_same, checked_path, together
+from distdl_jax.checkpoint.agreement import together
 from distdl_jax.checkpoint.contents import Leaves, agree_on_contents, as_leaf, empty_block
-from distdl_jax.checkpoint.disk import Disk, disk, naming, write_all, written_in
+from distdl_jax.checkpoint.disk import Disk, checked_path, disk, naming, write_all, written_in
 from distdl_jax.checkpoint.manifest import Form
 from distdl_jax.checkpoint.writing import UnfinishedFile, world_of_specs
 from distdl_jax.errors import InvalidArgumentError, PlanError
@@ -25,6 +25,7 @@ from distdl_jax.partitions.spec_trees import like_specs, specs_by_path
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import box_shape
 from distdl_jax.transports.progress import bytes_shown, progress
+from distdl_jax.validation import check_same
 
 
 def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
@@ -42,7 +43,7 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
 
     Collective over all workers of the world.
 
-    **Raises,** on all workers: what `dj.checkpoint.save` raises; `InvalidArgumentError` where two leaves would get one
+    **Raises,** on all workers: what `dj.checkpoint.save` raises; `InvalidArgumentError` if two leaves would get one
     name, or one a name that the format keeps for itself.
 
     >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
@@ -126,8 +127,8 @@ def import_(path: str | os.PathLike[str], specs: Any) -> Any:
 
     Collective over all workers of the world.
 
-    **Raises,** on all workers: `PlanError` where the file lacks a tensor or has it in another shape; `CheckpointError`
-    where it can't be read.
+    **Raises,** on all workers: `PlanError` if the file lacks a tensor or has it in another shape; `CheckpointError`
+    if it can't be read.
 
     >>> import tempfile, numpy as np, distdl_jax as dj
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -9,8 +9,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from distdl_jax.checkpoint.agreement import checked_path, together
-from distdl_jax.checkpoint.disk import Disk, folders_in, remove_folder
+from distdl_jax.checkpoint.agreement import together
+from distdl_jax.checkpoint.disk import Disk, checked_path, folders_in, remove_folder
 from distdl_jax.checkpoint.reading import restore_with_step, steps
 from distdl_jax.checkpoint.writing import Run, Writing, begin, not_saved, world_of_specs
 from distdl_jax.errors import InvalidArgumentError
@@ -67,7 +67,7 @@ class Manager:
         earlier one.
 
         **Raises,** on all workers: what `dj.checkpoint.save` raises, of this tree or of the one before;
-        `InvalidArgumentError` where the folder has a checkpoint of a higher step, of another run, say.
+        `InvalidArgumentError` if the folder has a checkpoint of a higher step, of another run, say.
         """
         if self._closed:
             raise InvalidArgumentError("This Manager is closed: it saves nothing any more.")
@@ -83,7 +83,7 @@ class Manager:
     def wait(self) -> None:
         """Return when what was saved is on disk. Collective.
 
-        **Raises,** on all workers: `CheckpointError` where that was not possible.
+        **Raises,** on all workers: `CheckpointError` if that was not possible.
         """
         writer, self._writer = self._writer, None
         if writer is None or self._world is None:
@@ -111,7 +111,7 @@ class Manager:
         return steps(self.path)
 
     def latest_step(self) -> int | None:
-        """Return the last of the steps; None where there is none. Collective."""
+        """Return the last of the steps; None if there is none. Collective."""
         return max(self.steps(), default=None)
 
     def close(self) -> None:

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from distdl_jax.errors import CheckpointError
 from distdl_jax.partitions.formats.hyperslabs import ROW
+from distdl_jax.partitions.formats.plain_files import fields, integer, integers, parsed, typed
 from distdl_jax.partitions.formats.safetensors import dtype_named, is_storable
-from distdl_jax.partitions.formats.strict_json import fields, integer, integers, parsed, typed
 from distdl_jax.plans.decomposition import Box, box_shape
 
 try:
@@ -170,7 +170,7 @@ class Manifest:
         A reader relies on what is checked here: blocks lie in the files, and files in the folder; the blocks of a leaf
         cover it, and don't overlap.
 
-        **Raises:** `CheckpointError` where it is none, is damaged, or of a version that is not known.
+        **Raises:** `CheckpointError` if it is none, is damaged, or of a version that is not known.
         """
         try:
             outer = parsed(text)
@@ -196,7 +196,7 @@ class Manifest:
 
 
 def block_from_json(value: Any) -> Block:
-    """Return a block from its JSON; `ValueError` where that is none."""
+    """Return a block from its JSON; `ValueError` if that is none."""
     box, file, offset, chunk, place = fields(value, "box", "file", "offset", "chunk", "checksums")
     sums = Checksums(*map(integer, fields(place, *Checksums._fields)))
     ranges = [(start, stop) for start, stop in map(integers, typed(box, list))]

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 from jax import Array
 
-from distdl_jax.checkpoint.agreement import check_same, checked_path, this_host, together
+from distdl_jax.checkpoint.agreement import together
 from distdl_jax.checkpoint.contents import as_leaf, empty_block, stored_box
-from distdl_jax.checkpoint.disk import Folder, folders_in
+from distdl_jax.checkpoint.disk import Folder, checked_path, folders_in, this_host
 from distdl_jax.checkpoint.manifest import MANIFEST, Block, Form, Leaf, Manifest, checksums, chunks, crc32, volume
 from distdl_jax.checkpoint.writing import world_of_specs
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
@@ -27,7 +27,7 @@ from distdl_jax.plans.decomposition import Box, box_shape, intersect
 from distdl_jax.tracing.world import World
 from distdl_jax.transports.open_world import world_of
 from distdl_jax.transports.progress import Progress, bytes_shown
-from distdl_jax.validation import checked_integer
+from distdl_jax.validation import check_same, checked_integer
 
 _OPEN_FILES = 32
 
@@ -43,14 +43,14 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
     - `step`: which step. Default: the last one that is complete.
 
     **Returns:** a pytree of the structure of `specs`, with this worker's block of each leaf, in the dtype that was
-    saved, and to the bit; random keys as such. None where `specs` has None. Where this worker has no block it is
+    saved, and to the bit; random keys as such. None if `specs` has None. Where this worker has no block it is
     zero-volume: of the shape that this worker saved, where as many workers did, else `(0,)`.
 
     Collective over all workers of the world. Each reads only chunks of files that hold some of what it needs, of 8 KiB
     to a MiB, and holds a few MiB besides its blocks.
 
-    **Raises,** on all workers: `CheckpointError` where there is no such checkpoint, a file can't be read, or is damaged
-    (checksums are compared; the message names the file, the leaf and the block); `PlanError` where the leaves or their
+    **Raises,** on all workers: `CheckpointError` if there is no such checkpoint, a file can't be read, or is damaged
+    (checksums are compared; the message names the file, the leaf and the block); `PlanError` if the leaves or their
     shapes are not what `specs` says.
 
     >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
@@ -123,7 +123,7 @@ def steps(path: str | os.PathLike[str]) -> list[int]:
 
     **Returns:** a list of the numbers of the steps.
 
-    **Raises:** `CheckpointError`, on all workers, where the folder can't be read.
+    **Raises:** `CheckpointError`, on all workers, if the folder can't be read.
 
     >>> steps("/no/such/folder")
     []
@@ -137,7 +137,7 @@ def steps(path: str | os.PathLike[str]) -> list[int]:
 
 
 def latest_step(path: str | os.PathLike[str]) -> int | None:
-    """Return the last step of which `path` holds a complete checkpoint; None where there is none.
+    """Return the last step of which `path` holds a complete checkpoint; None if there is none.
 
     All workers get the same answer. Collective over all of them.
 
@@ -147,7 +147,7 @@ def latest_step(path: str | os.PathLike[str]) -> int | None:
 
     **Returns:** the number of the step, or None.
 
-    **Raises:** `CheckpointError`, on all workers, where the folder can't be read.
+    **Raises:** `CheckpointError`, on all workers, if the folder can't be read.
 
     >>> latest_step("/no/such/folder") is None
     True
@@ -186,7 +186,7 @@ class _Need(NamedTuple):
 def _needs(manifest: Manifest, specs: Any) -> list[_Need | None]:
     """Return what to read for each leaf of `specs`; None for nothing.
 
-    **Raises:** `PlanError` where that is not what was saved.
+    **Raises:** `PlanError` if that is not what was saved.
     """
     wanted = {jax.tree_util.keystr(path): spec for path, spec in specs_by_path(specs).items()}
     saved = {leaf.path: leaf for leaf in manifest.leaves}

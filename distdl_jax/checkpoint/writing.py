@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from distdl_jax.checkpoint.agreement import checked_path, together
+from distdl_jax.checkpoint.agreement import together
 from distdl_jax.checkpoint.contents import Leaves, OwnBlock, Placeholders, agree_on_contents
 from distdl_jax.checkpoint.disk import (
     Disk,
     abandon_later,
     begin_folder,
+    checked_path,
     complete_folder,
     disk,
     naming,
@@ -130,8 +131,8 @@ def save(path: str | os.PathLike[str], tree: Any, specs: Any, step: int = 0) -> 
 
     Collective over all workers of the world.
 
-    **Raises,** on all workers: `PlanError` where a block does not have the shape that its spec says, or the workers'
-    trees differ; `InvalidArgumentError` where a leaf has no spec, or a spec no leaf; `CheckpointError` where any of
+    **Raises,** on all workers: `PlanError` if a block does not have the shape that its spec says, or the workers'
+    trees differ; `InvalidArgumentError` if a leaf has no spec, or a spec no leaf; `CheckpointError` if any of
     them can't write (the disk is full, say), or another job has removed what is being written.
 
     >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
@@ -166,7 +167,7 @@ def not_saved(step: int, error: Exception) -> Exception:
 def world_of_specs(specs: Any) -> World:
     """Return the world of the partitions of a pytree of specs.
 
-    **Raises:** `InvalidTypeError`, `InvalidArgumentError` where one is no spec, or there is none.
+    **Raises:** `InvalidTypeError`, `InvalidArgumentError` if one is no spec, or there is none.
     """
     partitions = {
         f"the partition of specs{jax.tree_util.keystr(path)}": spec.partition

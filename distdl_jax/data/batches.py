@@ -64,7 +64,7 @@ def batches(
 
     **Returns:** `Batches`. Not collective; a worker that a spec has no part for gets zero-volume arrays.
 
-    **Raises:** `InvalidArgumentError`, `InvalidTypeError` where the arguments don't fit.
+    **Raises:** `InvalidArgumentError`, `InvalidTypeError` if the arguments don't fit.
 
     >>> import distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -96,7 +96,7 @@ def batches(
         if epochs is not None:
             left = max(0, (epochs - place.epoch) * order.batches - place.batch)
     elif batch_size is not None or key is not None:
-        raise InvalidArgumentError("`batch_size` and `key` must be None where `source` is an iterable over batches.")
+        raise InvalidArgumentError("`batch_size` and `key` must be None if `source` is an iterable over batches.")
     else:
         read = _as_they_come(reader, place, epochs)
     if place.batch and order_before not in (None, place.order):

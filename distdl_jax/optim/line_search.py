@@ -44,7 +44,7 @@ def line_search(
     function of the parameters that returns this worker's part of the loss. Further keywords go to `value_fn`. All
     workers take the same steps: decisions are worker 0's.
 
-    **Raises:** `SetupError` where optax is not installed, `InvalidTypeError` for what is no line search; its `update`
+    **Raises:** `SetupError` if optax is not installed, `InvalidTypeError` for what is no line search; its `update`
     what `dj.optim.global_norm` does.
 
     >>> import optax
@@ -138,7 +138,7 @@ def value_and_grad_from_state(
     **Returns:** a function of the same arguments and `state`, an optimiser's, that returns what
     `dj.value_and_grad(value_fn)` does, without evaluating it where the state holds it.
 
-    **Raises:** `SetupError` where optax is not installed.
+    **Raises:** `SetupError` if optax is not installed.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1])

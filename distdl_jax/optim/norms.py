@@ -87,7 +87,7 @@ class Whole:
     def dtypes(self, *trees: Any) -> list[np.dtype]:
         """Check `trees` on all workers, and return the dtype of each leaf of the first of them, as its owner has it.
 
-        **Raises,** on all workers: `PlanError` where one worker's leaf does not have the shape that its spec says.
+        **Raises,** on all workers: `PlanError` if one worker's leaf does not have the shape that its spec says.
         """
 
         def check() -> list[np.dtype]:
@@ -180,9 +180,9 @@ def global_norm(tree: Any, specs: Any, *, partition: Partition | None = None) ->
     **Returns:** a real scalar, the same on every worker. Half precisions are summed in float32. Differentiable; its
     derivative at 0 is 0.
 
-    **Raises,** on every worker: `PlanError` where a leaf does not have the shape that its spec says;
-    `InvalidArgumentError` where a leaf has no spec, or a spec no leaf (but where optax masks it); `InvalidTypeError`
-    where the spec of a leaf is None.
+    **Raises,** on every worker: `PlanError` if a leaf does not have the shape that its spec says;
+    `InvalidArgumentError` if a leaf has no spec, or a spec no leaf (but where optax masks it); `InvalidTypeError`
+    if the spec of a leaf is None.
 
     >>> import distdl_jax as dj, jax.numpy as jnp
     >>> P = dj.Partition().grid([1])
@@ -204,7 +204,7 @@ def clip_by_global_norm(
 
     **Returns:** an `optax.GradientTransformation`. All workers call its `update`, which sends one message.
 
-    **Raises:** `SetupError` where optax is not installed; its `update` raises what `global_norm` does.
+    **Raises:** `SetupError` if optax is not installed; its `update` raises what `global_norm` does.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -253,8 +253,8 @@ def adaptive_grad_clip(
 
     **Returns:** an `optax.GradientTransformation`. All workers call its `update`, with parameters.
 
-    **Raises:** `SetupError` where optax is not installed. Its `update` raises what `global_norm` does, and
-    `InvalidArgumentError` where there are no parameters, or a tensor doesn't have the dimensions in `axis`.
+    **Raises:** `SetupError` if optax is not installed. Its `update` raises what `global_norm` does, and
+    `InvalidArgumentError` if there are no parameters, or a tensor doesn't have the dimensions in `axis`.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -316,8 +316,8 @@ def scale_by_trust_ratio(
             optax.scale_by_learning_rate(learning_rate),
         )
 
-    **Raises:** `SetupError` where optax is not installed. Its `update` raises what `global_norm` does, and
-    `InvalidArgumentError` where there are no parameters.
+    **Raises:** `SetupError` if optax is not installed. Its `update` raises what `global_norm` does, and
+    `InvalidArgumentError` if there are no parameters.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1])

@@ -31,7 +31,7 @@ def all_finite(tree: Any, *, partition: Partition | None = None) -> Array:
 
     **Returns:** a bool scalar, the same on every worker.
 
-    **Raises:** `InvalidTypeError` where `partition` is none.
+    **Raises:** `InvalidTypeError` if `partition` is none.
 
     >>> import jax.numpy as jnp
     >>> bool(all_finite({"weight": jnp.ones(3)})), bool(all_finite([jnp.array(jnp.inf)]))
@@ -134,7 +134,7 @@ def accumulated(value_and_grad: Callable[..., Any]) -> Callable[..., Any]:
     as many on every worker. It returns the means of their values and gradients: of equally large batches, the value and
     gradient of one batch of all samples. Half precisions are summed in float32, and rounded once.
 
-    **Raises:** `InvalidTypeError` for what is no function; `InvalidArgumentError` where arrays don't hold the same
+    **Raises:** `InvalidTypeError` for what is no function; `InvalidArgumentError` if arrays don't hold the same
     number of batches, one or more.
 
     >>> import distdl_jax as dj

@@ -100,7 +100,7 @@ def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DT
     **Returns:** this worker's block, zero-volume where it holds none. To the last bits of what the initializer
     computes from random bits; uniform numbers bit for bit.
 
-    **Raises:** `InvalidTypeError`, on every worker, where `initializer` is not callable, `key` no random key, `dtype`
+    **Raises:** `InvalidTypeError`, on every worker, if `initializer` is not callable, `key` no random key, `dtype`
     none of numbers, or `spec` no `TensorSpec`.
 
     >>> import distdl_jax as dj
@@ -133,7 +133,7 @@ def init(initializers: Any, specs: Any, key: Array, dtype: DTypeLike = jnp.float
     global values whatever the partitions, zero-volume where this worker holds none. With `DISTDL_JAX_DEBUG=1` it is
     collective among the workers of the partitions in `specs`, which compare their keys.
 
-    **Raises:** `InvalidArgumentError` where `initializers` has another structure than `specs`, or an initializer
+    **Raises:** `InvalidArgumentError` if `initializers` has another structure than `specs`, or an initializer
     returns another shape than it is given; `InvalidTypeError` as `init_block`.
 
     >>> import distdl_jax as dj

@@ -52,8 +52,8 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
 
     `dj.gather(state, dj.specs_like(state, params, specs))` is the state of the whole.
 
-    **Raises,** on every worker: `InvalidArgumentError` where `param_specs` does not have the structure of `params`;
-    `PlanError` where a parameter does not have the shape that its spec says, the workers' states differ, or a leaf
+    **Raises,** on every worker: `InvalidArgumentError` if `param_specs` does not have the structure of `params`;
+    `PlanError` if a parameter does not have the shape that its spec says, the workers' states differ, or a leaf
     stands for no block of anything: a statistic along a dimension that is cut, a number for each block, parameters
     made one vector. Its optimiser would be wrong on blocks (`docs/optimisers.md` lists optax's).
 
@@ -128,7 +128,7 @@ def training_specs(network: _HasSpecs, opt_state: Any, **values: Any) -> dict[st
 
     **Returns:** a dictionary of specs with an entry for each of these.
 
-    **Raises,** on every worker: `InvalidTypeError` where the network has no `param_specs`; what `dj.specs_like` raises.
+    **Raises,** on every worker: `InvalidTypeError` if the network has no `param_specs`; what `dj.specs_like` raises.
 
     >>> import jax, optax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])

@@ -41,7 +41,7 @@ class Partition(WorkerTeam):
     - `comm`: an mpi4py intracommunicator; its workers become the team. Default: `MPI.COMM_WORLD`. All of them must
       make their first partition of it together; everything after that takes no communication.
 
-    **Raises:** `InvalidTypeError` where `comm` is no intracommunicator; `SetupError` where workers can't communicate.
+    **Raises:** `InvalidTypeError` if `comm` is no intracommunicator; `SetupError` if workers can't communicate.
 
     **Attributes**, known to every worker but for `rank` and `index`, which are None outside the team:
 
@@ -89,7 +89,7 @@ class Partition(WorkerTeam):
     def create_partition_inclusive(self, ranks: Iterable[int]) -> Partition:
         """Return the partition of the workers at the places `ranks` of this team, in that order.
 
-        **Raises:** `InvalidArgumentError`, on every worker, where a rank is outside the team or repeated.
+        **Raises:** `InvalidArgumentError`, on every worker, if a rank is outside the team or repeated.
         """
         if isinstance(ranks, range) and ranks == range(self.size):
             return self.of_workers(self._world, self._ranks)
@@ -113,7 +113,7 @@ class Partition(WorkerTeam):
     def create_cartesian_topology_partition(self, shape: Iterable[int]) -> CartesianPartition:
         """Arrange this team in row-major order on a grid of `shape`.
 
-        **Raises:** `InvalidArgumentError`, on every worker, where the grid's cells are not as many as the workers.
+        **Raises:** `InvalidArgumentError`, on every worker, if the grid's cells are not as many as the workers.
         """
         sizes = checked_integers("shape", shape)
         cells, workers = math.prod(sizes), self.size
@@ -132,7 +132,7 @@ class Partition(WorkerTeam):
         It is `create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)`. `ranks` has one rank for
         each cell, as `rank` counts in this partition (world ranks, in the first one). Default: the first workers.
 
-        **Raises:** `InvalidArgumentError`, on every worker, where the grid's cells are not as many as `ranks`, or more
+        **Raises:** `InvalidArgumentError`, on every worker, if the grid's cells are not as many as `ranks`, or more
         than the workers; where a rank is outside the team or repeated.
         """
         sizes = checked_integers("shape", shape)
@@ -211,7 +211,7 @@ class Partition(WorkerTeam):
         the null partition where there is none. A team starts with its root; then come the workers of `P_y` that
         receive, in order. The two are equal on a worker that copies to itself.
 
-        **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
+        **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, where
         the shapes don't fit the broadcast rules.
         """
         self._check_partner("P_y", P_y)
@@ -229,7 +229,7 @@ class Partition(WorkerTeam):
         `P_send` is the team in which this worker contributes, `P_recv` the one that it is the root of; each is the
         null partition where there is none. A team starts with its root.
 
-        **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
+        **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, where
         `P_y` does not broadcast to this partition.
         """
         self._check_partner("P_y", P_y)

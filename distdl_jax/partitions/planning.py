@@ -28,8 +28,8 @@ def planning_world(n: int, rank: int = 0) -> Partition:
 
     **Returns:** the `Partition` of all `n` workers.
 
-    **Raises:** `InvalidArgumentError` where `n` is below 1 or above 2^24, or `rank` not one of 0 to n - 1;
-    `InvalidTypeError` where one is not an integer.
+    **Raises:** `InvalidArgumentError` if `n` is below 1 or above 2^24, or `rank` not one of 0 to n - 1;
+    `InvalidTypeError` if one is not an integer.
 
     >>> import numpy
     >>> import distdl_jax as dj
@@ -103,7 +103,7 @@ class RecordingWorld(_PlanningWorld):
     def known(self, label: str, contribution: Any) -> Any:
         """Return what all workers would contribute to an agreement of a layer that is traced, on inputs and parameters.
 
-        Raises `SetupError` where this worker contributes something else than its own.
+        Raises `SetupError` if this worker contributes something else than its own.
         """
         if label in self.agreements:
             x, params, _ = self._next(label)

@@ -19,7 +19,7 @@ P = TypeVar("P")
 
 
 class Leaf(NamedTuple):
-    """A leaf of a tree: its path, as `jax.tree_util.keystr` writes it, its value, and its spec; None where `specs`
+    """A leaf of a tree: its path, as `jax.tree_util.keystr` writes it, its value, and its spec; None if `specs`
     leaves it out."""
 
     path: str
@@ -35,7 +35,7 @@ def is_spec(spec: Any) -> bool:
 def specs_by_path(specs: Any, name: str = "specs") -> dict[Path, TensorSpec | None]:
     """Return the leaves of a pytree of specs, the argument `name`, by path.
 
-    **Raises:** `InvalidTypeError` where one is neither a spec nor None, or a partition stands for all of them.
+    **Raises:** `InvalidTypeError` if one is neither a spec nor None, or a partition stands for all of them.
     """
     if isinstance(specs, Partition):  # to JAX a pytree without leaves, as are those in a module's fields
         raise InvalidTypeError(
@@ -78,7 +78,7 @@ def leaves_with_specs(
     a tree would leave out everything. `names`: of the two arguments, for messages. Values of the type `masked` are left
     out.
 
-    **Raises:** `InvalidArgumentError` where that is not so, `InvalidTypeError` where a leaf of `specs` is no spec.
+    **Raises:** `InvalidArgumentError` if that is not so, `InvalidTypeError` if a leaf of `specs` is no spec.
     """
     by_path = specs_by_path(specs, names[1])
     values = jax.tree.leaves_with_path(tree, is_leaf=lambda value: isinstance(value, masked))

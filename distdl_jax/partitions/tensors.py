@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +22,6 @@ from distdl_jax.text import Drawing
 from distdl_jax.validation import checked_axes, checked_dtype, checked_integer, checked_integers
 
 
-@dataclass(frozen=True, init=False)
 class TensorSpec:
     """A distributed tensor as a whole: its global shape and its partition.
 
@@ -37,17 +35,13 @@ class TensorSpec:
 
     A scalar is on one worker, or replicated.
 
-    **Raises:** `InvalidArgumentError` where the dimensions don't fit.
+    **Raises:** `InvalidArgumentError` if the dimensions don't fit.
 
     >>> import distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
     >>> TensorSpec((6,), P, replicated=(0,)).local_shape, TensorSpec((6, 5, 4), P, replicated=True).local_shape
     ((6,), (6, 5, 4))
     """
-
-    global_shape: tuple[int, ...]
-    partition: Partition
-    replicated: tuple[int, ...]
 
     def __init__(
         self, global_shape: Sequence[int], partition: Partition, replicated: bool | int | Sequence[int] = False
@@ -67,12 +61,36 @@ class TensorSpec:
                 f"`global_shape` (={shape}) must have as many dimensions as `partition` "
                 f"({shape_text(partition.shape)})" + (f" besides the replicated ones, {axes}." if axes else ".")
             )
-        # The fields, in the form in which equal ones are equal.
-        vars(self).update(global_shape=shape, partition=partition, replicated=axes)
+        self._global_shape, self._partition, self._replicated = shape, partition, axes
+        self._placeholders: Mapping[int, tuple[int, ...]] = {}  # shapes that differ from the default, by world rank
+
+    @property
+    def global_shape(self) -> tuple[int, ...]:
+        """The shape of the whole tensor."""
+        return self._global_shape
+
+    @property
+    def partition(self) -> Partition:
+        """The workers that hold blocks."""
+        return self._partition
+
+    @property
+    def replicated(self) -> tuple[int, ...]:
+        """The dimensions of the partition along which workers hold copies."""
+        return self._replicated
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, TensorSpec) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        return self._global_shape, self._partition, self._replicated
 
     @property
     def box(self) -> Box | None:
-        """The ranges of the whole tensor that this worker's block covers; None where it holds none."""
+        """The ranges of the whole tensor that this worker's block covers; None if it holds none."""
         return None if self.partition.rank is None else self._box(self.partition.rank)
 
     @cached_property
@@ -106,7 +124,7 @@ class TensorSpec:
         **Returns:** a JAX array of this dtype, as JAX has it: the block, of `local_shape`; outside the partition a
         zero-volume array, of `zero_volume_shape`. Along `replicated` dimensions workers get copies.
 
-        **Raises:** `InvalidTypeError` where `array` is none, or doesn't hold numbers; `InvalidArgumentError` where it
+        **Raises:** `InvalidTypeError` if `array` is none, or doesn't hold numbers; `InvalidArgumentError` if it
         has another shape.
 
         >>> import numpy as np, distdl_jax as dj
@@ -162,7 +180,7 @@ class TensorSpec:
 
     @property
     def known_placeholder(self) -> tuple[int, ...] | None:
-        """The shape that `with_placeholders` gave for this worker; None where it gave none."""
+        """The shape that `with_placeholders` gave for this worker; None if it gave none."""
         return self._placeholders.get(self.partition.world.rank)
 
     @cached_property
@@ -177,11 +195,6 @@ class TensorSpec:
         """Whether this worker's block counts in sums over all workers: where it holds a block, and the first copy."""
         return self.first_copies.active
 
-    @cached_property
-    def _placeholders(self) -> Mapping[int, tuple[int, ...]]:
-        """Placeholder shapes that differ from the default, by world rank."""
-        return {}
-
     def _placeholder(self, worker: int) -> tuple[int, ...]:
         default = self.block_shapes.get(worker, self.global_shape)[:1]
         return self._placeholders.get(worker, (*default, 0))
@@ -189,7 +202,7 @@ class TensorSpec:
     def with_placeholders(self, shapes: Mapping[int, tuple[int, ...]]) -> TensorSpec:
         """Return an equal spec, whose placeholders on other workers have the given shapes, by world rank."""
         spec = TensorSpec(self.global_shape, self.partition, self.replicated)
-        vars(spec)["_placeholders"] = dict(shapes)
+        spec._placeholders = dict(shapes)
         return spec
 
     @cached_property
@@ -207,7 +220,7 @@ class TensorSpec:
         return self._text(repr(self.partition))
 
     def describe(self) -> str:
-        """Describe the spec in words that are the same on every worker."""
+        """Describe the spec, in the same words on every worker."""
         return self._text(self.partition.describe())
 
     def _text(self, partition: str) -> str:
@@ -245,7 +258,7 @@ def zero_volume_tensor(batch_size: int | None = None, dtype: DTypeLike | None = 
 
     **Returns:** an array of shape `(batch_size, 0)`, or `(0,)`.
 
-    **Raises:** `InvalidArgumentError` where both `batch_size` and `like` are given, or `batch_size` is negative;
+    **Raises:** `InvalidArgumentError` if both `batch_size` and `like` are given, or `batch_size` is negative;
     `InvalidTypeError` for another kind of any argument.
 
     >>> import jax.numpy as jnp

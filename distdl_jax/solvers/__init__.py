@@ -64,7 +64,7 @@ def cg(
     **Returns:** `(x, info)`: this worker's blocks of x, like b, whether it has converged or not; `info.converged`,
     `info.steps` and `info.residual`, the norm of b - A x, are the same on all workers of P_x. Outside P_x, b and zeros.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker of P_x, where an argument doesn't fit, or
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker of P_x, if an argument doesn't fit, or
     A or M returns something else than blocks like b.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
@@ -136,7 +136,7 @@ def fixed_point(
     `info.steps` and `info.residual`, the norm of the last change, are the same on all workers of P_x. Outside P_x, x0
     and zeros.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker of P_x, where an argument doesn't fit, or
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker of P_x, if an argument doesn't fit, or
     f returns something else than blocks like x0.
 
     >>> import jax.numpy as jnp, distdl_jax as dj

@@ -28,7 +28,7 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
 
     In a worker of `dj.simulate`: its world.
 
-    **Raises:** `SetupError` where mpi4py or mpi4jax, or the MPI library that they need, is missing;
+    **Raises:** `SetupError` if mpi4py or mpi4jax, or the MPI library that they need, is missing;
     `InvalidArgumentError` for a communicator in `dj.simulate`.
     """
     install_jax_patches()
@@ -127,7 +127,7 @@ def worlds_used() -> Iterator[list[World]]:
 def world_of(used: Iterable[World]) -> World | None:
     """Return the world that a program belongs to which uses these.
 
-    It is the smallest world that has all their workers, one of `used` if possible; None where there is none. A program
+    It is the smallest world that has all their workers, one of `used` if possible; None if there is none. A program
     that uses no world belongs to the only one that is open, or the largest; to that of COMM_WORLD where none is open.
     In `dj.simulate` it is the worker's.
     """

@@ -17,9 +17,8 @@ import numpy as np
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, InvalidTypeError
 from distdl_jax.partitions.formats.chunked import open_hdf5, open_zarr
 from distdl_jax.partitions.formats.hyperslabs import Pause, box_of_index, fill
-from distdl_jax.partitions.formats.plain_files import PlainFile, chosen, damage_in_words, read_exactly
+from distdl_jax.partitions.formats.plain_files import PlainFile, chosen, damage_in_words, integers, read_exactly
 from distdl_jax.partitions.formats.safetensors import dtype_named, read_header
-from distdl_jax.partitions.formats.strict_json import integers
 from distdl_jax.plans.decomposition import Box, box_shape
 
 Halo = Sequence[tuple[int, int]]
@@ -40,9 +39,9 @@ def open_array(path: str | os.PathLike[str], name: str | None = None) -> Any:
 
     **Returns:** an array that is sliced like numpy's, with `shape` and `dtype`; a slice of it is read.
 
-    **Raises:** `InvalidArgumentError` where there is no array of that name, or a name is needed; `SetupError` where
-    the package is missing that reads such a file; `CheckpointError` where it is damaged, or no plain file, or holds
-    Python objects; later, where it has changed, for a slice; `OSError` where it can't be read.
+    **Raises:** `InvalidArgumentError` if there is no array of that name, or a name is needed; `SetupError` where
+    the package is missing that reads such a file; `CheckpointError` if it is damaged, or no plain file, or holds
+    Python objects; later, where it has changed, for a slice; `OSError` if it can't be read.
 
     >>> import tempfile, numpy as np
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -81,7 +80,7 @@ def read(source: Any, box: Box | None, halo: Halo | None = None) -> np.ndarray[A
 
     **Returns:** a numpy array in the source's dtype (in this machine's byte order). Not collective.
 
-    **Raises:** `InvalidArgumentError` where the box or the halo don't fit the array; `CheckpointError` where the file
+    **Raises:** `InvalidArgumentError` if the box or the halo don't fit the array; `CheckpointError` if the file
     is damaged or has changed; `OSError`.
 
     >>> x = np.arange(12).reshape(3, 4)
@@ -161,7 +160,7 @@ class ArrayInFile:
 
     - `file`, `name`: the file, and the array's name in it.
     - `is_fortran`: whether it is column-major.
-    - `offset`: the first byte in the file; None where the array is compressed, in a member of a zip file.
+    - `offset`: the first byte in the file; None if the array is compressed, in a member of a zip file.
     """
 
     file: PlainFile
@@ -197,7 +196,7 @@ class ArrayInFile:
     def read(self, box: Box, pause: Pause = lambda: None) -> np.ndarray[Any, Any]:
         """Read a box of the array; `pause` is called between two pieces.
 
-        **Raises:** `OSError` where the file can't be read, `CheckpointError` where it is too short or has changed.
+        **Raises:** `OSError` if the file can't be read, `CheckpointError` if it is too short or has changed.
         """
         self.file.check()
         into = np.empty(box_shape(box), self.dtype, order="F" if self.is_fortran else "C")
@@ -226,7 +225,7 @@ class ArrayInFile:
 def arrays_in(path: str) -> dict[str, ArrayInFile]:
     """Return the arrays in a safetensors, npz or npy file, by name, which is "" in an npy file.
 
-    **Raises:** `CheckpointError` where it is none of these, `OSError` where it can't be read.
+    **Raises:** `CheckpointError` if it is none of these, `OSError` if it can't be read.
     """
     file = PlainFile(path)
     with damage_in_words(path), file.stream() as stream:

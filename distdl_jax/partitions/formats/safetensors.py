@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from distdl_jax.errors import CheckpointError
-from distdl_jax.partitions.formats.plain_files import PlainFile
-from distdl_jax.partitions.formats.strict_json import fields, integers, parsed, typed
+from distdl_jax.partitions.formats.plain_files import PlainFile, fields, integers, parsed, typed
 
 METADATA = "__metadata__"
 """The one name in a header that is no tensor's."""
@@ -115,7 +114,7 @@ def laid_out(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes,
 def read_header(file: PlainFile) -> dict[str, Tensor]:
     """Return the tensors of a file, by name. As the format asks for, they fill the file, one after the other.
 
-    **Raises:** `CheckpointError` where it is no safetensors file; `OSError` where it can't be read.
+    **Raises:** `CheckpointError` if it is no safetensors file; `OSError` if it can't be read.
     """
     try:
         length = int.from_bytes(file.text(8), "little")
@@ -132,7 +131,7 @@ def read_header(file: PlainFile) -> dict[str, Tensor]:
 
 
 def _tensors(header: dict[str, Any], begin: int) -> dict[str, Tensor]:
-    """Return the tensors of a header; `ValueError` where it has others."""
+    """Return the tensors of a header; `ValueError` if it has others."""
     metadata = typed(header.pop(METADATA, None) or {}, dict)
     pairs = typed(parsed(typed(metadata.get(COMPLEX, "[]"), str).encode()), list)
     found, ranges = {}, []

@@ -45,7 +45,7 @@ class Mailbox:
         return self._comm.iprobe()
 
     def next(self) -> tuple[int, Any] | None:
-        """Return the oldest message, after its sender; None where there is none."""
+        """Return the oldest message, after its sender; None if there is none."""
         if not self.has_message():
             return None
         origin = MPI.Status()
@@ -124,7 +124,7 @@ class ControlChannel:
     def agree(self, team: Workers, label: str, contribution: Any, decide: Callable[[Contributions], Any] = dict) -> Any:
         """Return the decision of the team's first worker on all contributions, by world rank; collective in `team`.
 
-        **Raises:** `PlanError`, on all workers of the world, where some worker of the team is about to do something
+        **Raises:** `PlanError`, on all workers of the world, if some worker of the team is about to do something
         else, or has left.
         """
         if len(team) == 1:

@@ -17,8 +17,9 @@ import jax
 from mpi4py import MPI
 
 from distdl_jax.errors import SetupError
-from distdl_jax.settings import Reading, check_settings, difference, own_reading, warning_of_unknown
+from distdl_jax.settings import Reading, check_settings, own_reading, warning_of_unknown
 from distdl_jax.transports.mpi.compat import import_mpi4jax
+from distdl_jax.validation import difference
 from distdl_jax.watchdog.launch.gpus import WorkerGpu, computes_on_gpu, gpu_in_use, gpu_messages, gpu_problem
 from distdl_jax.watchdog.launch.launcher import MPI_SIZES, job_size
 from distdl_jax.watchdog.launch.packages import FIRST_JAX_NOT_TRIED, PACKAGES, installed_version

@@ -1,4 +1,4 @@
-"""The threads of a simulated world, each with a CPU device of its own: started, watched and ended together."""
+"""The threads of a simulated world, each with its own CPU device: started, watched and ended together."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def interrupts_ignored() -> Iterator[None]:
 
 
 def _result_or_exit(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Return what `program(*args)` returns; None where it exits with success, which ends a worker as a return does."""
+    """Return what `program(*args)` returns; None if it exits with success, which ends a worker as a return does."""
     try:
         return program(*args)
     except SystemExit as end:
@@ -192,6 +192,23 @@ def _is_caused_by(error: BaseException, raised: BaseException | None) -> bool:
     return (
         raised is not None and isinstance(error, jax.errors.JaxRuntimeError | ValueError) and str(raised) in str(error)
     )
+
+
+def on_stand_ins(world: World, program: Callable[[int], Any]) -> list[Any]:
+    """Return what `program(rank)` returns for each worker of `world`, in a thread that stands for that worker.
+
+    There the partitions of `world` are that worker's, so layers that were made outside can be traced as on it. The
+    workers agree as in a job; nothing may run.
+    """
+
+    def on_worker() -> Any:
+        return program(simulated_world.value.rank)
+
+    workers = Workers(world.size, stands_for=world)
+    try:
+        return workers.run(on_worker)
+    finally:
+        workers.close()
 
 
 # --- devices ---
