@@ -184,7 +184,7 @@ def setting_problems(everyone: Sequence[Reading]) -> Iterator[str]:
         wrong = [
             (worker, reading.wrong[attribute]) for worker, reading in enumerate(everyone) if attribute in reading.wrong
         ]
-        values = [reading.settings.describe(attribute) for reading in everyone]
+        values = {worker: reading.settings.describe(attribute) for worker, reading in enumerate(everyone)}
         if wrong:
             worker, value = wrong[0]
             where = f", on worker {worker}" if len(everyone) > 1 else ""

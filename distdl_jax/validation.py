@@ -234,10 +234,10 @@ def check_key(name: str, value: Any) -> None:
         raise InvalidTypeError(f"`{name}` (={value!r}) must be a random key, as jax.random.key(0) makes one.")
 
 
-def difference(what: str, values: Sequence[Hashable]) -> str | None:
+def difference(what: str, values: Mapping[int, Hashable]) -> str | None:
     """Return a sentence if `what` is not the same on all workers, whose values are given by rank; None if it is."""
-    usual, count = Counter(values).most_common(1)[0]
-    for worker, value in enumerate(values):
+    usual, count = Counter(values.values()).most_common(1)[0]
+    for worker, value in sorted(values.items()):
         if value != usual:
             return (
                 f"All workers must have the same {what}, but it is {usual} on {count} of {len(values)} workers and "
@@ -250,7 +250,7 @@ def check_same(arguments: Mapping[int, Mapping[str, Hashable]]) -> None:
     """Refuse arguments, by worker and name, that are not the same on all workers."""
     (first, *_) = arguments.values()
     for name in first:
-        if text := difference(f"`{name}`", [given[name] for _, given in sorted(arguments.items())]):
+        if text := difference(f"`{name}`", {worker: given[name] for worker, given in arguments.items()}):
             raise PlanError(text)
 
 

@@ -110,7 +110,7 @@ def agree_on_contents(
             _local(path, spec, value) for path, value, spec in leaves_with_specs(tree, specs) if spec is not None
         )
         if len({leaf.path for leaf in local}) < len(local):
-            raise InvalidArgumentError("`tree` has two leaves of one path; a file can't tell them apart.")
+            raise InvalidArgumentError("`tree` has two leaves of one path; a file can't distinguish them.")
         for n, leaf in enumerate(local):
             box = stored_box(leaf.spec.box, leaf.form)
             if leaf.spec.counts and box is not None and volume(box):  # of copies the first one
@@ -159,8 +159,8 @@ def _form(path: str, spec: TensorSpec, value: Any) -> tuple[tuple[int, ...], For
     dtype = getattr(value, "dtype", None)
     if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
         data = jax.eval_shape(jax.random.key_data, value)
-        of_element = data.shape[value.ndim :]
-        form = Form((*spec.global_shape, *of_element), data.dtype.name, key=str(jax.random.key_impl(value)))
+        key_shape = data.shape[value.ndim :]
+        form = Form((*spec.global_shape, *key_shape), data.dtype.name, key=str(jax.random.key_impl(value)))
         return tuple(value.shape), form
     try:
         number = np.dtype(jnp.result_type(value))

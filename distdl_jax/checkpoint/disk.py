@@ -200,22 +200,22 @@ def begin_folder(target: Disk, path: str, step: int, tidy: bool) -> str:
     return unfinished
 
 
-def abandon_later(target: Disk, path: str, step: int, gone_on_from: int | None) -> None:
-    """Set the checkpoints aside that a run which goes on with `step`, from `gone_on_from`, has left behind.
+def abandon_later(target: Disk, path: str, step: int, continued_from: int | None) -> None:
+    """Set the checkpoints aside that a run which continues with `step`, from `continued_from`, has left behind.
 
     **Raises:** `InvalidArgumentError` if that is not what it does, but checkpoints of higher steps are there.
     """
     folders = folders_in(path)
     if not folders or (highest := folders[-1].step) <= step:
         return
-    if gone_on_from is None or gone_on_from > step:
+    if continued_from is None or continued_from > step:
         raise InvalidArgumentError(
             f"`step` (={step}) must not be below that of the last checkpoint in {path}, {highest}: this one would be "
             "removed first, and `restore` would return that one. A new run takes another folder; to go back to an "
             "earlier step, call this Manager's `restore(specs, step)`, which sets the later ones aside."
         )
     for folder in folders:
-        if folder.step > gone_on_from and folder.step != step:
+        if folder.step > continued_from and folder.step != step:
             name = os.path.join(path, folder.name)
             target.rename(name, f"{name}.abandoned-{secrets.token_hex(4)}")
 
@@ -274,7 +274,7 @@ def this_host() -> str:
 def checked_path(path: Any) -> str:
     """Return the argument `path`, absolute.
 
-    **Raises:** `InvalidTypeError`, `InvalidArgumentError` for what is no path; `CheckpointError` if it is relative,
+    **Raises:** `InvalidTypeError`, `InvalidArgumentError` for an invalid path; `CheckpointError` if it is relative,
     and the folder that the program works in is gone.
     """
     try:

@@ -139,11 +139,11 @@ def import_(path: str | os.PathLike[str], specs: Any) -> Any:
     world = world_of_specs(specs)
     wanted = [(_name(place), spec) for place, spec in specs_by_path(specs).items()]
 
-    def alike(given: dict[int, dict[str, str]]) -> str:
+    def common_path(given: dict[int, dict[str, str]]) -> str:
         check_same(given)
         return given[0]["path"]
 
-    file: str = together(world, "the beginning of an import", lambda _: {"path": checked_path(path)}, alike)
+    file: str = together(world, "the beginning of an import", lambda _: {"path": checked_path(path)}, common_path)
     found: dict[str, ArrayInFile] = {}
     leaves: list[Any] = []
 

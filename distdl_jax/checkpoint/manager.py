@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on, and of which the last few are kept."""
+"""Checkpoints that are written while training continues, and of which the last few are kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOOKS_EVERY = 0.25
 
 
 class Manager:
-    """Saves checkpoints while training goes on, and keeps the last few of them.
+    """Saves checkpoints while training continues, and keeps the last few of them.
 
     `save` copies this worker's blocks to the host (memory for one more of them, until they are written) and returns; a
     thread writes them. One checkpoint is written at a time: `save` first waits for the one before. What goes wrong in
@@ -61,7 +61,7 @@ class Manager:
         self._closed = False
 
     def save(self, tree: Any, specs: Any, step: int) -> None:
-        """Begin to save a tree; the arguments, and what is collective, are those of `dj.checkpoint.save`.
+        """Begin to save a tree; arguments and collectivity are those of `dj.checkpoint.save`.
 
         Once it returns, the arrays may be donated or changed. Steps ascend: `restore` of this Manager goes back to an
         earlier one.
@@ -98,7 +98,7 @@ class Manager:
     def restore(self, specs: Any, step: int | None = None) -> Any:
         """Call `dj.checkpoint.restore`, once what was saved before is on disk. Collective.
 
-        The run goes on from that step: what was saved of later ones is set aside by the next `save` of one of them or
+        The run continues from that step: later ones are set aside by the next `save` of one of them or
         below, under the names `step-....abandoned-...`, which you may remove.
         """
         self.wait()

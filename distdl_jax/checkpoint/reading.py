@@ -39,7 +39,7 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
 
     - `path`: the folder that was given to `save`. All workers must see it.
     - `specs`: a pytree of the structure of what was saved, with a `TensorSpec` for each leaf: of the shape that was
-      saved, and on any partition of these workers. None leaves out what is there, a leaf or a whole subtree.
+      saved, and on any partition of these workers. None leaves it out, a leaf or a whole subtree.
     - `step`: which step. Default: the last one that is complete.
 
     **Returns:** a pytree of the structure of `specs`, with this worker's block of each leaf, in the dtype that was
@@ -47,7 +47,7 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
     zero-volume: of the shape that this worker saved, where as many workers did, else `(0,)`.
 
     Collective over all workers of the world. Each reads only chunks of files that hold some of what it needs, of 8 KiB
-    to a MiB, and holds a few MiB besides its blocks.
+    to a MiB, and holds a few MiB in addition to its blocks.
 
     **Raises,** on all workers: `CheckpointError` if there is no such checkpoint, a file can't be read, or is damaged
     (checksums are compared; the message names the file, the leaf and the block); `PlanError` if the leaves or their
@@ -163,15 +163,15 @@ def _chosen(path: str, step: int | None) -> Folder:
     found = folders_in(path)
     if not found:
         raise CheckpointError(f"{path} holds no complete checkpoint.")
-    of_step = [folder for folder in found if folder.step == step] if step is not None else found
-    if not of_step:
+    candidates = [folder for folder in found if folder.step == step] if step is not None else found
+    if not candidates:
         steps = _steps(path)
         named = ", ".join(map(str, steps[-20:]))
         raise InvalidArgumentError(
             f"`step` (={step}) is none of those of which {path} holds checkpoints: "
             f"{'... ' if len(steps) > 20 else ''}{named}."
         )
-    return of_step[-1]
+    return candidates[-1]
 
 
 class _Need(NamedTuple):
@@ -190,21 +190,21 @@ def _needs(manifest: Manifest, specs: Any) -> list[_Need | None]:
     """
     wanted = {jax.tree_util.keystr(path): spec for path, spec in specs_by_path(specs).items()}
     saved = {leaf.path: leaf for leaf in manifest.leaves}
-    of_leaf, without = match(saved, wanted)
+    spec_path_of, without = match(saved, wanted)
     if without:
         raise PlanError(
             f"`specs{without[0]}` has no leaf in the checkpoint of step {manifest.step}. It holds "
             f"{_some(saved, wanted)}."
         )
-    if left := [path for path in saved if path not in of_leaf]:
+    if left := [path for path in saved if path not in spec_path_of]:
         raise PlanError(
             f"The checkpoint of step {manifest.step} also holds {_some(left, ())}, for which `specs` has no "
             "TensorSpec. None in its place leaves it out."
         )
-    for path, above in of_leaf.items():
+    for path, above in spec_path_of.items():
         if path != above and wanted[above] is not None:
             raise PlanError(
-                f"`specs{above}` is one spec, but {[*of_leaf.values()].count(above)} leaves were saved below it, "
+                f"`specs{above}` is one spec, but {[*spec_path_of.values()].count(above)} leaves were saved below it, "
                 f"tree{path} first: restore needs a spec for each leaf."
             )
     for path, spec in wanted.items():
@@ -230,8 +230,8 @@ def _some(paths: Any, known: Any) -> str:
 
 def _check_shape(path: str, spec: TensorSpec, leaf: Leaf) -> None:
     form = leaf.form
-    of_element = () if form.key is None else _key_data(path, form)
-    shape = form.shape[: len(form.shape) - len(of_element)]
+    key_shape = () if form.key is None else _key_data(path, form)
+    shape = form.shape[: len(form.shape) - len(key_shape)]
     if shape != spec.global_shape:
         kind = f"random keys of shape {shape}" if form.key is not None else f"of shape {shape}"
         raise PlanError(f"`specs{path}` says the global shape {spec.global_shape}, but what was saved is {kind}.")
@@ -353,7 +353,7 @@ def read_leaf(
 ) -> Any:
     """Return the block `wanted` of a leaf, in the memory that `make` returns, from the blocks in files that overlap it.
 
-    At most a slab and a chunk are in memory besides. `pause` is called between two reads; `shown` shows their bytes.
+    At most a slab and a chunk more are in memory. `pause` is called between two reads; `shown` shows their bytes.
     """
     itemsize = dtype_named(leaf.form.dtype).itemsize
     needed = [block for block in leaf.blocks if volume(intersect(block.box, wanted))]

@@ -125,7 +125,7 @@ def save(path: str | os.PathLike[str], tree: Any, specs: Any, step: int = 0) -> 
       typed ones), numbers. Arrays of float16 to float64, bfloat16, complex64 and complex128, integers and booleans;
       zero-volume arrays where this worker holds nothing.
     - `specs`: a pytree of `TensorSpec` of the same structure, as for `dj.gather`: of a random key it is that of the
-      array of keys, mostly `TensorSpec((), P, replicated=True)`. None leaves out what is there. Of copies the first
+      array of keys, mostly `TensorSpec((), P, replicated=True)`. None leaves a leaf out. Of copies the first
       is written, and they must be equal.
     - `step`: 0 or more. A step that was saved before is replaced, once the new one is complete.
 
@@ -274,8 +274,8 @@ class Writing:
             self.step,
             files,
             tuple(
-                Leaf(path, form, tuple(of_leaf), shapes)
-                for (path, form), of_leaf, shapes in zip(leaves, blocks, placeholders, strict=True)
+                Leaf(path, form, tuple(leaf_blocks), shapes)
+                for (path, form), leaf_blocks, shapes in zip(leaves, blocks, placeholders, strict=True)
             ),
             self._world.size,
         )
@@ -306,7 +306,7 @@ def begin(path: Any, step: Any, tree: Any, specs: Any, world: World, run: Run | 
 
     def decide(leaves: Leaves, given: Mapping[str, Any]) -> Plan:
         if run is not None:
-            abandon_later(disk.get(), **given, gone_on_from=run.step)
+            abandon_later(disk.get(), **given, continued_from=run.step)
         return Plan(leaves, **given, unfinished=begin_folder(disk.get(), **given, tidy=run is not None and run.begins))
 
     plan, own, placeholders = agree_on_contents(

@@ -40,7 +40,7 @@ def lbfgs(
     **Returns:** an `optax.GradientTransformationExtraArgs`. Its `update` takes `value`, `grad` and `value_fn` as that
     of `line_search` does.
 
-    **Raises:** `SetupError` if optax is not installed; `InvalidTypeError` for what is no learning rate, or no line
+    **Raises:** `SetupError` if optax is not installed; `InvalidTypeError` for an invalid learning rate, or no line
     search, `InvalidArgumentError` for a rate that is NaN.
 
     >>> import jax.numpy as jnp, distdl_jax as dj

@@ -44,7 +44,7 @@ def line_search(
     function of the parameters that returns this worker's part of the loss. Further keywords go to `value_fn`. All
     workers take the same steps: decisions are worker 0's.
 
-    **Raises:** `SetupError` if optax is not installed, `InvalidTypeError` for what is no line search; its `update`
+    **Raises:** `SetupError` if optax is not installed, `InvalidTypeError` for no line search; its `update`
     what `dj.optim.global_norm` does.
 
     >>> import optax
@@ -162,11 +162,11 @@ def value_and_grad_from_state(
         value, grad = found[0].value, found[0].grad
         evaluated = value_and_grad(value_fn, partition=partition)
 
-        def anew() -> tuple[Array, Any]:
-            anew_value, gradient = evaluated(params, *args, **kwargs)
-            return anew_value.astype(value.dtype), gradient
+        def computed() -> tuple[Array, Any]:
+            new_value, gradient = evaluated(params, *args, **kwargs)
+            return new_value.astype(value.dtype), gradient
 
-        return lax.cond(jnp.isfinite(value), lambda: (value, grad), anew)
+        return lax.cond(jnp.isfinite(value), lambda: (value, grad), computed)
 
     return value_and_gradient
 
@@ -190,11 +190,11 @@ def _along(
 
     @value.defjvp
     def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
-        (((distance, _),), ((along, beside),)) = primals, tangents
+        (((distance, _),), ((along, tangent),)) = primals, tangents
         found, gradient = value_and_grad(loss, partition=partition)(at(distance))
         slope = whole.inner(jax.tree.map(jnp.conj, updates), gradient).astype(distance.dtype)
         slope, gradient = _finite(slope, gradient)
-        products = jax.tree.map(lambda g, d: jnp.sum(jnp.real(g * d)).astype(distance.dtype), gradient, beside)
+        products = jax.tree.map(lambda g, d: jnp.sum(jnp.real(g * d)).astype(distance.dtype), gradient, tangent)
         return found.astype(distance.dtype), sum(jax.tree.leaves(products), slope * along)
 
     return value
@@ -236,11 +236,11 @@ def with_synced_loops(fun: Callable[..., Any], workers: Partition) -> Callable[.
 
 def _synced_loop(loop: While, args: list[Any], workers: Partition) -> Sequence[Any]:
     first, second = loop.condition_constants, loop.condition_constants + loop.body_constants
-    of_condition, of_body, carried = args[:first], args[first:second], args[second:]
+    condition_constants, body_constants, carried = args[:first], args[first:second], args[second:]
     condition, body = jaxpr_as_fun(loop.condition), jaxpr_as_fun(loop.body)
     return lax.while_loop(
-        lambda carried: condition(*of_condition, *carried)[0],
-        lambda carried: _sync(body(*of_body, *carried), workers),
+        lambda carried: condition(*condition_constants, *carried)[0],
+        lambda carried: _sync(body(*body_constants, *carried), workers),
         _sync(carried, workers),
     )
 

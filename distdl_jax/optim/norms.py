@@ -114,20 +114,20 @@ class Whole:
         owners = [spec.partition.ranks[0] for _, _, spec in self.leaves(trees[0])]
         return [found[owner][1][number] for number, owner in enumerate(owners)]
 
-    def sums(self, of_block: Callable[..., Array], *trees: Any) -> list[Array]:
-        """Return for each leaf the sum of `of_block` over all blocks of the tensor; one message for all.
+    def sums(self, measure: Callable[..., Array], *trees: Any) -> list[Array]:
+        """Return for each leaf the sum of `measure` over all blocks of the tensor; one message for all.
 
-        `of_block` gets a block of each of `trees`, half precisions in float32, and returns real numbers in one shape
+        `measure` gets a block of each of `trees`, half precisions in float32, and returns real numbers in one shape
         for all leaves, 0 for an empty block.
         """
         dtypes = [accumulation_dtype(_real(dtype)) for dtype in self.dtypes(*trees)]
         if not dtypes:
             return []
         parts = []
-        for of_leaf in zip(*map(self.leaves, trees), strict=True):
-            counted = of_leaf[0].spec.counts
-            blocks = (leaf.block if counted else jnp.zeros(0, leaf.block.dtype) for leaf in of_leaf)
-            parts.append(of_block(*map(widened, blocks)).astype(jnp.result_type(*dtypes)))
+        for same_leaf in zip(*map(self.leaves, trees), strict=True):
+            counted = same_leaf[0].spec.counts
+            blocks = (leaf.block if counted else jnp.zeros(0, leaf.block.dtype) for leaf in same_leaf)
+            parts.append(measure(*map(widened, blocks)).astype(jnp.result_type(*dtypes)))
         return list(all_sum_reduce(jnp.stack(parts), self.workers, axes_keep=()))
 
     def inner(self, x: Any, y: Any) -> Array:
@@ -276,10 +276,10 @@ def adaptive_grad_clip(
         check_params("adaptive_grad_clip", params)
         whole.dtypes(updates, params)
         clipped = []
-        for leaf, of_param in zip(whole.leaves(updates), whole.leaves(params), strict=True):
+        for leaf, param in zip(whole.leaves(updates), whole.leaves(params), strict=True):
             axes = _unit_axes(leaf.spec.global_shape, along)
-            norm, of_param_norm = (_unit_norms(block, leaf.spec, axes) for block in (leaf.block, of_param.block))
-            most = clipping * jnp.maximum(of_param_norm, eps)
+            norm, param_norm = (_unit_norms(block, leaf.spec, axes) for block in (leaf.block, param.block))
+            most = clipping * jnp.maximum(param_norm, eps)
             scaled = leaf.block * (most / jnp.maximum(norm, 1e-6))  # as in optax, never 0
             clipped.append(jnp.where(norm < most, leaf.block, scaled).astype(leaf.block.dtype))
         return jax.tree.unflatten(jax.tree.structure(updates), clipped), state
@@ -338,8 +338,8 @@ def scale_by_trust_ratio(
         check_params("scale_by_trust_ratio", params)
         both = whole.sums(lambda x, y: jnp.stack([squares(x), squares(y)]), params, updates)
         scaled = []
-        for leaf, (of_param, of_update) in zip(whole.leaves(updates), both, strict=True):
-            param_norm, update_norm = (jnp.maximum(square_root(x), min_norm) for x in (of_param, of_update))
+        for leaf, squared_norms in zip(whole.leaves(updates), both, strict=True):
+            param_norm, update_norm = (jnp.maximum(square_root(x), min_norm) for x in squared_norms)
             ratio = trust_coefficient * param_norm / (update_norm + eps)
             ratio = jnp.where((param_norm == 0) | (update_norm == 0), 1, ratio)
             scaled.append(leaf.block * ratio.astype(leaf.block.dtype))

@@ -134,7 +134,7 @@ def accumulated(value_and_grad: Callable[..., Any]) -> Callable[..., Any]:
     as many on every worker. It returns the means of their values and gradients: of equally large batches, the value and
     gradient of one batch of all samples. Half precisions are summed in float32, and rounded once.
 
-    **Raises:** `InvalidTypeError` for what is no function; `InvalidArgumentError` if arrays don't hold the same
+    **Raises:** `InvalidTypeError` for no function; `InvalidArgumentError` if arrays don't hold the same
     number of batches, one or more.
 
     >>> import distdl_jax as dj
@@ -145,7 +145,7 @@ def accumulated(value_and_grad: Callable[..., Any]) -> Callable[..., Any]:
     """
     check_function("value_and_grad", value_and_grad)
 
-    def of_many(params: Any, batches: Any) -> Any:
+    def over_batches(params: Any, batches: Any) -> Any:
         counts = {jnp.shape(x)[:1] for x in jax.tree.leaves(batches)}
         if len(counts) != 1 or not next(iter(counts)) or next(iter(counts))[0] < 1:
             raise InvalidArgumentError(
@@ -166,4 +166,4 @@ def accumulated(value_and_grad: Callable[..., Any]) -> Callable[..., Any]:
         sums, _ = lax.scan(added, zeros, batches)
         return jax.tree.map(lambda total, like: (total / count).astype(like.dtype), sums, shapes)
 
-    return of_many
+    return over_batches

@@ -34,7 +34,7 @@ from distdl_jax.settings import current_settings
 from distdl_jax.tracing.jaxprs import Call, evaluate, structure
 from distdl_jax.tracing.one_program import one_program
 from distdl_jax.transports.agreement.agree import agree
-from distdl_jax.validation import check_key, checked_dtype
+from distdl_jax.validation import check_key, checked_dtype, difference
 
 Initializer = Callable[[Array, Sequence[int], DTypeLike], Array]
 
@@ -57,9 +57,9 @@ class UniformFanIn:
         bound = 1.0 / math.sqrt(self.fan_in) if self.fan_in else 0.0
         if not jnp.issubdtype(dtype, jnp.complexfloating):
             return jax.random.uniform(key, tuple(shape), dtype, -bound, bound)
-        of_parts = jnp.finfo(dtype).dtype
-        real, imaginary = (jax.random.uniform(k, tuple(shape), of_parts, -bound, bound) for k in jax.random.split(key))
-        return jax.lax.complex(real, imaginary)
+        real = jnp.finfo(dtype).dtype
+        parts = (jax.random.uniform(part, tuple(shape), real, -bound, bound) for part in jax.random.split(key))
+        return jax.lax.complex(*parts)
 
 
 @partial(jax.jit, static_argnums=(0, 2, 3, 4))
@@ -187,7 +187,7 @@ class _Tensor(NamedTuple):
 
 @one_program(static_argnums=(1,))
 def _make_blocks(keys: list[Array], tensors: tuple[_Tensor, ...]) -> list[Array]:
-    """Return this worker's blocks of random tensors, each from a key of its own."""
+    """Return this worker's blocks of random tensors, each from its own key."""
     return [
         initialize_block(tensor.initializer, key, tensor.global_shape, tensor.box, tensor.dtype)
         for key, tensor in zip(keys, tensors, strict=True)
@@ -289,7 +289,7 @@ def initialize_params(
 ) -> dict[str, Array]:
     """Return this worker's blocks of the parameters `specs`, by one program; zero-volume where it has none.
 
-    Each parameter has a key of its own, the one at its name's place in `keyed`. Errors call its
+    Each parameter has its own key, the one at its name's place in `keyed`. Errors call its
     initializer `argument` of its name. With `DISTDL_JAX_DEBUG=1` it is
     collective among the workers of the parameters' partitions, which compare their keys, but for a key that is traced.
     """
@@ -328,15 +328,7 @@ def _check_same_key(
 
     label = "`init` of " + " and ".join(f"{name} ({shape_text(spec.global_shape)})" for name, spec in specs.items())
     contributions: dict[int, tuple[int, str]] = agree(world, team, label, contribute)
-    digest, made = contributions[team[0]]
-    for worker, (other_digest, other_made) in contributions.items():
-        if other_digest != digest:
-            raise PlanError(
-                f"{label} had another `key` on worker {worker} than on worker {team[0]}, so the weights are a mixture. "
-                "Give it the same key on all workers: it takes care itself that their blocks differ."
-            )
-        if other_made != made:
-            raise PlanError(
-                f"{label} made the parameters in {made} on worker {team[0]}, but in {other_made} on worker {worker}. "
-                "Give it the same dtype and initializers on all workers."
-            )
+    for number, what in enumerate(("`key`", "dtype and initializers")):
+        values = {worker: contribution[number] for worker, contribution in contributions.items()}
+        if text := difference(f"{what} in {label}", values):
+            raise PlanError(f"{text} Else the weights are a mixture; `init` itself sees to it that blocks differ.")

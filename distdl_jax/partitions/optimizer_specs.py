@@ -47,8 +47,8 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
     - the same without the dimensions that it lacks (the statistics of Adafactor), where these are not cut;
     - `TensorSpec(shape, P, replicated=True)` for anything on the workers of a parameter that is not cut at all; and
       for scalars, other arrays, and arrays of one element in the place of a parameter, on all workers;
-    - None for what is no array of numbers (a random key, a function), and for a flag in the place of a parameter, which
-      `optax.zero_nans` sets for each block. `gather` leaves it as it is.
+    - None for other leaves than arrays of numbers (a random key, a function), and for a flag in the place of a
+      parameter, which `optax.zero_nans` sets for each block. `gather` leaves it as it is.
 
     `dj.gather(state, dj.specs_like(state, params, specs))` is the state of the whole.
 
@@ -114,7 +114,7 @@ class _HasSpecs(Protocol):
 
 
 def training_specs(network: _HasSpecs, opt_state: Any, **values: Any) -> dict[str, Any]:
-    """Return the specs of all that training goes on from: parameters, the optimiser's state, a step, a random key.
+    """Return the specs of all that training continues from: parameters, the optimiser's state, a step, a random key.
 
     They are those of `{"params": params, "optimiser": opt_state, **values}`, for `dj.checkpoint`, `dj.gather` and
     `dj.scatter`. All workers call it, and exchange the shapes of their blocks.
@@ -222,7 +222,7 @@ def _spec_in_place(name: str, shapes: dict[int, Shape], spec: TensorSpec, everyo
     P = spec.partition
     pairs = [(shapes[worker], block) for worker, block in spec.block_shapes.items()]
     first, block = pairs[0]
-    alike = all(shape == first for shape, _ in pairs)
+    is_same = all(shape == first for shape, _ in pairs)
     if all(shape == block for shape, block in pairs):
         return spec
     if first and all(shape == (first[0], *block) for shape, block in pairs):
@@ -230,9 +230,9 @@ def _spec_in_place(name: str, shapes: dict[int, Shape], spec: TensorSpec, everyo
         everywhere = len(spec.replicated) == P.dim
         copies = everywhere or tuple(d + 1 for d in spec.replicated)
         return TensorSpec((first[0], *spec.global_shape), P if everywhere else stacked, copies)
-    if alike and all(block == spec.global_shape for _, block in pairs):
+    if is_same and all(block == spec.global_shape for _, block in pairs):
         return TensorSpec(first, P, replicated=True)
-    if alike and first == (1,):
+    if is_same and first == (1,):
         return TensorSpec(first, everyone, replicated=True)  # optax's way to keep nothing
     possible = dict.fromkeys(_reductions(pairs, spec))
     match [*possible]:

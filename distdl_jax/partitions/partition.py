@@ -159,7 +159,7 @@ class Partition(WorkerTeam):
           P_n x P_out x P_in x ..., its P_x is `P.slice(1, keepdims=False)` and its P_y is `P.slice(2, keepdims=False)`.
 
         **Raises:** `InvalidArgumentError`, on every worker, for a dimension or an index that P doesn't have;
-        `InvalidTypeError` for what is no integer.
+        `InvalidTypeError` for other types.
 
         >>> import distdl_jax as dj
         >>> P = dj.planning_world(6).grid([3, 2])
@@ -296,7 +296,7 @@ class Partition(WorkerTeam):
         """
         if not self.active or self.size == 1:
             return [data] if self.active else None
-        # Pickled, since an agreement may give one object for equal contributions: each entry is an object of its own.
+        # Pickled, since an agreement may give one object for equal contributions: each entry is its own object.
         everyone = self.world.agree(self._ranks, f"allgather_data on {self.describe()}", pickle.dumps(data))
         return [pickle.loads(everyone[worker]) for worker in self._ranks]
 
@@ -310,7 +310,7 @@ class Partition(WorkerTeam):
         check_partitions(**{"this partition": self, name: other})
 
     def _summary(self) -> str:
-        """Return the partition in words, the same on every worker."""
+        """Describe the partition, in the same words on every worker."""
         kind = "the partition" if type(self) is Partition else f"the {shape_text(self._shape)} partition"
         return f"{kind} of {self.size} {'worker' if self.size == 1 else 'workers'}"
 
@@ -381,12 +381,12 @@ def check_partitions(**partitions: object) -> None:
     for name, P in partitions.items():
         if not isinstance(P, Partition):
             raise InvalidTypeError(f"`{name}` (={P!r}) must be a partition.")
-    (first, of_first), *others = ((name, P.world) for name, P in partitions.items() if isinstance(P, Partition))
+    (first, expected), *others = ((name, P.world) for name, P in partitions.items() if isinstance(P, Partition))
     for name, world in others:
-        if world is not of_first:
+        if world is not expected:
             shown = first if " " in first else f"`{first}`"
             raise InvalidArgumentError(
                 f"`{name}` stands on another communicator than {shown}, so their ranks don't compare. Create both from "
                 "one first partition."
             )
-    worker_status().uses(of_first)
+    worker_status().uses(expected)

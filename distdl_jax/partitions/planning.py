@@ -19,7 +19,7 @@ def planning_world(n: int, rank: int = 0) -> Partition:
     """Return the first partition of a world of `n` workers that are not there, to plan in this process.
 
     Partitions, layers and their plans are made in it as in a job of `n` workers. No data moves: what needs another
-    worker raises `SetupError`. Each call makes a world of its own.
+    worker raises `SetupError`. Each call makes its own world.
 
     **Arguments:**
 
@@ -66,7 +66,7 @@ class _PlanningWorld:
     def agree(
         self, team: Workers, label: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
     ) -> Any:
-        """Raise `SetupError`: there is nobody to agree with."""
+        """Raise `SetupError`: there is no worker to agree with."""
         self._refuse()
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
@@ -82,7 +82,7 @@ class _PlanningWorld:
 class RecordingWorld(_PlanningWorld):
     """Worker `rank` of `world`, for programs that are traced, and never run.
 
-    Movements leave a mark in them, and layers agree without others, on what is known of all workers' blocks.
+    Movements leave a mark in them, and layers agree without others, on the known blocks of all workers.
 
     - `agreements`: by what they are about, all workers' inputs and parameters of the layers that are traced, and their
       plans, in order.
@@ -97,7 +97,7 @@ class RecordingWorld(_PlanningWorld):
 
     @property
     def transport(self) -> Any:
-        """What layers ask for beside movements: an order of operations, which a mark has without it."""
+        """What layers ask for in addition to movements: an order of operations, which a mark has without it."""
         return _NoTransport
 
     def known(self, label: str, contribution: Any) -> Any:

@@ -46,7 +46,7 @@ def specs_by_path(specs: Any, name: str = "specs") -> dict[Path, TensorSpec | No
     for path, spec in found.items():
         if not is_spec(spec):
             raise InvalidTypeError(
-                f"`{name}{keystr(path)}` (={spec!r}) must be a TensorSpec, or None for what is to be left as it is."
+                f"`{name}{keystr(path)}` (={spec!r}) must be a TensorSpec, or None to leave the leaf as it is."
             )
     return found
 
@@ -110,7 +110,7 @@ def _and_above(path: Any) -> list[Any]:
 
 
 def described(spec: TensorSpec) -> tuple[Any, ...]:
-    """Return a spec in words, the same on every worker."""
+    """Describe a spec, in the same words on every worker."""
     return spec.global_shape, spec.partition.describe(), spec.replicated
 
 

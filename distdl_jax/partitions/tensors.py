@@ -59,7 +59,7 @@ class TensorSpec:
         if not everywhere and len(shape) != partition.dim - len(axes):
             raise InvalidArgumentError(
                 f"`global_shape` (={shape}) must have as many dimensions as `partition` "
-                f"({shape_text(partition.shape)})" + (f" besides the replicated ones, {axes}." if axes else ".")
+                f"({shape_text(partition.shape)})" + (f" in addition to the replicated ones, {axes}." if axes else ".")
             )
         self._global_shape, self._partition, self._replicated = shape, partition, axes
         self._placeholders: Mapping[int, tuple[int, ...]] = {}  # shapes that differ from the default, by world rank
@@ -147,7 +147,7 @@ class TensorSpec:
         return block if isinstance(block, Array) else device_array(np.asarray(block, dtype))
 
     def draw(self) -> Drawing:
-        """Draw who owns which block of the whole tensor.
+        """Draw which worker owns which block of the whole tensor.
 
         Nothing moves, and every worker gets the same picture. Of more than 64 workers, it shows the first ones along
         each dimension.
@@ -285,7 +285,7 @@ def _empty(shape: tuple[int, ...], dtype: DTypeLike | None) -> Array:
 def device_array(values: np.ndarray[Any, Any]) -> Array:
     """Copy `values` to an array of JAX's, which is a constant in a trace, too.
 
-    Nothing is compiled, as JAX's own `asarray` and `zeros` do anew for each shape. `device_put` alone would share the
+    Nothing is compiled, as JAX's own `asarray` and `zeros` do again for each shape. `device_put` alone would share the
     memory of `values`.
     """
     with jax.ensure_compile_time_eval():

@@ -301,7 +301,7 @@ def one(shape: tuple[int, ...]) -> TensorSpec:
         ({"source": IMAGES, "spec": (3, 4, 6), "batch_size": 2}, "says 3 samples in a batch, but `batch_size` is 2"),
         ({"source": IMAGES, "spec": (4, 6)}, r"`batch_size` \(=None\) must be an integer"),
         ({"source": IMAGES, "spec": (4, 6), "batch_size": 12, "drop_last": True}, "leaves no batch of the 11 samples"),
-        ({"source": iter([]), "spec": (4, 6), "batch_size": 2}, "must be None where `source` is an iterable"),
+        ({"source": iter([]), "spec": (4, 6), "batch_size": 2}, "must be None if `source` is an iterable"),
         ({"source": 3, "spec": (4, 6), "batch_size": 2}, r"`source` \(=3\) must be arrays like `spec`"),
         ({"source": IMAGES, "spec": (4, 6), "batch_size": 2, "key": 3}, r"`key` \(=3\) must be a random key"),
         ({"source": IMAGES, "spec": (4, 6), "batch_size": 2, "state": {}}, r"`state` \(=\{\}\) must be the `state`"),

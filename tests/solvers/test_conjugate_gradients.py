@@ -238,7 +238,7 @@ def test_refusals_of_what_one_worker_gives() -> None:
     P = dj.Partition().grid([2])
     mine = P.rank == 1
     for sentence, options in (
-        (r"`A` must return what is like `b`, float64\[2\], but is float64\[1\]", {"A": lambda x: x[: 2 - mine]}),
+        (r"`A` must return blocks like `b`, float64\[2\], but is float64\[1\]", {"A": lambda x: x[: 2 - mine]}),
         (r"`A` .* but is complex128\[2\]", {"A": lambda x: 1j * x}),
         (r"`x0` must be like `b`, float64\[2\], but is float64\[3\]", {"x0": jnp.ones(2 + mine)}),
         (

@@ -134,7 +134,7 @@ def open_zarr(path: str, name: str | None) -> WatchedArray:
 
 
 def _metadata(folder: str) -> Iterator[PlainFile]:
-    """Yield the files that say what a folder of a Zarr store holds; refuse what is no plain file."""
+    """Yield the files that say what a folder of a Zarr store holds; refuse one that is not a plain file."""
     for name in _METADATA:
         if os.path.lexists(path := os.path.join(folder, name)):
             yield PlainFile(path, by_name=True)

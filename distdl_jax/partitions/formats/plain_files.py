@@ -38,7 +38,7 @@ def open_to_read(path: str, *, in_folder: bool = False) -> int:
 
 
 def no_file(path: str) -> CheckpointError:
-    """Return the error for what is read as a file, and is none."""
+    """Return the error for a path that is not a file."""
     return CheckpointError(f"{path} is no file, but a folder, a pipe or a device.")
 
 
@@ -89,7 +89,7 @@ class PlainFile:
             is_same = False
         if not is_same:
             raise CheckpointError(
-                f"{self.path} has been changed since it was opened: what is read may belong to neither the old nor the "
+                f"{self.path} has been changed since it was opened: its content may belong to neither the old nor the "
                 "new one. Write a new file, and rename it when it is complete."
             )
 
@@ -117,7 +117,7 @@ class PlainFile:
         return bytes(found)
 
     def stream(self) -> IO[bytes]:
-        """Open the file once more, for a reader with a place of its own; refuse another file of its name."""
+        """Open the file once more, for a reader with its own place; refuse another file of its name."""
         self.check_name()
         return open(open_to_read(self.path), "rb")
 

@@ -134,7 +134,7 @@ class ControlChannel:
         log.debug("the team %s agrees on %s, at %s", team, label, where)
         self.monitor.raise_if_failed()
         mine = Envelope(self.monitor.epoch, label, team, where, None, self.monitor.calls.summary())
-        # By contribution: what many contribute alike is sent, and read, once.
+        # By contribution: equal contributions are sent, and read, once.
         contributions: dict[bytes, Workers] = {pickle.dumps(contribution): (self._rank,)}
         with worker_status().agreeing(self, label, where, children if parent is None else children or (parent,)):
             silent = dict.fromkeys(children)
@@ -175,8 +175,8 @@ class ControlChannel:
         """Return the oldest message of any of `sources`, after its sender; keep other messages."""
         looks = 0
         while True:
-            # Of an earlier epoch is what failed agreements left; of a later one what comes from who knows of a failure
-            # that this worker has yet to hear of.
+            # Failed agreements left the messages of earlier epochs; those of a later one come from a worker that knows
+            # of a failure that this worker has yet to hear of.
             epoch = self.monitor.epoch
             self._unread = [(source, envelope) for source, envelope in self._unread if envelope.epoch >= epoch]
             if self._unread:

@@ -59,7 +59,7 @@ def launch_problems() -> Iterator[str]:
         yield (
             f"The launcher started {started} processes, but this one believes that it is alone: its MPI library "
             f"({mpi_library()}) is not the one that mpirun belongs to. Use the mpirun, or mpiexec, of that library "
-            "(for an MPI from PyPI it is in the environment's bin directory, beside python); `python -m distdl_jax "
+            "(for an MPI from PyPI it is in the environment's bin directory, next to python); `python -m distdl_jax "
             "doctor` says more."
         )
 
@@ -92,7 +92,7 @@ def disagreements(everyone: Sequence[Installation]) -> Iterator[str]:
         yield problem
     for what in everyone[0].versions:
         cure = " (`python -m distdl_jax.onednn` compiles it)" if what == "oneDNN" else ""
-        if text := difference(what + cure, [worker.versions[what] for worker in everyone]):
+        if text := difference(what + cure, {rank: worker.versions[what] for rank, worker in enumerate(everyone)}):
             yield text
 
 

@@ -5,7 +5,7 @@ What mpi4jax leaves to its caller is settled here, once:
 - *dtypes.* MPI has no bfloat16 or float16: they travel as bits. (They are summed in float32, by the caller.)
 - *Length.* MPI counts elements with a C int: longer messages travel in chunks.
 - *Hidden results.* On some workers mpi4jax returns its input, and drops the operation's own result; JAX may then drop
-  the operation. Here what is returned depends on the operation on every worker.
+  the operation. Here the result depends on the operation on every worker.
 - *Order.* XLA starts a receive, which has no operand, as early as it can; here it has one.
 - *Rematerialisation.* `jax.checkpoint` accepts the operations' effect.
 """
@@ -63,7 +63,7 @@ class Communicators:
     """The communicators of the teams of one world, as one worker has made them. Made by all workers of `comm`."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        # One of its own, since the user's may be freed.
+        # A copy, since the user's may be freed.
         self._comm = comm.Dup()
         self.rank = comm.Get_rank()
         self._everyone = tuple(range(comm.Get_size()))
@@ -197,10 +197,10 @@ class MPITransport:
             with recorded(f"recv from worker {source} ({expected.size} x {expected.dtype})", mpi_effect()):
                 received: Array = mpi4jax.recv(template, source=source, tag=tag, comm=self._communicators.messages)
             return received
-        # What is to come first, sent to nobody, is the operand: all of it where the two will be summed, on a CPU, which
-        # copies nothing for it. XLA's schedule goes by how many steps lead to an operation, and with one step more than
-        # the sender has, this worker computed what comes after the message first, for which the sender had to wait.
-        # Else one element: what would be fused with its use, need not be in memory.
+        # The array that is to come first, sent to no worker, is the operand: all of it if the two will be summed, on a
+        # CPU, which copies nothing for it. XLA's schedule goes by how many steps lead to an operation: with a step more
+        # than the sender has, this worker computed what comes after the message first, and the sender had to wait. Else
+        # one element: an array that would be fused with its use need not be in memory.
         summed = after.shape == expected.shape and jax.default_backend() == "cpu"
         operand = after if summed else _first_element(after)
         return self._exchange(_as_sendable(operand), MPI.PROC_NULL, expected, source, tag)
@@ -218,7 +218,7 @@ class MPITransport:
         return received
 
 
-# XLA runs what is ready in an order of its own, and an optimization barrier is gone before it decides on that. So a
+# XLA runs what is ready in its own order, and an optimization barrier is gone before it decides on that. So a
 # worker that sends an array which it multiplies, too, might multiply first, while the others wait for it.
 def sent_first(x: Array) -> Array:
     """Order the uses of `x` after the messages traced so far; nothing is copied. On CPUs alone."""
@@ -257,7 +257,7 @@ def _together(results: list[Array]) -> Array:
 
 
 def _first_element(x: Array) -> Array:
-    # Of x behind a barrier: XLA would move the slice into what computes x, and compute that element apart.
+    # Of x behind a barrier: XLA would move the slice into what computes x, and compute that element separately.
     x = lax.optimization_barrier(x)
     return lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(1)
 

@@ -53,14 +53,14 @@ class Rendezvous:
     def perform(self, rank: int, operation: Operation, given: Any) -> Any:
         """Carry out one operation of a worker, and wait until it is complete; what the worker gets by it.
 
-        **Raises:** `PlanError`, on all workers, if some of them can never go on; `WorkerStopped` after `stop`.
+        **Raises:** `PlanError`, on all workers, if some of them can never continue; `WorkerStopped` after `stop`.
         """
         me = self.workers[rank]
         with self._lock:
             self._raise_if_failed(me)
             if me.operation is not None:
                 raise SetupError(
-                    f"Worker {rank} is about to run {operation}, while {me.operation} of it goes on in another thread. "
+                    f"Worker {rank} is about to run {operation}, while its {me.operation} runs in another thread. "
                     "A worker of dj.simulate communicates in its own thread, on its own device: put no array on a "
                     "device by hand (`jax.device_put(x, device)`)."
                 )
@@ -87,7 +87,7 @@ class Rendezvous:
                     worker.release()
 
     def leave(self, rank: int) -> None:
-        """Note that a worker's program has ended; who waits for it will wait no longer."""
+        """Note that a worker's program has ended; workers that wait for it will wait no longer."""
         with self._lock:
             me = self.workers[rank]
             me.ended = True
@@ -103,7 +103,7 @@ class Rendezvous:
                 worker.give_up()
 
     def line_about_a_wait(self) -> str:
-        """Return who waits where, for whom, where that is due: one line for all who wait, once for each place."""
+        """Return a line about all workers that wait, where and for whom, if that is due: once for each place."""
         with self._lock:
             waiting = [worker for worker in self.workers if worker.waits]
             first = min(waiting, key=lambda worker: worker.since, default=None)
@@ -134,7 +134,7 @@ class Rendezvous:
             raise me.raised
 
     def _match(self, me: Participant) -> str | None:
-        """Match what can be matched of a worker's new operation; what is wrong, where partners don't mean the same."""
+        """Match a worker's new operation as far as possible; return a sentence if partners don't mean the same."""
         operation = me.operation
         assert operation is not None
         if not me.meets:

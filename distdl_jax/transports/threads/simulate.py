@@ -29,8 +29,8 @@ def simulate(n: int, program: Callable[..., R], *args: Any) -> list[R]:
     """Run `program(*args)` on `n` workers in this process, each in a thread, without `mpirun` and without MPI.
 
     In the program `dj.Partition()` is the partition of the `n` workers, and everything works as over MPI: jit, all
-    transformations, agreements, `dj.jit` and `dj.check`, and the errors. Every worker has a CPU device of its own.
-    A function that the workers share is traced and compiled for each of them, and anew in every call of `simulate`,
+    transformations, agreements, `dj.jit` and `dj.check`, and the errors. Every worker has its own CPU device.
+    A function that the workers share is traced and compiled for each of them, and again in every call of `simulate`,
     which frees its programs, and JAX's other caches with them, when it ends.
 
     A mistake that would have workers wait for ever is found where they begin to: all of them raise at once. An
@@ -76,7 +76,7 @@ def simulate(n: int, program: Callable[..., R], *args: Any) -> list[R]:
 def _free_programs() -> None:
     """Free what was compiled for workers that are no more: JAX's caches have it by their worlds, and never ask again.
 
-    The caches are those of the process. They stay where a world of MPI is open: a worker that traced anew what the
+    The caches are those of the process. They stay where a world of MPI is open: a worker that traced again what the
     others have in their caches would wait for them.
     """
     mpi = sys.modules.get("distdl_jax.transports.mpi.world")
@@ -99,7 +99,7 @@ def simulate_script(n: int, path: str, arguments: Sequence[str] = ()) -> None:
     try:
         simulate(n, _run, main, code, path)
     except SystemExit as end:
-        # Python ends in silence then; who looks at several workers wants to know which of them it was.
+        # Python ends in silence then; with several workers it matters which of them it was.
         print(f"SystemExit({end.code!r}):", *getattr(end, "__notes__", ()), file=sys.stderr)
         raise
     finally:
@@ -112,11 +112,11 @@ class _MainOfEachWorker(ModuleType):
 
     def __init__(self) -> None:
         super().__init__("__main__")
-        self.of_worker: dict[Any, dict[str, Any]] = {}
+        self.namespaces: dict[Any, dict[str, Any]] = {}
 
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
-        return self.of_worker.get(simulated_world.value, {})
+        return self.namespaces.get(simulated_world.value, {})
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -128,14 +128,14 @@ class _MainOfEachWorker(ModuleType):
 def _run(main: _MainOfEachWorker, code: CodeType, path: str) -> None:
     """Run the program on this worker."""
     names = {"__name__": "__main__", "__file__": path, "__doc__": None, "__builtins__": __builtins__}
-    main.of_worker[simulated_world.value] = names
+    main.namespaces[simulated_world.value] = names
     exec(code, names)
 
 
 # --- what workers print, in a notebook ---
 
 MOST = 100_000
-"""Characters up to which the table is shown anew while the workers run: a front end gets all of it each time."""
+"""Characters up to which the table is shown again while the workers run: a front end gets all of it each time."""
 
 CELL = "vertical-align: top; text-align: left; padding: 2px 10px"
 TEXT = "margin: 0; background: none; font-family: monospace"

@@ -90,7 +90,7 @@ class ThreadTransport:
         return self._message("send", x, dest, _nothing(x), None, tag)
 
     def receive(self, expected: ShapeDtype, source: int, tag: int, after: Array) -> Array:
-        # An element of what is there before is the operand: XLA starts what has none as early as it can.
+        # An element of the array before is the operand: XLA starts what has none as early as it can.
         operand = after if after.size == 0 else _first_element(after)
         return self._message("recv", operand, None, expected, source, tag)
 
@@ -168,7 +168,7 @@ def _together(x: Array, result: Array) -> Array:
 
 
 def _first_element(after: Array) -> Array:
-    # Of it behind a barrier: XLA would move the slice into what computes `after`, and compute that element apart.
+    # Of it behind a barrier: XLA would move the slice into what computes `after`, and compute that element separately.
     after = lax.optimization_barrier(after)
     return lax.slice(after, (0,) * after.ndim, (1,) * after.ndim).reshape(1)
 
