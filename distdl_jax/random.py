@@ -130,10 +130,10 @@ def bernoulli(key: Array, p: ArrayLike | TensorSpec = 0.5, spec: TensorSpec | No
 def _block(name: str, key: Array, spec: TensorSpec, dtype: DTypeLike) -> Array:
     check_spec(spec)
     check_key("key", key)
-    found = checked_dtype("dtype", dtype)
-    if not jnp.issubdtype(found, jnp.inexact if name == "normal" else jnp.floating):
-        raise InvalidTypeError(f"`dtype` (={found}) must be floating{' or complex' * (name == 'normal')}.")
-    return init_block(_Standard(name), key, spec, found)
+    np_dtype = checked_dtype("dtype", dtype)
+    if not jnp.issubdtype(np_dtype, jnp.inexact if name == "normal" else jnp.floating):
+        raise InvalidTypeError(f"`dtype` (={np_dtype}) must be floating{' or complex' * (name == 'normal')}.")
+    return init_block(_Standard(name), key, spec, np_dtype)
 
 
 def _is_number(x: ArrayLike, number: float) -> bool:

@@ -186,11 +186,11 @@ def checked_weights(name: str, value: Any, each: str, *, or_one: bool = False) -
             f"`{name}` (={value!r}) must be concrete numbers, but is traced; make them outside of jit."
         )
     try:
-        found = np.asarray(value)
+        array = np.asarray(value)
     except (TypeError, ValueError):  # ragged, say
-        found = np.asarray(None)
-    is_number = jnp.issubdtype(found.dtype, jnp.integer) or jnp.issubdtype(found.dtype, jnp.floating)
-    numbers = found.astype(float) if is_number else np.full(1, np.nan)
+        array = np.asarray(None)
+    is_number = jnp.issubdtype(array.dtype, jnp.integer) or jnp.issubdtype(array.dtype, jnp.floating)
+    numbers = array.astype(float) if is_number else np.full(1, np.nan)
     if numbers.ndim > 1 or (numbers.ndim == 0 and not or_one) or np.isnan(numbers).any():
         kind = f"{'a real number, or ' * or_one}a sequence of real numbers, one for each {each}"
         raise InvalidTypeError(f"`{name}` (={value!r}) must be {kind}.")
@@ -203,9 +203,9 @@ def checked_dtype(name: str, value: Any) -> np.dtype:
     import numpy as np
 
     try:
-        found = np.dtype(jax.dtypes.canonicalize_dtype(value))
-        if is_numeric(found):
-            return found
+        dtype = np.dtype(jax.dtypes.canonicalize_dtype(value))
+        if is_numeric(dtype):
+            return dtype
     except (TypeError, ValueError, AttributeError):
         pass
     raise InvalidTypeError(f"`{name}` (={value!r}) must be a dtype of numbers, as jnp.float32.")

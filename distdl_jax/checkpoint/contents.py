@@ -57,13 +57,13 @@ class LocalLeaf(NamedTuple):
         """Bring this worker's block to the host."""
         data = jax.random.key_data(self.value) if self.form.key is not None else self.value
         block = np.asarray(data)
-        found = block.astype(dtype_named(self.form.dtype), copy=False)
-        if found.dtype.kind in "iu" and not np.array_equal(found, block):
+        converted = block.astype(dtype_named(self.form.dtype), copy=False)
+        if converted.dtype.kind in "iu" and not np.array_equal(converted, block):
             raise InvalidArgumentError(
-                f"`tree{self.path}` (={self.value!r}) has integers that don't fit into {found.dtype.name}, which JAX "
-                "makes of it; jax_enable_x64 allows 64 bits."
+                f"`tree{self.path}` (={self.value!r}) has integers that don't fit into {converted.dtype.name}, which "
+                "JAX makes of it; jax_enable_x64 allows 64 bits."
             )
-        return found
+        return converted
 
 
 class OwnBlock(NamedTuple):
@@ -131,7 +131,7 @@ def agree_on_contents(
 
     leaves, decision = together(world, label, contribution, decided)
     placeholders = {n: shape for n, leaf in enumerate(local) if (shape := leaf.placeholder) not in (None, (0,))}
-    return decision, [each._replace(form=leaves[each.leaf][1]) for each in own], placeholders
+    return decision, [block._replace(form=leaves[block.leaf][1]) for block in own], placeholders
 
 
 def _copied(own: OwnBlock) -> OwnBlock:
@@ -208,10 +208,10 @@ def as_leaf(name: str, form: Form, block: np.ndarray[Any, Any]) -> Array:
     """Return a block as an array of JAX's, or as random keys."""
     if form.key is not None:
         return jax.random.wrap_key_data(jax.device_put(block), impl=form.key)
-    found = np.dtype(jax.dtypes.canonicalize_dtype(block.dtype))
-    if found != block.dtype:
+    jax_dtype = np.dtype(jax.dtypes.canonicalize_dtype(block.dtype))
+    if jax_dtype != block.dtype:
         raise CheckpointError(
-            f"`{name}` is {block.dtype.name} in the checkpoint, but JAX would make {found} of it here: set "
+            f"`{name}` is {block.dtype.name} in the checkpoint, but JAX would make {jax_dtype} of it here: set "
             "jax_enable_x64 (JAX_ENABLE_X64=1), as it was when the checkpoint was saved."
         )
     if form.weak and block.dtype.kind in "ifc":

@@ -172,8 +172,8 @@ def complete_folders(names: Iterable[str]) -> list[Folder]:
     >>> complete_folders(["step-0000000012", "step-0000000003.1", ".step-0000000099.ab", "notes"])
     [Folder(step=3, again=1), Folder(step=12, again=0)]
     """
-    found = [match for name in names if (match := _COMPLETE.fullmatch(name))]
-    folders = [(Folder(int(match[1]), int(match[2] or 0)), match[0]) for match in found]
+    matches = [match for name in names if (match := _COMPLETE.fullmatch(name))]
+    folders = [(Folder(int(match[1]), int(match[2] or 0)), match[0]) for match in matches]
     return sorted(folder for folder, name in folders if folder.name == name)
 
 

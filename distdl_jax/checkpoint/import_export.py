@@ -70,7 +70,7 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
 
     @contextmanager
     def opened(pause: Pause = lambda: None) -> Iterator[UnfinishedFile]:
-        size = sum(each.nbytes for each in own)
+        size = sum(own_block.nbytes for own_block in own)
         with (
             written_in(unfinished),
             naming(unfinished),
@@ -88,9 +88,9 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
         if not own:
             return
         with opened(pause) as file:
-            for each in own:
-                data, tensor = bytes_of(each.block()), tensors[each.leaf]
-                length, starts = runs(each.form.shape, each.box)
+            for own_block in own:
+                data, tensor = bytes_of(own_block.block()), tensors[own_block.leaf]
+                length, starts = runs(own_block.form.shape, own_block.box)
                 nbytes = length * tensor.itemsize
                 for n, start in enumerate(starts):
                     file.write(data[n * nbytes : (n + 1) * nbytes], tensor.offset + start * tensor.itemsize)
@@ -137,25 +137,25 @@ def import_(path: str | os.PathLike[str], specs: Any) -> Any:
     [0.0, 1.0, 2.0]
     """
     world = world_of_specs(specs)
-    wanted = [(_name(place), spec) for place, spec in specs_by_path(specs).items()]
+    named_specs = [(_name(place), spec) for place, spec in specs_by_path(specs).items()]
 
     def common_path(given: dict[int, dict[str, str]]) -> str:
         check_same(given)
         return given[0]["path"]
 
     file: str = together(world, "the beginning of an import", lambda _: {"path": checked_path(path)}, common_path)
-    found: dict[str, ArrayInFile] = {}
+    sources: dict[str, ArrayInFile] = {}
     leaves: list[Any] = []
 
     def prepare(_: Pause) -> None:
         arrays = arrays_in(file)
-        found.update((name, _found(file, arrays, name, spec)) for name, spec in wanted if spec is not None)
+        sources.update((name, _found(file, arrays, name, spec)) for name, spec in named_specs if spec is not None)
 
     def read(pause: Pause) -> None:
-        for array in found.values():
+        for array in sources.values():
             array.file.check_name()  # now that all workers have opened it, all read the same one
-        for name, spec in progress(wanted, label=f"import from {file}", unit="tensor"):
-            leaves.append(None if spec is None else _block(found[name], name, spec, pause))
+        for name, spec in progress(named_specs, label=f"import from {file}", unit="tensor"):
+            leaves.append(None if spec is None else _block(sources[name], name, spec, pause))
 
     label = f"the import from {file}"
     together(world, label, prepare)

@@ -187,10 +187,10 @@ class Manifest:
                 raise ValueError("its checksum does not fit")
             step, sizes, workers, leaves = fields(outer["checkpoint"], "step", "files", "workers", "leaves")
             files = {_file(name): integer(size) for name, size in typed(sizes, dict).items()}
-            found = tuple(_leaf(leaf, files) for leaf in typed(leaves, list))
-            if len({leaf.path for leaf in found}) < len(found):
+            manifest_leaves = tuple(_leaf(leaf, files) for leaf in typed(leaves, list))
+            if len({leaf.path for leaf in manifest_leaves}) < len(manifest_leaves):
                 raise ValueError("it has a leaf twice")
-            return cls(integer(step), files, found, integer(workers, 1))
+            return cls(integer(step), files, manifest_leaves, integer(workers, 1))
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{where} is damaged: {error}.") from None
 

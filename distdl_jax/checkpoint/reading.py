@@ -78,7 +78,7 @@ def restore_with_step(path: Any, specs: Any, step: int | None) -> tuple[int, Any
             manifest = PlainFile(os.path.join(folder, MANIFEST), in_folder=True)
             return chosen.step, folder, manifest.text(manifest.size)
 
-    found, folder, text = together(world, "the choice of a checkpoint", arguments, choose)
+    chosen_step, folder, text = together(world, "the choice of a checkpoint", arguments, choose)
     needs: list[_Need | None] = []
 
     def prepare(_: Pause) -> None:
@@ -95,7 +95,7 @@ def restore_with_step(path: Any, specs: Any, step: int | None) -> tuple[int, Any
     label = f"the reading of {os.path.basename(folder)}"
     together(world, label, prepare)
     together(world, label, read)
-    return found, like_specs(specs, leaves)
+    return chosen_step, like_specs(specs, leaves)
 
 
 @contextmanager
@@ -130,10 +130,10 @@ def steps(path: str | os.PathLike[str]) -> list[int]:
     """
     world = world_of(())
     assert world is not None
-    found: list[int] = together(
+    all_steps: list[int] = together(
         world, "the steps of checkpoints", lambda _: checked_path(path), lambda paths: _steps(paths[0])
     )
-    return found
+    return all_steps
 
 
 def latest_step(path: str | os.PathLike[str]) -> int | None:
@@ -160,10 +160,10 @@ def _steps(path: str) -> list[int]:
 
 
 def _chosen(path: str, step: int | None) -> Folder:
-    found = folders_in(path)
-    if not found:
+    folders = folders_in(path)
+    if not folders:
         raise CheckpointError(f"{path} holds no complete checkpoint.")
-    candidates = [folder for folder in found if folder.step == step] if step is not None else found
+    candidates = [folder for folder in folders if folder.step == step] if step is not None else folders
     if not candidates:
         steps = _steps(path)
         named = ", ".join(map(str, steps[-20:]))
@@ -188,13 +188,13 @@ def _needs(manifest: Manifest, specs: Any) -> list[_Need | None]:
 
     **Raises:** `PlanError` if that is not what was saved.
     """
-    wanted = {jax.tree_util.keystr(path): spec for path, spec in specs_by_path(specs).items()}
+    spec_by_path = {jax.tree_util.keystr(path): spec for path, spec in specs_by_path(specs).items()}
     saved = {leaf.path: leaf for leaf in manifest.leaves}
-    spec_path_of, without = match(saved, wanted)
+    spec_path_of, without = match(saved, spec_by_path)
     if without:
         raise PlanError(
             f"`specs{without[0]}` has no leaf in the checkpoint of step {manifest.step}. It holds "
-            f"{_some(saved, wanted)}."
+            f"{_some(saved, spec_by_path)}."
         )
     if left := [path for path in saved if path not in spec_path_of]:
         raise PlanError(
@@ -202,16 +202,17 @@ def _needs(manifest: Manifest, specs: Any) -> list[_Need | None]:
             "TensorSpec. None in its place leaves it out."
         )
     for path, above in spec_path_of.items():
-        if path != above and wanted[above] is not None:
+        if path != above and spec_by_path[above] is not None:
             raise PlanError(
                 f"`specs{above}` is one spec, but {[*spec_path_of.values()].count(above)} leaves were saved below it, "
                 f"tree{path} first: restore needs a spec for each leaf."
             )
-    for path, spec in wanted.items():
+    for path, spec in spec_by_path.items():
         if spec is not None:
             _check_shape(path, spec, saved[path])
     return [
-        None if spec is None else _need(manifest, f"specs{path}", spec, saved[path]) for path, spec in wanted.items()
+        None if spec is None else _need(manifest, f"specs{path}", spec, saved[path])
+        for path, spec in spec_by_path.items()
     ]
 
 
@@ -290,11 +291,11 @@ class _Chunks:
 
     def _read_checksums(self) -> list[int]:
         place = self._block.checksums
-        found = memoryview(bytearray(4 * chunks(self._nbytes, self._block.chunk)))
-        self._read_exactly(found, place.offset)
-        if crc32(found) != place.crc32:
+        data = memoryview(bytearray(4 * chunks(self._nbytes, self._block.chunk)))
+        self._read_exactly(data, place.offset)
+        if crc32(data) != place.crc32:
             raise self._damaged("the checksum of its checksums does not fit", place.offset)
-        numbers: list[int] = np.frombuffer(found, "<u4").tolist()
+        numbers: list[int] = np.frombuffer(data, "<u4").tolist()
         return numbers
 
     def read(self, start: int, into: memoryview) -> None:
@@ -319,10 +320,10 @@ class _Chunks:
         """Fill `into` with whole chunks from number `first` on, and compare their checksums."""
         offset = self._block.offset + first * self._block.chunk
         self._read_exactly(into, offset)
-        found = checksums(into, self._block.chunk)
-        expected = self._checksums[first : first + len(found)]
-        if found != expected:
-            wrong = next(n for n, (crc, other) in enumerate(zip(found, expected, strict=True)) if crc != other)
+        sums = checksums(into, self._block.chunk)
+        expected = self._checksums[first : first + len(sums)]
+        if sums != expected:
+            wrong = next(n for n, (crc, other) in enumerate(zip(sums, expected, strict=True)) if crc != other)
             raise self._damaged("the checksum does not fit", offset + wrong * self._block.chunk)
 
     def _read_exactly(self, into: memoryview, offset: int) -> None:
@@ -346,7 +347,7 @@ def _damaged(files: Files, leaf: str, block: Block, problem: str) -> CheckpointE
 def read_leaf(
     files: Files,
     leaf: Leaf,
-    wanted: Box,
+    part: Box,
     make: Callable[[], np.ndarray[Any, Any]],
     pause: Pause,
     shown: Progress[Any],
@@ -356,7 +357,7 @@ def read_leaf(
     At most a slab and a chunk more are in memory. `pause` is called between two reads; `shown` shows their bytes.
     """
     itemsize = dtype_named(leaf.form.dtype).itemsize
-    needed = [block for block in leaf.blocks if volume(intersect(block.box, wanted))]
+    needed = [block for block in leaf.blocks if volume(intersect(block.box, part))]
     for block in needed:
         if block.end(itemsize) > files.file(block.file).size:
             raise _damaged(files, leaf.path, block, "it ends too early")
@@ -372,9 +373,9 @@ def read_leaf(
             shown.advance(min(left, len(view)))
             left -= min(left, len(view))
 
-        shared = intersect(block.box, wanted)
+        shared = intersect(block.box, part)
         left = volume(shared) * itemsize
-        fill(read, box_shape(block.box), _relative(shared, block.box), into, _relative(shared, wanted))
+        fill(read, box_shape(block.box), _relative(shared, block.box), into, _relative(shared, part))
     return into
 
 

@@ -266,10 +266,10 @@ class Writing:
             if report["file"] is None:
                 continue
             files[report["file"]] = report["bytes"]
-            for each in report["blocks"]:
-                blocks[each.pop("leaf")].append(block_from_json(each))
-            if (found := os.stat(os.path.join(self._folder, report["file"])).st_size) != report["bytes"]:
-                raise CheckpointError(f"{report['file']} should have {report['bytes']} bytes, and has {found}.")
+            for block in report["blocks"]:
+                blocks[block.pop("leaf")].append(block_from_json(block))
+            if (size := os.stat(os.path.join(self._folder, report["file"])).st_size) != report["bytes"]:
+                raise CheckpointError(f"{report['file']} should have {report['bytes']} bytes, and has {size}.")
         return Manifest(
             self.step,
             files,

@@ -106,10 +106,10 @@ def line_search(
                 **rest,
             )
 
-        _, found = with_synced_loops(searched, whole.workers)(updates, state, params, value, grad)
-        found = with_gradient(found, lambda: _restored(found.grad[0], found.grad[1], params))
-        scaled = jax.tree.map(lambda u: (found.learning_rate * u).astype(u.dtype), updates)
-        return scaled, found
+        _, new_state = with_synced_loops(searched, whole.workers)(updates, state, params, value, grad)
+        new_state = with_gradient(new_state, lambda: _restored(new_state.grad[0], new_state.grad[1], params))
+        scaled = jax.tree.map(lambda u: (new_state.learning_rate * u).astype(u.dtype), updates)
+        return scaled, new_state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -153,13 +153,13 @@ def value_and_grad_from_state(
     optax_for("value_and_grad_from_state")
 
     def value_and_gradient(params: Any, *args: Any, state: Any, **kwargs: Any) -> tuple[Array, Any]:
-        found = [each for each in jax.tree.leaves(state, is_leaf=_is_search) if _is_search(each)]
-        if len(found) != 1 or found[0].value is None or found[0].grad is None:
+        searches = [search for search in jax.tree.leaves(state, is_leaf=_is_search) if _is_search(search)]
+        if len(searches) != 1 or searches[0].value is None or searches[0].grad is None:
             raise InvalidArgumentError(
                 "`state` must hold a value and a gradient, of one line search: the state of a zoom line search does, "
                 "and that of a backtracking one with `store_grad=True`."
             )
-        value, grad = found[0].value, found[0].grad
+        value, grad = searches[0].value, searches[0].grad
         evaluated = value_and_grad(value_fn, partition=partition)
 
         def computed() -> tuple[Array, Any]:
@@ -191,11 +191,11 @@ def _along(
     @value.defjvp
     def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
         (((distance, _),), ((along, tangent),)) = primals, tangents
-        found, gradient = value_and_grad(loss, partition=partition)(at(distance))
+        loss_value, gradient = value_and_grad(loss, partition=partition)(at(distance))
         slope = whole.inner(jax.tree.map(jnp.conj, updates), gradient).astype(distance.dtype)
         slope, gradient = _finite(slope, gradient)
         products = jax.tree.map(lambda g, d: jnp.sum(jnp.real(g * d)).astype(distance.dtype), gradient, tangent)
-        return found.astype(distance.dtype), sum(jax.tree.leaves(products), slope * along)
+        return loss_value.astype(distance.dtype), sum(jax.tree.leaves(products), slope * along)
 
     return value
 

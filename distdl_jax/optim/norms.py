@@ -75,14 +75,14 @@ class Whole:
     def leaves(self, tree: Any) -> list[Block]:
         """Return the leaves of a pytree of blocks, without the leaves that optax masks."""
         masked = getattr(sys.modules.get("optax"), "MaskedNode", ())
-        found = []
+        blocks = []
         for path, value, spec in leaves_with_specs(tree, self._specs, masked=masked):
             if spec is None:
                 raise InvalidTypeError(
                     f"`specs` must have a TensorSpec for each leaf of the tree, but has None at {path or 'its top'}."
                 )
-            found.append(Block(path, value if hasattr(value, "dtype") else jnp.asarray(value), spec))
-        return found
+            blocks.append(Block(path, value if hasattr(value, "dtype") else jnp.asarray(value), spec))
+        return blocks
 
     def dtypes(self, *trees: Any) -> list[np.dtype]:
         """Check `trees` on all workers, and return the dtype of each leaf of the first of them, as its owner has it.
@@ -108,11 +108,11 @@ class Whole:
             )
         if not workers.active:
             return check()
-        found = agree(workers.world, workers.ranks, f"{self._label} on {workers.describe()}", masks_and_dtypes)
-        if (problem := different_masks({worker: places for worker, (places, _) in found.items()})) is not None:
+        contributions = agree(workers.world, workers.ranks, f"{self._label} on {workers.describe()}", masks_and_dtypes)
+        if (problem := different_masks({worker: places for worker, (places, _) in contributions.items()})) is not None:
             raise PlanError(problem)
         owners = [spec.partition.ranks[0] for _, _, spec in self.leaves(trees[0])]
-        return [found[owner][1][number] for number, owner in enumerate(owners)]
+        return [contributions[owner][1][number] for number, owner in enumerate(owners)]
 
     def sums(self, measure: Callable[..., Array], *trees: Any) -> list[Array]:
         """Return for each leaf the sum of `measure` over all blocks of the tensor; one message for all.

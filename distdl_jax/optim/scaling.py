@@ -41,8 +41,8 @@ def all_finite(tree: Any, *, partition: Partition | None = None) -> Array:
     workers = Partition() if partition is None else partition
     inexact = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
     own = reduce(jnp.logical_and, [jnp.all(jnp.isfinite(x)) for x in inexact], jnp.asarray(True))
-    found = all_reduce(own.astype(jnp.int32), workers, "min", axes_keep=())
-    return found.astype(bool) if workers.active else own
+    finite = all_reduce(own.astype(jnp.int32), workers, "min", axes_keep=())
+    return finite.astype(bool) if workers.active else own
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ def accumulated(value_and_grad: Callable[..., Any]) -> Callable[..., Any]:
         shapes = jax.eval_shape(value_and_grad, params, jax.tree.map(lambda x: x[0], batches))
 
         def added(sums: Any, batch: Any) -> tuple[Any, None]:
-            found = value_and_grad(params, batch)
-            return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, found), None
+            terms = value_and_grad(params, batch)
+            return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, terms), None
 
         leaves = jax.tree.leaves(params)
         zeros = jax.tree.map(

@@ -109,12 +109,12 @@ def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DT
     (3, 4)
     """
     check_key("key", key)
-    found = checked_dtype("dtype", dtype)
+    np_dtype = checked_dtype("dtype", dtype)
     check_spec(spec)
-    check_initializer("initializer", initializer, key, spec, found)
+    check_initializer("initializer", initializer, key, spec, np_dtype)
     if spec.box is None:
         return zero_volume_tensor(dtype=dtype)
-    return _make_blocks([key], (_Tensor(initializer, spec.global_shape, spec.box, found),))[0]
+    return _make_blocks([key], (_Tensor(initializer, spec.global_shape, spec.box, np_dtype),))[0]
 
 
 def init(initializers: Any, specs: Any, key: Array, dtype: DTypeLike = jnp.float32) -> Any:
@@ -152,13 +152,13 @@ def init(initializers: Any, specs: Any, key: Array, dtype: DTypeLike = jnp.float
         return jax.tree.map(lambda spec: None if spec is None else initializer, below, is_leaf=is_spec)
 
     try:
-        found = jax.tree.leaves(jax.tree.map(broadcast, initializers, specs, is_leaf=callable), is_leaf=callable)
+        functions = jax.tree.leaves(jax.tree.map(broadcast, initializers, specs, is_leaf=callable), is_leaf=callable)
     except ValueError as error:
         raise InvalidArgumentError(
             "`initializers` must be an initializer, or a pytree of initializers with the structure of `specs` or of a "
             f"prefix of it: {error}"
         ) from None
-    by_name = dict(zip(named, found, strict=True))
+    by_name = dict(zip(named, functions, strict=True))
     params = initialize_params(named, key, dtype, by_name, tuple(named), "initializers{}")
     values = iter(params.values())
     return jax.tree.map(lambda spec: None if spec is None else next(values), specs, is_leaf=is_spec)
@@ -294,15 +294,15 @@ def initialize_params(
     collective among the workers of the parameters' partitions, which compare their keys, but for a key that is traced.
     """
     check_key("key", key)
-    found = checked_dtype("dtype", dtype)
+    np_dtype = checked_dtype("dtype", dtype)
     for name, spec in specs.items():
-        check_initializer(argument.format(name), initializers[name], key, spec, found)
+        check_initializer(argument.format(name), initializers[name], key, spec, np_dtype)
     if specs and current_settings().debug and not isinstance(key, Tracer):
         _check_same_key(specs, key, dtype, initializers)
     # Split here: one program for all layers of two parameters.
     key_of = dict(zip(keyed, jax.random.split(key, len(keyed)), strict=True))
     tensors = {
-        name: _Tensor(initializers[name], spec.global_shape, spec.box, found)
+        name: _Tensor(initializers[name], spec.global_shape, spec.box, np_dtype)
         for name, spec in specs.items()
         if spec.box is not None
     }

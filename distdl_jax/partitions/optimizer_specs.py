@@ -66,8 +66,8 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
 
     Source: optax's `tree_map_params`, which does it for a function of the leaves.
     """
-    given = [spec for spec in jax.tree.leaves(param_specs) if isinstance(spec, TensorSpec)]
-    world = given[0].partition.world if given else Partition().world
+    known_specs = [spec for spec in jax.tree.leaves(param_specs) if isinstance(spec, TensorSpec)]
+    world = known_specs[0].partition.world if known_specs else Partition().world
     leaves = jax.tree.leaves_with_path(state)
     specs_of_params: dict[Path, TensorSpec | None] = {}
 
@@ -91,17 +91,19 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
     everyone = Partition.of_workers(world, range(world.size))
 
     def spec_of(number: int, path: Path) -> TensorSpec | None:
-        found = {worker: entries[number][1] for worker, entries in states.items()}
-        shapes = {worker: leaf.shape for worker, leaf in found.items() if leaf is not None}
-        if len(shapes) < len(found):
+        leaf_by_worker = {worker: entries[number][1] for worker, entries in states.items()}
+        shapes = {worker: leaf.shape for worker, leaf in leaf_by_worker.items() if leaf is not None}
+        if len(shapes) < len(leaf_by_worker):
             return None
         place, name = places.of(path), f"state{keystr(path)}"
         if place is None:
-            return _other_spec(name, shapes, given, everyone)
+            return _other_spec(name, shapes, known_specs, everyone)
         if not place and not any(shapes.values()):
             return TensorSpec((), everyone, replicated=True)  # a count, where the parameters are a single array
         spec = specs_of_params[place]
-        return None if spec is None or _FLAG in found.values() else _spec_in_place(name, shapes, spec, everyone)
+        if spec is None or _FLAG in leaf_by_worker.values():
+            return None
+        return _spec_in_place(name, shapes, spec, everyone)
 
     specs = [spec_of(number, path) for number, (path, _) in enumerate(leaves)]
     return jax.tree.unflatten(jax.tree.structure(state), specs)

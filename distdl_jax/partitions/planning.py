@@ -107,11 +107,11 @@ class RecordingWorld(_PlanningWorld):
         """
         if label in self.agreements:
             x, params, _ = self._next(label)
-            mine = x[self.rank]
+            own_block = x[self.rank]
             match contribution:
-                case ShapeDtype() if contribution == mine:
+                case ShapeDtype() if contribution == own_block:
                     return x
-                case (ShapeDtype() as block, dict() as own) if block == mine and own.keys() == self._names(params):
+                case (ShapeDtype() as block, dict() as own) if block == own_block and own.keys() == self._names(params):
                     return x, params
         self._refuse()
 

@@ -179,13 +179,13 @@ def _agree_on_sizes(label: str, P: Partition, name: str, x: Any, check: Callable
         check()
         return [shape_dtype_of(name, leaf) for leaf in jax.tree.leaves(x)]
 
-    found: dict[int, list[ShapeDtype]] = agree(P.world, P.ranks, f"{label} on {P.describe()}", contribute)
-    if len(counts := {len(blocks) for blocks in found.values()}) > 1 or counts == {0}:
+    contributions: dict[int, list[ShapeDtype]] = agree(P.world, P.ranks, f"{label} on {P.describe()}", contribute)
+    if len(counts := {len(blocks) for blocks in contributions.values()}) > 1 or counts == {0}:
         raise InvalidArgumentError(
             f"`{name}` must be an array, or a tree with one leaf or more, as many on all workers, but workers give "
-            f"{[len(blocks) for blocks in found.values()]}."
+            f"{[len(blocks) for blocks in contributions.values()]}."
         )
-    blocks = [block for each in found.values() for block in each]
+    blocks = [block for worker_blocks in contributions.values() for block in worker_blocks]
     wrong = next((block for block in blocks if not jnp.issubdtype(block.dtype, jnp.inexact)), None)
     if wrong is not None:
         raise InvalidArgumentError(f"`{name}` must hold floating or complex numbers, but a worker gives {wrong}.")

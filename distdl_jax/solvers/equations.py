@@ -246,6 +246,6 @@ def _tied_together(cotangents: Any, *others: Any) -> Any:
     def is_tied(x: Any) -> bool:
         return x.dtype != jax.dtypes.float0 and is_inexact(x)
 
-    found = list(filter(is_tied, jax.tree.leaves((cotangents, others))))
-    anchor = tie(nothing(found[0].dtype), *found)
+    inexact = list(filter(is_tied, jax.tree.leaves((cotangents, others))))
+    anchor = tie(nothing(inexact[0].dtype), *inexact)
     return jax.tree.map(lambda x: tie(x, anchor) if is_tied(x) else x, cotangents)

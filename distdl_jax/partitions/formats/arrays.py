@@ -92,14 +92,14 @@ def read(source: Any, box: Box | None, halo: Halo | None = None) -> np.ndarray[A
     shape, native = tuple(array.shape), np.dtype(array.dtype).newbyteorder("=")
     if box is None:
         return np.zeros(0, native)
-    wanted = with_halo(_checked_box(box, shape), halo, shape)
+    region = with_halo(_checked_box(box, shape), halo, shape)
     if isinstance(array, ArrayInFile):
-        return array.read(wanted)
-    if 0 in box_shape(wanted):
-        return np.zeros(box_shape(wanted), native)
+        return array.read(region)
+    if 0 in box_shape(region):
+        return np.zeros(box_shape(region), native)
     _check_mapped(array)
-    found = np.asarray(array[tuple(slice(start, stop) for start, stop in wanted)])
-    return np.ascontiguousarray(found, native).reshape(box_shape(wanted))
+    found = np.asarray(array[tuple(slice(start, stop) for start, stop in region)])
+    return np.ascontiguousarray(found, native).reshape(box_shape(region))
 
 
 def check_array(name: str, array: Any) -> None:
@@ -187,10 +187,10 @@ class ArrayInFile:
         like = np.broadcast_to(np.empty((), self.dtype), self.shape)[index]  # where numpy refuses the index, so do we
         rows, *rest = index if isinstance(index, tuple) else (index,)
         if np.ndim(rows) == 1 and not isinstance(rows, str) and box_of_index((0, *rest), self.shape) is not None:
-            found = np.empty(like.shape, like.dtype)
+            rows_read = np.empty(like.shape, like.dtype)
             for n, row in enumerate(np.arange(len(self))[rows]):
-                found[n] = self[(row, *rest)]
-            return found
+                rows_read[n] = self[(row, *rest)]
+            return rows_read
         return np.asarray(self)[index]
 
     def read(self, box: Box, pause: Pause = lambda: None) -> np.ndarray[Any, Any]:
@@ -242,7 +242,7 @@ def arrays_in(path: str) -> dict[str, ArrayInFile]:
 
 
 def _npz(file: PlainFile, plain: IO[bytes]) -> dict[str, ArrayInFile]:
-    found = {}
+    arrays = {}
     with zipfile.ZipFile(plain) as archive:
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
@@ -251,14 +251,14 @@ def _npz(file: PlainFile, plain: IO[bytes]) -> dict[str, ArrayInFile]:
                     raise CheckpointError(f"{file.path} is no npz file: its member {member.filename!r} is no array.")
             if member.compress_type != zipfile.ZIP_STORED:
                 with archive.open(member) as stream:
-                    found[name] = _npy(file, name, stream, None, member.file_size)
+                    arrays[name] = _npy(file, name, stream, None, member.file_size)
                 continue
             plain.seek(member.header_offset + 26)  # the header of a member, and the lengths of what follows it
             lengths = plain.read(4)
             begin = member.header_offset + 30 + sum(int.from_bytes(lengths[i : i + 2], "little") for i in (0, 2))
             plain.seek(begin)
-            found[name] = _npy(file, name, plain, begin, min(begin + member.file_size, file.size))
-    return found
+            arrays[name] = _npy(file, name, plain, begin, min(begin + member.file_size, file.size))
+    return arrays
 
 
 def _npy(file: PlainFile, name: str, stream: IO[bytes], begin: int | None, end: int) -> ArrayInFile:

@@ -112,9 +112,9 @@ class PlainFile:
     def text(self, nbytes: int, start: int = 0) -> bytes:
         """Return bytes of text; `EOFError` if the file ends before."""
         self.check_text(nbytes)
-        found = bytearray(nbytes)
-        read_exactly(self.descriptor, [memoryview(found)], start)
-        return bytes(found)
+        content = bytearray(nbytes)
+        read_exactly(self.descriptor, [memoryview(content)], start)
+        return bytes(content)
 
     def stream(self) -> IO[bytes]:
         """Open the file once more, for a reader with its own place; refuse another file of its name."""
@@ -127,8 +127,8 @@ class PlainFile:
 
 def _stamp(of: int | str) -> tuple[int, int]:
     """Return the size of a file, and when it was last written."""
-    found = os.stat(of)
-    return found.st_size, found.st_mtime_ns
+    status = os.stat(of)
+    return status.st_size, status.st_mtime_ns
 
 
 @contextmanager
@@ -196,7 +196,7 @@ def integer(value: Any, least: int = 0, most: int = LARGEST) -> int:
 
 def integers(value: Any) -> tuple[int, ...]:
     """Return a list of integers of 0 or more."""
-    return tuple(integer(each) for each in typed(value, list))
+    return tuple(integer(number) for number in typed(value, list))
 
 
 def typed(value: Any, kind: type) -> Any:
@@ -207,10 +207,10 @@ def typed(value: Any, kind: type) -> Any:
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         raise ValueError("an object has a name twice")
-    return found
+    return values
 
 
 def _no_number(text: str) -> Any:

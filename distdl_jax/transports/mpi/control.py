@@ -100,10 +100,10 @@ class Envelope(NamedTuple):
 
 def _by_worker(team: Workers, contributions: dict[bytes, Workers]) -> Contributions:
     """Return each worker's contribution; equal ones are one and the same object."""
-    found: Contributions = {}
+    values: Contributions = {}
     for data, workers in contributions.items():
-        found.update(dict.fromkeys(workers, pickle.loads(data)))
-    return {worker: found[worker] for worker in team}
+        values.update(dict.fromkeys(workers, pickle.loads(data)))
+    return {worker: values[worker] for worker in team}
 
 
 class ControlChannel:
@@ -133,14 +133,14 @@ class ControlChannel:
         parent, children = gathered(team, self._rank)
         log.debug("the team %s agrees on %s, at %s", team, label, where)
         self.monitor.raise_if_failed()
-        mine = Envelope(self.monitor.epoch, label, team, where, None, self.monitor.calls.summary())
+        own = Envelope(self.monitor.epoch, label, team, where, None, self.monitor.calls.summary())
         # By contribution: equal contributions are sent, and read, once.
         contributions: dict[bytes, Workers] = {pickle.dumps(contribution): (self._rank,)}
         with worker_status().agreeing(self, label, where, children if parent is None else children or (parent,)):
             silent = dict.fromkeys(children)
             while silent:
                 worker_status().still_waits_for(tuple(silent))
-                worker, received = self._receive(silent, mine)
+                worker, received = self._receive(silent, own)
                 del silent[worker]
                 for data, workers in received.items():
                     contributions[data] = contributions.get(data, ()) + workers
@@ -149,24 +149,24 @@ class ControlChannel:
                 decision = decide(_by_worker(team, contributions))
                 packed = pickle.dumps(decision)
             else:
-                self._post(mine._replace(data=contributions), parent)
+                self._post(own._replace(data=contributions), parent)
                 worker_status().still_waits_for((parent,))
-                packed = self._receive({parent}, mine)[1]
+                packed = self._receive({parent}, own)[1]
             for worker in children:
-                self._post(mine._replace(data=packed), worker)
+                self._post(own._replace(data=packed), worker)
             return decision if parent is None else pickle.loads(packed)
 
     def _post(self, envelope: Envelope, to: int) -> None:
         self.sent[to] += 1  # before it is sent: at worst one too many seems to be on its way
         self._mailbox.post(envelope, to)
 
-    def _receive(self, sources: Container[int], mine: Envelope) -> tuple[int, Any]:
+    def _receive(self, sources: Container[int], own: Envelope) -> tuple[int, Any]:
         """Return the next of `sources` to speak, which must have the same label as `mine`, and its contribution."""
         source, received = self._next(sources)
-        if (received.label, received.team) != (mine.label, mine.team):
+        if (received.label, received.team) != (own.label, own.team):
             self.monitor.fail(
-                f"The workers' programs differ: worker {self._rank} is about to run {mine.describe(received)}, but "
-                f"worker {source} {received.describe(mine)}. {one_program((mine.label, received.label))}",
+                f"The workers' programs differ: worker {self._rank} is about to run {own.describe(received)}, but "
+                f"worker {source} {received.describe(own)}. {one_program((own.label, received.label))}",
                 (self._rank, source),
             )
         return source, received.data

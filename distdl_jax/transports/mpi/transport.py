@@ -183,10 +183,10 @@ class MPITransport:
         return sent_first(x)
 
     def operation(self, equation: Any) -> Operation | None:
-        found = mpi_operation(equation)
-        if found is None:
+        named = mpi_operation(equation)
+        if named is None:
             return None
-        operation = _operation(*found, equation, self._communicators.team_of)
+        operation = _operation(*named, equation, self._communicators.team_of)
         if MPI.UNDEFINED in (*operation.team, operation.dest, operation.source):
             raise OutsideWorldError
         return operation

@@ -114,8 +114,8 @@ class ThreadTransport:
         return x  # an order that costs time alone
 
     def operation(self, equation: Any) -> Operation | None:
-        found: Operation | None = equation.params["operation"] if equation.primitive is _operation else None
-        return found
+        operation: Operation | None = equation.params["operation"] if equation.primitive is _operation else None
+        return operation
 
     def _message(
         self, kind: str, x: Array, dest: int | None, coming: ShapeDtype, source: int | None, tag: int
