@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -160,15 +161,15 @@ class Manager:
 class _Writer:
     """The thread that writes this worker's part of a checkpoint, and on the first worker completes it."""
 
-    def __init__(self, writing: Writing, completed: Any) -> None:
+    def __init__(self, writing: Writing, after: Callable[[Disk, int], None] | None) -> None:
+        """`after`: called with the disk and the step when the checkpoint is complete; None but on the first worker."""
         self.step = writing.step
         self._writing = writing
-        self._after = completed
+        self._after = after
         self._cancelled = threading.Event()
         self._own_part = threading.Event()
         self._pieces = 0
         self._error: Exception | None = None
-        self._is_first = completed is not None
         self._thread = threading.Thread(target=self._run, name=f"checkpoint of step {self.step}", daemon=True)
         self._thread.start()
 
@@ -176,7 +177,7 @@ class _Writer:
         try:
             self._writing.write(self._count)
             self._own_part.set()
-            if self._is_first and self._writing.wait_for_all(self._cancelled):
+            if self._after is not None and self._writing.wait_for_all(self._cancelled):
                 self._writing.complete()
                 with suppress(OSError):  # what can't be removed now is removed after the next one
                     self._after(self._writing.disk, self.step)
@@ -208,5 +209,5 @@ class _Writer:
         """Stop waiting for other workers; on the first one, remove what there is."""
         self._cancelled.set()
         self._thread.join()
-        if self._is_first:
+        if self._after is not None:
             self._writing.abandon()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, start_of_more
 from distdl_jax.partitions.worker_team import WorkerTeam
 from distdl_jax.plans import broadcasting
-from distdl_jax.plans.broadcasting import BroadcastRule, Team
+from distdl_jax.plans.broadcasting import BroadcastRule
 from distdl_jax.plans.decomposition import index_of
 from distdl_jax.plans.shape_dtype import listed, ranks_text, shape_text
 from distdl_jax.plans.worker_ranks import worker_ranks
@@ -214,12 +214,8 @@ class Partition(WorkerTeam):
         **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, where
         the shapes don't fit the broadcast rules.
         """
-        self._check_partner("P_y", P_y)
-        transpose_src = checked_boolean("transpose_src", transpose_src)
-        transpose_dest = checked_boolean("transpose_dest", transpose_dest)
-        rule = BroadcastRule(self._shape, P_y._shape, transpose_src, transpose_dest)
-        as_root, as_member = broadcasting.teams_of_worker(rule, self._ranks, P_y._ranks, self.world.rank)
-        return self._of_team(as_root), self._of_team(as_member)
+        flags = self._checked_flags(P_y, transpose_src, transpose_dest)
+        return self._teams_to(P_y, *flags)
 
     def create_reduction_partition_to(
         self, P_y: Partition, transpose_src: bool = False, transpose_dest: bool = False
@@ -232,12 +228,20 @@ class Partition(WorkerTeam):
         **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, where
         `P_y` does not broadcast to this partition.
         """
+        transpose_src, transpose_dest = self._checked_flags(P_y, transpose_src, transpose_dest)
+        P_recv, P_send = P_y._teams_to(self, transpose_dest, transpose_src)
+        return P_send, P_recv
+
+    def _checked_flags(self, P_y: Partition, transpose_src: bool, transpose_dest: bool) -> tuple[bool, bool]:
         self._check_partner("P_y", P_y)
-        transpose_src = checked_boolean("transpose_src", transpose_src)
-        transpose_dest = checked_boolean("transpose_dest", transpose_dest)
-        rule = BroadcastRule(P_y._shape, self._shape, transpose_dest, transpose_src)
-        as_root, as_member = broadcasting.teams_of_worker(rule, P_y._ranks, self._ranks, self.world.rank)
-        return self._of_team(as_member), self._of_team(as_root)
+        return checked_boolean("transpose_src", transpose_src), checked_boolean("transpose_dest", transpose_dest)
+
+    def _teams_to(self, P_y: Partition, transpose_src: bool, transpose_dest: bool) -> tuple[Partition, Partition]:
+        """Return the teams of a broadcast that this worker is the root of, and a member of."""
+        rule = BroadcastRule(self._shape, P_y._shape, transpose_src, transpose_dest)
+        teams = broadcasting.teams_of_worker(rule, self._ranks, P_y._ranks, self.world.rank)
+        as_root, as_member = (self.of_workers(self._world, team.participants if team else ()) for team in teams)
+        return as_root, as_member
 
     def draw(self) -> Drawing:
         """Draw the workers, each with its number in the world, in the team's order: on the grid, where there is one.
@@ -261,9 +265,6 @@ class Partition(WorkerTeam):
         from distdl_jax.tools.draw.grids import draw_blocks, workers_as_blocks
 
         return draw_blocks(workers_as_blocks(self))
-
-    def _of_team(self, team: Team | None) -> Partition:
-        return self.of_workers(self._world, team.participants if team else ())
 
     def broadcast_data(self, data: Any, root: int = 0, P_data: Partition | None = None) -> Any:
         """Give `data`, any object that pickles, from one worker to all workers of this partition.
