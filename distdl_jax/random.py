@@ -56,7 +56,7 @@ def uniform(
     - `dtype`: a floating one. Default: JAX's default float.
     - `minval`, `maxval`: the range, [minval, maxval): numbers, or arrays that broadcast with the block.
 
-    **Returns:** the block; zero-volume where this worker holds none. Bit for bit the same numbers for every partition.
+    **Returns:** the block; zero-volume if this worker holds none. Bit for bit the same numbers for every partition.
 
     **Raises:** `InvalidTypeError` for a dtype that is not floating, or a spec that is no `TensorSpec`.
 
@@ -81,7 +81,7 @@ def normal(key: Array, spec: TensorSpec, dtype: DTypeLike = float) -> Array:
     - `spec`: the tensor. Copies of a block get the same numbers.
     - `dtype`: a floating or complex one. Default: JAX's default float.
 
-    **Returns:** the block; zero-volume where this worker holds none. They are computed from the same random bits for
+    **Returns:** the block; zero-volume if this worker holds none. They are computed from the same random bits for
     every partition; the last bit or two of a result may differ, as XLA orders arithmetic by shape.
 
     **Raises:** as `uniform`.
@@ -103,7 +103,7 @@ def bernoulli(key: Array, p: ArrayLike | TensorSpec = 0.5, spec: TensorSpec | No
     - `p`: the probability, a number or a floating array that broadcasts with the block. May be left out.
     - `spec`: the tensor. Copies of a block get the same booleans.
 
-    **Returns:** the block; zero-volume where this worker holds none. Exactly the same for every partition.
+    **Returns:** the block; zero-volume if this worker holds none. Exactly the same for every partition.
 
     **Raises:** `InvalidArgumentError` for a number outside [0, 1]; `InvalidTypeError` if there is no spec.
 

@@ -69,7 +69,7 @@ def _integer(value: Any) -> int:
 
 
 def python_integers(value: Any) -> Any:
-    """Return numpy's integers, and JAX's where they are concrete, as Python's; in tuples and lists, too."""
+    """Return numpy's integers, and JAX's if they are concrete, as Python's; in tuples and lists, too."""
     if type(value) in (tuple, list):
         return type(value)(map(python_integers, value))
     if getattr(getattr(value, "dtype", None), "kind", None) in ("i", "u") and not value.shape and not is_traced(value):

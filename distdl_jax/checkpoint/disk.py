@@ -32,7 +32,7 @@ _UNFINISHED = re.compile(r"\.step-(\d{10,})\.[0-9a-f]+", re.ASCII)
 
 
 def _fallocate() -> Any:
-    """Return Linux's own call: Python's posix_fallocate writes into every page where the file system has none."""
+    """Return Linux's own call: Python's posix_fallocate writes into every page if the file system has none."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
     if call is not None:
         call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
@@ -74,7 +74,7 @@ class Disk:
         return os.pwrite(descriptor, data, offset)
 
     def reserve(self, descriptor: int, nbytes: int) -> None:
-        """Set aside space for a file, where the file system can: faster, and a full disk is noticed early."""
+        """Set aside space for a file, if the file system can: faster, and a full disk is noticed early."""
         if _FALLOCATE is not None and _FALLOCATE(descriptor, _KEEP_SIZE, 0, nbytes):
             error = ctypes.get_errno()
             if error in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -112,7 +112,7 @@ class Disk:
         os.remove(path)
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder and its contents; not for good, and only partly where that fails."""
+        """Remove a folder and its contents; not for good, and only partly if that fails."""
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -178,7 +178,7 @@ def complete_folders(names: Iterable[str]) -> list[Folder]:
 
 
 def folders_in(path: str) -> list[Folder]:
-    """Return the complete checkpoints in a folder, in ascending order; none where there is no such folder."""
+    """Return the complete checkpoints in a folder, in ascending order; none if there is no such folder."""
     try:
         with os.scandir(path) as entries:
             return complete_folders(entry.name for entry in entries if entry.is_dir())
@@ -240,7 +240,7 @@ def complete_folder(target: Disk, path: str, unfinished: str, step: int) -> None
 
 
 def remove_folder(target: Disk, path: str, name: str) -> None:
-    """Remove a checkpoint, its name first; where that fails or is cut short, a later call does."""
+    """Remove a checkpoint, its name first; if that fails or is cut short, a later call does."""
     (step,) = (int(match[1]) for form in (_COMPLETE, _UNFINISHED) if (match := form.fullmatch(name)))
     gone = os.path.join(path, _unfinished(step))
     with suppress(OSError):
@@ -250,7 +250,7 @@ def remove_folder(target: Disk, path: str, name: str) -> None:
 
 @contextmanager
 def written_in(folder: str) -> Iterator[None]:
-    """Raise a sentence where the folder of a checkpoint, or a file in it, is gone while it is written."""
+    """Raise a sentence if the folder of a checkpoint, or a file in it, is gone while it is written."""
     try:
         yield
     except FileNotFoundError as error:

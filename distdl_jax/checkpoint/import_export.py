@@ -121,7 +121,7 @@ def import_(path: str | os.PathLike[str], specs: Any) -> Any:
       stands, as in `export`: `specs["conv1"]["weight"]` gets `conv1.weight`. One spec that is no pytree gets the only
       array of a file. None is left as it is. What else the file holds is not looked at.
 
-    **Returns:** a pytree of the structure of `specs`, with this worker's block of each, zero-volume where it has none,
+    **Returns:** a pytree of the structure of `specs`, with this worker's block of each, zero-volume if it has none,
     in the file's dtype. It takes little more memory than the blocks; a compressed array (`numpy.savez_compressed`) is
     read from its beginning.
 

@@ -31,7 +31,7 @@ class Manager:
     `save` copies this worker's blocks to the host (memory for one more of them, until they are written) and returns; a
     thread writes them. One checkpoint is written at a time: `save` first waits for the one before. What goes wrong in
     a thread is raised by the next `save`, `wait`, `restore` or `close`, on all workers. The end of the `with` waits for
-    the last one; where there is none, the end of the program does.
+    the last one; if there is none, the end of the program does.
 
     **Arguments:**
 

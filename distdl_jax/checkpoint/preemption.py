@@ -40,7 +40,7 @@ class Preemption:
 
     - `P`: a partition of the workers that call `stop`. Default: all workers.
     - `signals`: which ones.
-    - `every`: in which calls of `stop` the workers ask each other: in every one, or in every n-th, where steps are so
+    - `every`: in which calls of `stop` the workers ask each other: in every one, or in every n-th, if steps are so
       short that a message for each is felt.
 
     Signals reach the main thread, so it is that which enters the `with`. In a worker of `dj.simulate`, and in another

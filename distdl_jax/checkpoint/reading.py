@@ -43,8 +43,8 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
     - `step`: which step. Default: the last one that is complete.
 
     **Returns:** a pytree of the structure of `specs`, with this worker's block of each leaf, in the dtype that was
-    saved, and to the bit; random keys as such. None if `specs` has None. Where this worker has no block it is
-    zero-volume: of the shape that this worker saved, where as many workers did, else `(0,)`.
+    saved, and to the bit; random keys as such. None if `specs` has None. If this worker has no block it is
+    zero-volume: of the shape that this worker saved, if as many workers did, else `(0,)`.
 
     Collective over all workers of the world. Each reads only chunks of files that hold some of what it needs, of 8 KiB
     to a MiB, and holds a few MiB in addition to its blocks.
@@ -100,7 +100,7 @@ def restore_with_step(path: Any, specs: Any, step: int | None) -> tuple[int, Any
 
 @contextmanager
 def _read_from(folder: str) -> Iterator[None]:
-    """Raise a sentence where a checkpoint is gone while it is read."""
+    """Raise a sentence if a checkpoint is gone while it is read."""
     try:
         yield
     except FileNotFoundError:
@@ -113,7 +113,7 @@ def _read_from(folder: str) -> Iterator[None]:
 
 
 def steps(path: str | os.PathLike[str]) -> list[int]:
-    """Return the steps of the complete checkpoints in `path`, ascending; none where there is no such folder.
+    """Return the steps of the complete checkpoints in `path`, ascending; none if there is no such folder.
 
     All workers get the same list. Collective over all of them.
 
@@ -268,7 +268,7 @@ def _read(world: World, folder: str, needs: Sequence[_Need | None], pause: Pause
 
 
 class Files:
-    """The files of a folder, opened when needed; where many are open, the least recently used is closed."""
+    """The files of a folder, opened when needed; if many are open, the least recently used is closed."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

@@ -91,7 +91,7 @@ class UnfinishedFile:
         self._unsynced = 0
 
     def write(self, data: memoryview, offset: int, chunk: int | None = None) -> list[int]:
-        """Write in pieces, and sync where much has been written; return the checksums of chunks of `chunk` bytes."""
+        """Write in pieces, and sync if much has been written; return the checksums of chunks of `chunk` bytes."""
         sums: list[int] = []
         for start in range(0, len(data), PIECE):
             piece = data[start : start + PIECE]
@@ -119,11 +119,11 @@ def save(path: str | os.PathLike[str], tree: Any, specs: Any, step: int = 0) -> 
 
     **Arguments:**
 
-    - `path`: the folder that holds the checkpoints of a run, a folder for each step. It is made where it is missing.
-      All workers must see it: the file system is a shared one, where they are on several hosts.
+    - `path`: the folder that holds the checkpoints of a run, a folder for each step. It is made if it is missing.
+      All workers must see it: the file system is a shared one, if they are on several hosts.
     - `tree`: this worker's pytree of blocks: parameters, an optimiser's state, running statistics, random keys (also
       typed ones), numbers. Arrays of float16 to float64, bfloat16, complex64 and complex128, integers and booleans;
-      zero-volume arrays where this worker holds nothing.
+      zero-volume arrays if this worker holds nothing.
     - `specs`: a pytree of `TensorSpec` of the same structure, as for `dj.gather`: of a random key it is that of the
       array of keys, mostly `TensorSpec((), P, replicated=True)`. None leaves a leaf out. Of copies the first
       is written, and they must be equal.
@@ -281,7 +281,7 @@ class Writing:
         )
 
     def wait_for_all(self, cancelled: Event) -> bool:
-        """Wait until all workers' files are on disk; return False where the wait was cancelled."""
+        """Wait until all workers' files are on disk; return False if the wait was cancelled."""
         pause = 0.002
         while self._missing_notes():
             if cancelled.wait(pause):
@@ -290,7 +290,7 @@ class Writing:
         return True
 
     def abandon(self) -> None:
-        """Remove the folder, where that can be done."""
+        """Remove the folder, if that can be done."""
         with suppress(OSError):
             self.disk.remove_folder(self._folder)
 

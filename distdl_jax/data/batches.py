@@ -145,7 +145,7 @@ class Batches:
         return self
 
     def __length_hint__(self) -> int:
-        """Return how many batches are left, for `dj.progress`; `NotImplemented` where that is not known."""
+        """Return how many batches are left, for `dj.progress`; `NotImplemented` if that is not known."""
         return NotImplemented if self._left is None else self._left
 
     def __next__(self) -> Any:

@@ -72,7 +72,7 @@ def line_search(
         return jnp.zeros((), dtype), jax.tree.map(lambda x: jnp.zeros(x.size, x.dtype), params)
 
     def with_gradient(state: Any, grad: Callable[[], Any]) -> Any:
-        """Return the state with another gradient in it, where it keeps one."""
+        """Return the state with another gradient in it, if it keeps one."""
         return state if state.grad is None else state._replace(grad=grad())
 
     def init(params: Any) -> Any:
@@ -136,7 +136,7 @@ def value_and_grad_from_state(
     - `partition`: the workers that call it. Default: all of the world.
 
     **Returns:** a function of the same arguments and `state`, an optimiser's, that returns what
-    `dj.value_and_grad(value_fn)` does, without evaluating it where the state holds it.
+    `dj.value_and_grad(value_fn)` does, without evaluating it if the state holds it.
 
     **Raises:** `SetupError` if optax is not installed.
 
@@ -201,13 +201,13 @@ def _along(
 
 
 def _restored(slope: Array, gradient: Any, params: Any) -> Any:
-    """Return the gradient in the shapes of the parameters, NaN where it was not finite and so left out."""
+    """Return the gradient in the shapes of the parameters, NaN if it was not finite and so left out."""
     good = jnp.isfinite(slope)
     return jax.tree.map(lambda g, x: jnp.where(good, g, jnp.nan).astype(g.dtype).reshape(x.shape), gradient, params)
 
 
 def _finite(slope: Array, gradient: Any) -> tuple[Array, Any]:
-    """Return the slope and the flat gradient, which is 0 on all workers where the slope is not finite."""
+    """Return the slope and the flat gradient, which is 0 on all workers if the slope is not finite."""
     good = jnp.isfinite(slope)
     return slope, jax.tree.map(lambda g: jnp.where(good, jnp.ravel(g), 0).astype(g.dtype), gradient)
 

@@ -153,7 +153,7 @@ def widened(block: Any) -> Array:
 
 
 def squares(x: Array, axis: Sequence[int] | None = None) -> Array:
-    """Return the sum of |x|^2 along `axis`, whose dimensions are kept; a scalar, of all, where `axis` is None."""
+    """Return the sum of |x|^2 along `axis`, whose dimensions are kept; a scalar, of all, if `axis` is None."""
     absolute = jnp.real(x * jnp.conj(x)) if jnp.iscomplexobj(x) else x * x
     return jnp.sum(absolute, axis=axis, keepdims=axis is not None)
 

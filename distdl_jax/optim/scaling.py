@@ -49,7 +49,7 @@ def all_finite(tree: Any, *, partition: Partition | None = None) -> Array:
 class LossScale(Static):
     """Dynamic loss scaling: the loss is multiplied by a number, so that gradients in float16 don't vanish.
 
-    Where a gradient is not finite on any worker, all leave out that step, and divide the scale; after `period` steps
+    If a gradient is not finite on any worker, all leave out that step, and divide the scale; after `period` steps
     that were good they multiply it. The state is a pytree, {"scale", "good_steps"}, the same on every worker.
 
         scaled = dj.grad(lambda params: scale.scaled(loss(params), state))(params)
@@ -109,7 +109,7 @@ class LossScale(Static):
         return whole, all_finite(whole, partition=self.partition)
 
     def chosen(self, finite: Array, new: Any, old: Any) -> Any:
-        """Return `new`, parameters or an optimiser's state, where the gradient was finite, else `old`."""
+        """Return `new`, parameters or an optimiser's state, if the gradient was finite, else `old`."""
         return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
 
     def next(self, state: dict[str, Array], finite: Array) -> dict[str, Array]:

@@ -85,7 +85,7 @@ def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DT
     """Return this worker's block of the random tensor `initializer(key, spec.global_shape, dtype)`.
 
     The global values are the same for one key whatever the partition, and copies of a block are equal. No worker makes
-    the whole: where the initializer is elementwise in random numbers, as those of PyTorch and most of
+    the whole: if the initializer is elementwise in random numbers, as those of PyTorch and most of
     `jax.nn.initializers` are, time and memory are those of the block. Others (orthogonal ones), and keys of other
     generators than JAX's default, threefry, are evaluated in full on every worker that holds a block, and cut.
 
@@ -97,7 +97,7 @@ def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DT
     - `spec`: the tensor's `TensorSpec`.
     - `dtype`: of the tensor.
 
-    **Returns:** this worker's block, zero-volume where it holds none. To the last bits of what the initializer
+    **Returns:** this worker's block, zero-volume if it holds none. To the last bits of what the initializer
     computes from random bits; uniform numbers bit for bit.
 
     **Raises:** `InvalidTypeError`, on every worker, if `initializer` is not callable, `key` no random key, `dtype`
@@ -130,7 +130,7 @@ def init(initializers: Any, specs: Any, key: Array, dtype: DTypeLike = jnp.float
     - `dtype`: of the parameters.
 
     **Returns:** a pytree like `specs` of this worker's blocks, each as `init_block` makes it: slices of the same
-    global values whatever the partitions, zero-volume where this worker holds none. With `DISTDL_JAX_DEBUG=1` it is
+    global values whatever the partitions, zero-volume if this worker holds none. With `DISTDL_JAX_DEBUG=1` it is
     collective among the workers of the partitions in `specs`, which compare their keys.
 
     **Raises:** `InvalidArgumentError` if `initializers` has another structure than `specs`, or an initializer
@@ -287,7 +287,7 @@ def initialize_params(
     keyed: Sequence[str] = ("weight", "bias"),
     argument: str = "{}_init",
 ) -> dict[str, Array]:
-    """Return this worker's blocks of the parameters `specs`, by one program; zero-volume where it has none.
+    """Return this worker's blocks of the parameters `specs`, by one program; zero-volume if it has none.
 
     Each parameter has its own key, the one at its name's place in `keyed`. Errors call its
     initializer `argument` of its name. With `DISTDL_JAX_DEBUG=1` it is

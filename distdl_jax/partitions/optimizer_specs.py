@@ -42,9 +42,9 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
 
     **Returns:** a pytree of the structure of `state`, with for each leaf
 
-    - the parameter's spec, where it has the parameter's shape;
-    - the same with a dimension of n in front, where it has n of them stacked (the memory of L-BFGS);
-    - the same without the dimensions that it lacks (the statistics of Adafactor), where these are not cut;
+    - the parameter's spec, if it has the parameter's shape;
+    - the same with a dimension of n in front, if it has n of them stacked (the memory of L-BFGS);
+    - the same without the dimensions that it lacks (the statistics of Adafactor), if these are not cut;
     - `TensorSpec(shape, P, replicated=True)` for anything on the workers of a parameter that is not cut at all; and
       for scalars, other arrays, and arrays of one element in the place of a parameter, on all workers;
     - None for other leaves than arrays of numbers (a random key, a function), and for a flag in the place of a
@@ -99,7 +99,7 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
         if place is None:
             return _other_spec(name, shapes, known_specs, everyone)
         if not place and not any(shapes.values()):
-            return TensorSpec((), everyone, replicated=True)  # a count, where the parameters are a single array
+            return TensorSpec((), everyone, replicated=True)  # a count, if the parameters are a single array
         spec = specs_of_params[place]
         if spec is None or _FLAG in leaf_by_worker.values():
             return None

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 class Partition(WorkerTeam):
-    """A team of workers in a given order, with no topology (it counts as one-dimensional where one is needed).
+    """A team of workers in a given order, with no topology (it counts as one-dimensional if one is needed).
 
-    Two partitions are equal where they mean the same team, in the same order, in the same shape; a partition can be
+    Two partitions are equal if they mean the same team, in the same order, in the same shape; a partition can be
     a static argument of a jitted function or a key of a dictionary.
 
     **Arguments:**
@@ -72,7 +72,7 @@ class Partition(WorkerTeam):
 
     @property
     def index(self) -> Any:
-        """This worker's `rank`, where there is no topology; None outside the team."""
+        """This worker's `rank`, if there is no topology; None outside the team."""
         return self.rank
 
     def __repr__(self) -> str:
@@ -133,7 +133,7 @@ class Partition(WorkerTeam):
         each cell, as `rank` counts in this partition (world ranks, in the first one). Default: the first workers.
 
         **Raises:** `InvalidArgumentError`, on every worker, if the grid's cells are not as many as `ranks`, or more
-        than the workers; where a rank is outside the team or repeated.
+        than the workers; if a rank is outside the team or repeated.
         """
         sizes = checked_integers("shape", shape)
         if ranks is None:
@@ -208,10 +208,10 @@ class Partition(WorkerTeam):
         """Return this worker's teams for a broadcast from this partition to `P_y`: `(P_send, P_recv)`.
 
         `P_send` is the team that this worker is the root of, `P_recv` the one in which it receives a copy; each is
-        the null partition where there is none. A team starts with its root; then come the workers of `P_y` that
+        the null partition if there is none. A team starts with its root; then come the workers of `P_y` that
         receive, in order. The two are equal on a worker that copies to itself.
 
-        **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, where
+        **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if
         the shapes don't fit the broadcast rules.
         """
         flags = self._checked_flags(P_y, transpose_src, transpose_dest)
@@ -223,9 +223,9 @@ class Partition(WorkerTeam):
         """Return this worker's teams for a sum-reduction from this partition to `P_y`: `(P_send, P_recv)`.
 
         `P_send` is the team in which this worker contributes, `P_recv` the one that it is the root of; each is the
-        null partition where there is none. A team starts with its root.
+        null partition if there is none. A team starts with its root.
 
-        **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, where
+        **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if
         `P_y` does not broadcast to this partition.
         """
         transpose_src, transpose_dest = self._checked_flags(P_y, transpose_src, transpose_dest)
@@ -244,7 +244,7 @@ class Partition(WorkerTeam):
         return as_root, as_member
 
     def draw(self) -> Drawing:
-        """Draw the workers, each with its number in the world, in the team's order: on the grid, where there is one.
+        """Draw the workers, each with its number in the world, in the team's order: on the grid, if there is one.
 
         Nothing moves, and every worker gets the same picture. Of more than 64 workers, it shows the first ones along
         each dimension.
@@ -272,7 +272,7 @@ class Partition(WorkerTeam):
         **Arguments:**
 
         - `data`: read on the root alone. Others may pass anything; they need not know its shape or dtype.
-        - `root`: the rank of the worker that has it, in `P_data` where that is given, else in this partition.
+        - `root`: the rank of the worker that has it, in `P_data` if that is given, else in this partition.
         - `P_data`: a partition whose workers are all in this one, for data known on a subpartition only.
 
         **Returns:** the data; None outside this partition. Collective in this partition.

@@ -88,7 +88,7 @@ def leaves_with_specs(
     below, _ = match(unused, left_out)
     problem = None
     if specs is None and values:
-        problem = f"is None. Leave out the call where all of `{names[0]}` is to stay as it is."
+        problem = f"is None. Leave out the call if all of `{names[0]}` is to stay as it is."
     elif without := [path for path, _ in values if path not in spec_paths]:
         problem = f"has none for `{names[0]}{keystr(without[0])}`."
     elif unused := [path for path in unused if path not in below]:

@@ -103,7 +103,7 @@ class TensorSpec:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The shape of this worker's block; `(0,)` where it holds none."""
+        """The shape of this worker's block; `(0,)` if it holds none."""
         return (0,) if self.box is None else box_shape(self.box)
 
     def shape_on(self, worker: int) -> tuple[int, ...]:
@@ -111,7 +111,7 @@ class TensorSpec:
         return self.block_shapes[worker] if worker in self.block_shapes else self._placeholder(worker)
 
     def block(self, array: Any) -> Array:
-        """Return this worker's block of a whole array that it has, or its placeholder where it holds no block.
+        """Return this worker's block of a whole array that it has, or its placeholder if it holds no block.
 
         Nothing moves: every worker has the array, or reads it from a file. (`dj.scatter` cuts one that a single worker
         has, `dj.data.read` reads blocks.)
@@ -171,7 +171,7 @@ class TensorSpec:
 
     @property
     def zero_volume_shape(self) -> tuple[int, ...]:
-        """The shape of this worker's placeholder, where it has one: `(batch size, 0)`, or `(0,)` for a scalar.
+        """The shape of this worker's placeholder, if it has one: `(batch size, 0)`, or `(0,)` for a scalar.
 
         The batch size is the length of the first dimension: of this worker's block, or of the whole tensor. Of the
         output of a layer (`layer.output_spec`) it is what the layer returns on this worker.
@@ -192,7 +192,7 @@ class TensorSpec:
 
     @property
     def counts(self) -> bool:
-        """Whether this worker's block counts in sums over all workers: where it holds a block, and the first copy."""
+        """Whether this worker's block counts in sums over all workers: if it holds a block, and the first copy."""
         return self.first_copies.active
 
     def _placeholder(self, worker: int) -> tuple[int, ...]:
@@ -247,11 +247,11 @@ def zero_volume_tensor(batch_size: int | None = None, dtype: DTypeLike | None = 
 
     **Arguments:**
 
-    - `batch_size`: the length of the first dimension, where the placeholder keeps it; else it has one dimension. Where
+    - `batch_size`: the length of the first dimension, if the placeholder keeps it; else it has one dimension. Where
       the batch is split, it is this worker's share: the first dimension of a layer's output is as long as its input's
       on this worker. `like` spares the counting.
     - `dtype`: the dtype of the data; only its kind (floating or complex, or neither) counts. Default: the dtype of
-      `like`, where it has one, else JAX's default float.
+      `like`, if it has one, else JAX's default float.
     - `like`: in place of `batch_size`, an array on this worker, whose first dimension the placeholder is to have; or a
       `TensorSpec`, for the placeholder of that tensor: of `layer.output_spec(x_spec)`, in the shape of what the layer
       returns on this worker.

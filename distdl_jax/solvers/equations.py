@@ -56,7 +56,7 @@ class Limits(NamedTuple):
 def as_program(fun: Callable[..., Any], *args: Any) -> tuple[Traced, Leaves, Any]:
     """Return `fun`, traced as a program of the leaves of `args`, what it closes over, and its result's shapes.
 
-    The program is static to JAX. What it closes over, where that may be differentiated, it takes as first arguments.
+    The program is static to JAX. What it closes over, if that may be differentiated, it takes as first arguments.
     """
     traced = Traced(fun, args, {}, range(len(args)))
     traced.program, consts = with_constants_as_arguments(traced.program)
@@ -149,7 +149,7 @@ class LinearEquation(Equation):
         dx = [leaf.conj() for leaf in dx]
         first, _, rest, _ = _solve(self, (A_consts, M_consts), [jnp.zeros_like(leaf) for leaf in dx], dx)
         db = [leaf.conj() for leaf in (first, *rest)]
-        # By x, too: so there is a derivative on all workers, also where A closes over nothing.
+        # By x, too: so there is a derivative on all workers, also if A closes over nothing.
         _, pullback = jax.vjp(lambda A_consts, x: _run(self.A, A_consts, x, whole_in=self.P.world), A_consts, x)
         A_cotangents, x_cotangents = pullback([-leaf for leaf in db])
         A_cotangents, db = _tied_together((A_cotangents, db), x_cotangents)
@@ -187,7 +187,7 @@ class FixedPointEquation(Equation):
         program, consts, _ = as_program(adjoint, dz, dz)
         first, _, rest, _ = _solve(FixedPointEquation(self.P, self.limits, self.dtype, program), [*consts, *dz], dz, [])
         input_cotangents, z_cotangents = pullback(_like((first, *rest), fz))
-        # Of x0, so that it has one on all workers, also where f has no inputs.
+        # Of x0, so that it has one on all workers, also if f has no inputs.
         both = input_cotangents, [jnp.zeros_like(leaf) for leaf in z]
         return *_tied_together(both, z_cotangents), []
 

@@ -128,7 +128,7 @@ def world_of(used: Iterable[World]) -> World | None:
     """Return the world that a program belongs to which uses these.
 
     It is the smallest world that has all their workers, one of `used` if possible; None if there is none. A program
-    that uses no world belongs to the only one that is open, or the largest; to that of COMM_WORLD where none is open.
+    that uses no world belongs to the only one that is open, or the largest; to that of COMM_WORLD if none is open.
     In `dj.simulate` it is the worker's.
     """
     if (world := _simulated()) is not None:

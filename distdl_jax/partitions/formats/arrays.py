@@ -35,13 +35,13 @@ def open_array(path: str | os.PathLike[str], name: str | None = None) -> Any:
     - `path`: an npy, npz or safetensors file, an HDF5 file (`.h5`, `.hdf5`; it takes h5py, the extra `hdf5`) or a Zarr
       array or group (a folder or zip file `.zarr`; it takes zarr, the extra `zarr`). A file that is read must not
       change; a new one that gets its name does no harm.
-    - `name`: which array of the file; not needed where it holds only one.
+    - `name`: which array of the file; not needed if it holds only one.
 
     **Returns:** an array that is sliced like numpy's, with `shape` and `dtype`; a slice of it is read.
 
-    **Raises:** `InvalidArgumentError` if there is no array of that name, or a name is needed; `SetupError` where
+    **Raises:** `InvalidArgumentError` if there is no array of that name, or a name is needed; `SetupError` if
     the package is missing that reads such a file; `CheckpointError` if it is damaged, or no plain file, or holds
-    Python objects; later, where it has changed, for a slice; `OSError` if it can't be read.
+    Python objects; later, if it has changed, for a slice; `OSError` if it can't be read.
 
     >>> import tempfile, numpy as np
     >>> with tempfile.TemporaryDirectory() as folder:

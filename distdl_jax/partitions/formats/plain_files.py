@@ -59,7 +59,7 @@ class PlainFile:
     """A regular file that has to stay as it is while arrays of it are read.
 
     It is kept open, and read at given places: a file that gets its name does not matter, nor do threads and forks.
-    Where it is unpickled it is opened by its name. With `by_name` it is not kept open, but read by another package.
+    If it is unpickled it is opened by its name. With `by_name` it is not kept open, but read by another package.
     """
 
     def __init__(

@@ -104,7 +104,7 @@ def laid_out(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes,
             header[name] |= {"dtype": CODES[dtype], "shape": list(shape)}
         places[name], place = tensor, stop
     text = json.dumps(header, separators=(",", ":")).encode()
-    # The format pads the header with spaces. Where there is much to write, it goes to whole pages.
+    # The format pads the header with spaces. If there is much to write, it goes to whole pages.
     text += b" " * (-(8 + len(text)) % (_PAGE if place >= _MUCH else 8))
     begin = 8 + len(text)
     placed = {name: Tensor(tensor.dtype, tensor.shape, begin + tensor.offset) for name, tensor in places.items()}

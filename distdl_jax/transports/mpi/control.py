@@ -2,7 +2,7 @@
 
 An agreement has a label and a team. Every worker of the team sends its contribution to the team's first worker, which
 replies to all; in a large team, both through others, along a tree. Between two workers messages keep their order, so in
-a correct program the next message of a partner is for the same label; where it isn't, the two run different programs,
+a correct program the next message of a partner is for the same label; if it isn't, the two run different programs,
 and all workers get to know it. Nothing blocks: a worker that waits looks for messages, and for failures that its
 monitor knows of, in turns.
 """
@@ -77,7 +77,7 @@ class Monitor(Protocol):
     calls: CallLog
 
     def raise_if_failed(self) -> None:
-        """Raise what all workers raise, where one of them has failed to agree."""
+        """Raise what all workers raise, if one of them has failed to agree."""
 
     def fail(self, text: str, about: Workers = ()) -> NoReturn:
         """Make all workers raise `text`, which is about these."""

@@ -48,7 +48,7 @@ def launch_problems() -> Iterator[str]:
             "MPI_THREAD_MULTIPLE. Import mpi4py (or distdl_jax) before anything else starts MPI, leave "
             "mpi4py.rc.thread_level as it is, and use an MPI library built with thread support."
         )
-    # mpi4py and mpi4jax must be bound to one libmpi, or each starts its own. Checked where there is /proc.
+    # mpi4py and mpi4jax must be bound to one libmpi, or each starts its own. Checked if there is /proc.
     if len(libraries := loaded_mpi_libraries()) > 1:
         yield (
             f"This process has loaded more than one MPI library: {', '.join(libraries)}. mpi4jax was built against "
@@ -152,7 +152,7 @@ def thread_level() -> str:
 
 
 def loaded_mpi_libraries() -> tuple[str, ...]:
-    """Return the files of all MPI libraries in this process; () where there is no /proc."""
+    """Return the files of all MPI libraries in this process; () if there is no /proc."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return ()

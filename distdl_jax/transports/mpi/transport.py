@@ -263,7 +263,7 @@ def _first_element(x: Array) -> Array:
 
 
 def _sendable_dtype(dtype: np.dtype) -> np.dtype:
-    """Return `dtype`, or the unsigned integer of its width where MPI does not know it."""
+    """Return `dtype`, or the unsigned integer of its width if MPI does not know it."""
     return np.dtype(dtype) if np.dtype(dtype).name in _MPI_DTYPES else np.dtype(f"uint{8 * np.dtype(dtype).itemsize}")
 
 

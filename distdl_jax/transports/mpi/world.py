@@ -108,7 +108,7 @@ def _world_attribute() -> int:
 
 @cache
 def _leave_before_mpi_ends() -> None:
-    """Leave the watchdog where a program calls MPI.Finalize itself; MPI drops what COMM_SELF carries first."""
+    """Leave the watchdog if a program calls MPI.Finalize itself; MPI drops what COMM_SELF carries first."""
     key = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, value: watchdog_thread.leave())
     MPI.COMM_SELF.Set_attr(key, None)
 

@@ -76,7 +76,7 @@ def simulate(n: int, program: Callable[..., R], *args: Any) -> list[R]:
 def _free_programs() -> None:
     """Free what was compiled for workers that are no more: JAX's caches have it by their worlds, and never ask again.
 
-    The caches are those of the process. They stay where a world of MPI is open: a worker that traced again what the
+    The caches are those of the process. They stay if a world of MPI is open: a worker that traced again what the
     others have in their caches would wait for them.
     """
     mpi = sys.modules.get("distdl_jax.transports.mpi.world")
@@ -194,7 +194,7 @@ class Table:
 
 @contextmanager
 def shown_by_worker() -> Iterator[Columns | None]:
-    """Inside, show what workers print side by side where a kernel of IPython's runs; elsewhere do nothing."""
+    """Inside, show what workers print side by side if a kernel of IPython's runs; elsewhere do nothing."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if not hasattr(shell, "kernel"):
         yield None
