@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import jax
@@ -68,26 +68,16 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
         world, "the beginning of an export", tree, specs, lambda: {"path": checked_path(path)}, decide
     )
 
-    @contextmanager
-    def opened(pause: Pause = lambda: None) -> Iterator[UnfinishedFile]:
-        size = sum(own_block.nbytes for own_block in own)
-        with (
-            written_in(unfinished),
-            naming(unfinished),
-            bytes_shown(world, f"export to {to}, written by worker 0", size) as shown,
-        ):
-            descriptor = target.open(unfinished)
-            try:
-                file = UnfinishedFile(target, descriptor, pause, shown)
-                yield file
-                file.sync()
-            finally:
-                target.close(descriptor)
+    size = sum(own_block.nbytes for own_block in own)
+
+    def opened(pause: Pause = lambda: None) -> AbstractContextManager[UnfinishedFile]:
+        shown = bytes_shown(world, f"export to {to}, written by worker 0", size)
+        return UnfinishedFile.opened(target, unfinished, target.open, pause, shown)
 
     def write(pause: Pause) -> None:
         if not own:
             return
-        with opened(pause) as file:
+        with written_in(unfinished), opened(pause) as file:
             for own_block in own:
                 data, tensor = bytes_of(own_block.block()), tensors[own_block.leaf]
                 length, starts = runs(own_block.form.shape, own_block.box)
@@ -96,9 +86,9 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
                     file.write(data[n * nbytes : (n + 1) * nbytes], tensor.offset + start * tensor.itemsize)
 
     def complete(_: Any) -> None:
-        with opened():
-            pass  # the sync at its end is for the header
         with written_in(unfinished):
+            with opened():
+                pass  # the sync at its end is for the header
             target.replace(unfinished, to)
         target.sync_folder(os.path.dirname(to))
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from threading import Event
 from typing import Any, NamedTuple
 
@@ -87,8 +87,23 @@ class UnfinishedFile:
     """A file that is being written, by its descriptor; `shown` shows how far."""
 
     def __init__(self, target: Disk, descriptor: int, pause: Pause, shown: Progress[Any]) -> None:
-        self._disk, self._descriptor, self._pause, self._shown = target, descriptor, pause, shown
+        self.descriptor = descriptor
+        self._disk, self._pause, self._shown = target, pause, shown
         self._unsynced = 0
+
+    @classmethod
+    @contextmanager
+    def opened(
+        cls, target: Disk, path: str, opens: Callable[[str], int], pause: Pause, shown: Progress[Any]
+    ) -> Iterator[UnfinishedFile]:
+        """Inside, write to a file that the disk's method `opens` has opened; at the end all of it is on disk."""
+        with naming(path), shown:
+            file = cls(target, opens(path), pause, shown)
+            try:
+                yield file
+                file.sync()
+            finally:
+                target.close(file.descriptor)
 
     def write(self, data: memoryview, offset: int, chunk: int | None = None) -> list[int]:
         """Write in pieces, and sync if much has been written; return the checksums of chunks of `chunk` bytes."""
@@ -96,7 +111,7 @@ class UnfinishedFile:
         for start in range(0, len(data), PIECE):
             piece = data[start : start + PIECE]
             sums += checksums(piece, chunk) if chunk else []
-            write_all(self._disk, self._descriptor, piece, offset + start)
+            write_all(self._disk, self.descriptor, piece, offset + start)
             self._unsynced += len(piece)
             if self._unsynced >= UNSYNCED:
                 self.sync()
@@ -106,7 +121,7 @@ class UnfinishedFile:
 
     def sync(self) -> None:
         """Return when all of it is on disk."""
-        self._disk.sync(self._descriptor)
+        self._disk.sync(self.descriptor)
         self._unsynced = 0
 
 
@@ -201,8 +216,7 @@ class Writing:
         name = worker_file(self._world.rank)
         with written_in(self._folder):
             if self._own:
-                with naming(os.path.join(self._folder, name)):
-                    note = self._write_file(name, pause)
+                note = self._write_file(name, pause)
             self._own = []
             note["placeholders"] = list(self._placeholders.items())
             name = os.path.join(self._folder, worker_note(self._world.rank))
@@ -217,22 +231,18 @@ class Writing:
         contents = {leaf: (own.form.dtype, shape) for leaf, own, shape in zip(names, self._own, shapes, strict=True)}
         head, tensors, size = laid_out(contents | {CHECKSUMS: ("uint32", (sum(counts),))})
         blocks = []
-        descriptor = self.disk.create(os.path.join(self._folder, name))
-        try:
-            self.disk.reserve(descriptor, size)
-            with bytes_shown(self._world, f"checkpoint of step {self.step}, written by worker 0", size) as shown:
-                file = UnfinishedFile(self.disk, descriptor, pause, shown)
-                file.write(memoryview(head), 0)
-                sums_at = tensors[CHECKSUMS].offset
-                for leaf, own, chunk, count in zip(names, self._own, steps, counts, strict=True):
-                    sums = bytes_of(np.array(file.write(bytes_of(own.block()), tensors[leaf].offset, chunk), "<u4"))
-                    file.write(sums, sums_at)
-                    block = Block(own.box, name, tensors[leaf].offset, chunk, Checksums(sums_at, crc32(sums)))
-                    blocks.append({"leaf": own.leaf, **block_to_json(block)})
-                    sums_at += 4 * count
-                file.sync()
-        finally:
-            self.disk.close(descriptor)
+        shown = bytes_shown(self._world, f"checkpoint of step {self.step}, written by worker 0", size)
+        path = os.path.join(self._folder, name)
+        with UnfinishedFile.opened(self.disk, path, self.disk.create, pause, shown) as file:
+            self.disk.reserve(file.descriptor, size)
+            file.write(memoryview(head), 0)
+            sums_at = tensors[CHECKSUMS].offset
+            for leaf, own, chunk, count in zip(names, self._own, steps, counts, strict=True):
+                sums = bytes_of(np.array(file.write(bytes_of(own.block()), tensors[leaf].offset, chunk), "<u4"))
+                file.write(sums, sums_at)
+                block = Block(own.box, name, tensors[leaf].offset, chunk, Checksums(sums_at, crc32(sums)))
+                blocks.append({"leaf": own.leaf, **block_to_json(block)})
+                sums_at += 4 * count
         return {"file": name, "bytes": size, "blocks": blocks}
 
     def _missing_notes(self) -> list[int]:
