@@ -131,7 +131,7 @@ def test_folders_above_are_there_for_good(tmp_path: Path) -> None:
     assert read(tmp_path / "left" / "deep" / "er") == plus(1)
 
 
-def test_what_is_left_of_a_failure(tmp_path: Path) -> None:
+def test_leftovers_of_a_failure(tmp_path: Path) -> None:
     """Nothing: the folder that was begun is removed."""
 
     def program() -> None:

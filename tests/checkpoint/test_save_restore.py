@@ -177,7 +177,7 @@ def test_placeholders_come_back(tmp_path: Path) -> None:
     assert dj.simulate(3, program) == [[(3, 2), (3,), (3, 2)], [(0,), (0,), (7, 0)], [(0,), (0,), (0,)]]
 
 
-def test_what_can_not_be_saved(tmp_path: Path) -> None:
+def test_save_refuses_wrong_arguments(tmp_path: Path) -> None:
     def program() -> None:
         P = dj.Partition()
         spec = TensorSpec((2,), P)
@@ -214,7 +214,7 @@ def test_what_can_not_be_saved(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_what_can_not_be_restored(tmp_path: Path) -> None:
+def test_restore_refuses_wrong_arguments(tmp_path: Path) -> None:
     def program() -> None:
         P = dj.Partition()
         spec = TensorSpec((2,), P)

@@ -49,7 +49,7 @@ def raised(call: Callable[[], Any]) -> tuple[type, str]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_paths_that_are_none(name: str) -> None:
+def test_invalid_paths_are_refused(name: str) -> None:
     """On one worker only, too."""
 
     def program() -> None:
@@ -204,7 +204,7 @@ class KilledDisk(Disk):
         super().replace(*arguments)
 
 
-def test_what_a_killed_export_leaves(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_export_are_removed(tmp_path: Path) -> None:
     """The next export to the same file removes it, and nothing else."""
     others = [".out.txt", ".out", ".other.0123abcd", ".out.0123abcd.mine"]
     for name in others:

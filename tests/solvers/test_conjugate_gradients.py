@@ -81,7 +81,7 @@ def blocks_of(case: Case, rank: int) -> list[np.ndarray]:
 
 
 @pytest.mark.simulated(3)
-def test_solutions_and_derivatives_beside_dense_algebra() -> None:
+def test_solutions_and_derivatives_equal_dense_algebra() -> None:
     P = dj.Partition()
 
     def in_one_place() -> Any:
@@ -234,7 +234,7 @@ def test_refusals() -> None:
 
 
 @pytest.mark.simulated(2)
-def test_refusals_of_what_one_worker_gives() -> None:
+def test_arguments_of_one_worker_are_refused_by_all() -> None:
     P = dj.Partition().grid([2])
     mine = P.rank == 1
     for sentence, options in (
