@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import PyTreeDef
 
 from distdl_jax.data.reading import ArrayReader, BatchReader, Layout, Order, Place, RowReader, SampleReader
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
@@ -282,7 +283,7 @@ def _place(state: Mapping[str, Any] | None) -> tuple[Place, int | None]:
 
 
 def _reader(source: Any, spec: Any, batch_size: int | None, halo: Any) -> RowReader | BatchReader:
-    structure: Any = jax.tree.structure(spec)
+    structure: PyTreeDef = jax.tree.structure(spec)
     specs = jax.tree.leaves(spec)
     if not specs:
         raise InvalidArgumentError(f"`spec` (={spec!r}) must hold a TensorSpec for each array of a sample or batch.")

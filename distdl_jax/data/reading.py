@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jax.tree_util import PyTreeDef
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.partitions.formats.arrays import check_array, open_array, read, with_halo
+from distdl_jax.partitions.formats.arrays import Halo, check_array, open_array, read, with_halo
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import Box, box_shape
 from distdl_jax.validation import is_numeric
@@ -75,9 +76,9 @@ class Order(NamedTuple):
 class Layout(NamedTuple):
     """The tensors of a batch: their structure as a tree, and for each of them the spec and the halo."""
 
-    structure: Any
+    structure: PyTreeDef
     specs: Sequence[TensorSpec]
-    halos: Sequence[Any]
+    halos: Sequence[Halo | None]
     batch_size: int | None
 
     def part(self, n: int, shape: Sequence[int], m: int) -> tuple[Box | None, tuple[int, ...]]:
