@@ -3,49 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cache, wraps
+from typing import Any
 
 import jax
 
 from distdl_jax.validation import checked_boolean, python_integers
 
 
-class _CheckedArguments(type):
-    """The type of classes that are made of Python's own truth values and integers, in place of numpy's."""
-
-    @property
-    def __signature__(cls) -> inspect.Signature:
-        return _signature(cls)
-
-    if not TYPE_CHECKING:  # to a type checker a class is called with the arguments of its `__init__`
-
-        def __call__(cls, *args: Any, **options: Any) -> Any:
-            try:
-                given = _signature(cls).bind(*args, **options)
-            except TypeError:
-                return super().__call__(*args, **options)  # where Python says what is wrong, by its own names
-            for name, value in given.arguments.items():
-                is_flag = _signature(cls).parameters[name].annotation in (bool, "bool")
-                given.arguments[name] = checked_boolean(name, value) if is_flag else python_integers(value)
-            return super().__call__(*given.args, **given.kwargs)
-
-
-@cache
-def _signature(cls: type) -> inspect.Signature:
-    _, *parameters = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]
-    return inspect.Signature(parameters)
-
-
-class Static(metaclass=_CheckedArguments):
+class Static:
     """The base of immutable, hashable values without arrays in them, which are static to JAX.
 
     An instance can be an argument of a jitted function, a leaf of a pytree, of an equinox module, say, or an attribute
     of a flax module, without a wrapper: to JAX it is a pytree without leaves, and part of the key of its caches.
 
-    Arguments that a class annotates as `bool`, fields of a dataclass above all, must be truth values; that is checked
-    before all else, and they become bools. Others get Python's integers in place of numpy's, with which equal layers
-    would not print the same on all workers.
+    Fields of a dataclass, and arguments of its own `__init__`, that a class annotates as `bool` must be truth values;
+    that is checked before all else, and they become bools. Other fields get Python's integers in place of numpy's,
+    with which equal layers would not print alike on all workers.
     """
 
     __slots__ = ()
@@ -53,6 +29,50 @@ class Static(metaclass=_CheckedArguments):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         jax.tree_util.register_static(cls)
+        # Dataclasses make their `__init__` later, and call `__post_init__` from it.
+        for name, checked in (("__init__", _with_checked_arguments), ("__post_init__", _with_checked_fields)):
+            if name in vars(cls):
+                setattr(cls, name, checked(vars(cls)[name]))
 
     def __post_init__(self) -> None:
-        """Check nothing more; subclasses do."""
+        cls: Any = type(self)
+        flags = _fields(cls)
+        for name in (field.name for field in fields(cls) if field.init):
+            value = getattr(self, name)
+            object.__setattr__(self, name, checked_boolean(name, value) if name in flags else python_integers(value))
+
+
+@cache
+def _fields(cls: Any) -> tuple[str, ...]:
+    """Return the names of the flags among a class's fields, its bases' too."""
+    return tuple(name for base in cls.__mro__ for name in _flags(inspect.get_annotations(base)))
+
+
+def _flags(annotations: dict[str, Any]) -> list[str]:
+    return [name for name, annotation in annotations.items() if annotation in (bool, "bool")]
+
+
+def _with_checked_fields(post_init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(post_init)
+    def checked(self: Any, *args: Any) -> None:
+        Static.__post_init__(self)
+        post_init(self, *map(python_integers, args))
+
+    return checked
+
+
+def _with_checked_arguments(init: Callable[..., None]) -> Callable[..., None]:
+    flags = _flags(inspect.get_annotations(init))
+    places = {name: place for place, name in enumerate(inspect.signature(init).parameters) if name in flags}
+
+    @wraps(init)
+    def checked(*args: Any, **options: Any) -> None:
+        given, options = python_integers(list(args)), {name: python_integers(value) for name, value in options.items()}
+        for name, place in places.items():
+            if name in options:
+                options[name] = checked_boolean(name, options[name])
+            elif place < len(given):
+                given[place] = checked_boolean(name, given[place])
+        init(*given, **options)
+
+    return checked

@@ -45,7 +45,7 @@ def progress(
 ) -> Progress[Any]:
     """Return an iterable of the same items, which shows on worker 0 of the job how far its loop is.
 
-    On a terminal it is a bar of [tqdm](https://tqdm.github.io), if tqdm is installed (`pip install
+    On a terminal it is a bar of [tqdm](https://tqdm.github.io), where tqdm is installed (`pip install
     'distdl_jax[progress]'`). Elsewhere, in a job's log say, it is a plain line on stderr, at most every 10 seconds;
     work that ends before writes nothing. Other workers write nothing. `DISTDL_JAX_PROGRESS=0` turns it off.
 
@@ -54,7 +54,7 @@ def progress(
     **Arguments:**
 
     - `iterable`: the items. Leave it out for work that is no loop, and call `advance` of the result inside a `with`.
-    - `total`: how many units there are. Default: the length of `iterable`, if it has one.
+    - `total`: how many units there are. Default: the length of `iterable`, where it has one.
     - `label`: what the work is.
     - `unit`: the name of one unit; "B" for bytes.
 
@@ -164,7 +164,7 @@ def _is_worker_0() -> bool:
 
 
 def _bar(total: int | None, label: str, unit: str) -> Any:
-    """Return a bar of tqdm's; None without tqdm, and if stderr is no terminal of known width."""
+    """Return a bar of tqdm's; None without tqdm, and where stderr is no terminal of known width."""
     try:
         if not (kind := _kind_of_bar()) or not os.get_terminal_size(sys.stderr.fileno()).columns:
             return None
