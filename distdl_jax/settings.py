@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any, NamedTuple
 
-from distdl_jax.errors import SetupError
 from distdl_jax.validation import difference
 
 _OTHERS = ("DISTDL_JAX_TEST_", "DISTDL_JAX_SKIP_MPI_CHECK", "DISTDL_JAX_SUPERVISOR")
@@ -169,17 +168,11 @@ def shows_progress() -> bool:
     return read_settings(os.environ).settings.progress
 
 
-def check_settings(everyone: Sequence[Reading]) -> None:
-    """Refuse values that are not accepted, or that differ where they must not; the same sentence on all workers.
-
-    **Raises:** `SetupError`; `everyone` has the reading of each worker, by rank.
-    """
-    for problem in setting_problems(everyone):
-        raise SetupError(problem)
-
-
 def setting_problems(everyone: Sequence[Reading]) -> Iterator[str]:
-    """Yield a sentence for each value that is not accepted, or differs between workers where it must not."""
+    """Yield a sentence for each value that is not accepted, or differs between workers where it must not.
+
+    `everyone` has the reading of each worker, by rank; the sentences are the same on all workers.
+    """
     for attribute, setting in SETTINGS.items():
         wrong = [
             (worker, reading.wrong[attribute]) for worker, reading in enumerate(everyone) if attribute in reading.wrong

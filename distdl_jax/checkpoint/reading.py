@@ -207,19 +207,16 @@ def _needs(manifest: Manifest, specs: Any) -> list[_Need | None]:
                 f"`specs{above}` is one spec, but {[*spec_path_of.values()].count(above)} leaves were saved below it, "
                 f"tree{path} first: restore needs a spec for each leaf."
             )
+    needs: list[_Need | None] = []
     for path, spec in spec_by_path.items():
-        if spec is not None:
-            _check_shape(path, spec, saved[path])
-    return [
-        None if spec is None else _need(manifest, f"specs{path}", spec, saved[path])
-        for path, spec in spec_by_path.items()
-    ]
-
-
-def _need(manifest: Manifest, name: str, spec: TensorSpec, leaf: Leaf) -> _Need:
-    world = spec.partition.world
-    saved = leaf.placeholders.get(world.rank) if manifest.workers == world.size else None
-    return _Need(name, spec, leaf, spec.known_placeholder or saved or (0,))
+        if spec is None:
+            needs.append(None)
+            continue
+        leaf, world = saved[path], spec.partition.world
+        _check_shape(path, spec, leaf)
+        placeholder = leaf.placeholders.get(world.rank) if manifest.workers == world.size else None
+        needs.append(_Need(f"specs{path}", spec, leaf, spec.known_placeholder or placeholder or (0,)))
+    return needs
 
 
 def _some(paths: Any, known: Any) -> str:

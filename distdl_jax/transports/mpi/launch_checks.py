@@ -10,6 +10,7 @@ import socket
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ import jax
 from mpi4py import MPI
 
 from distdl_jax.errors import SetupError
-from distdl_jax.settings import Reading, check_settings, own_reading, warning_of_unknown
+from distdl_jax.settings import Reading, own_reading, setting_problems, warning_of_unknown
 from distdl_jax.transports.mpi.compat import import_mpi4jax
 from distdl_jax.validation import difference
 from distdl_jax.watchdog.launch.gpus import WorkerGpu, computes_on_gpu, gpu_in_use, gpu_messages, gpu_problem
@@ -99,10 +100,10 @@ def disagreements(everyone: Sequence[Installation]) -> Iterator[str]:
 def check_workers_agree(comm: MPI.Intracomm) -> None:
     """Refuse workers with different software or settings; collective in `comm`, and raises on all of its workers."""
     everyone: list[Installation] = comm.allgather(own_installation())
-    check_settings([worker.reading for worker in everyone])
-    for problem in disagreements(everyone):
+    readings = [worker.reading for worker in everyone]
+    for problem in chain(setting_problems(readings), disagreements(everyone)):
         raise SetupError(problem)
-    if comm.Get_rank() == 0 and (warning := warning_of_unknown([worker.reading for worker in everyone])):
+    if comm.Get_rank() == 0 and (warning := warning_of_unknown(readings)):
         warnings.warn(warning, RuntimeWarning, stacklevel=2)
     if comm.Get_rank() == 0 and (line := gpu_messages([worker.gpu for worker in everyone])):
         log.info("%s", line)
