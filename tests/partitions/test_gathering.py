@@ -192,7 +192,7 @@ def test_misfits_are_refused_on_all_workers() -> None:
         (
             lambda P: TensorSpec((3, 2), P.grid([3, 1]), replicated=0),
             0,
-            "`global_shape` (=(3, 2)) must have as many dimensions as `partition` (3 x 1) besides the replicated ones",
+            "`global_shape` (=(3, 2)) must have as many dimensions as `partition` (3 x 1) in addition to the",
         ),
     ],
 )
