@@ -114,7 +114,8 @@ class Rendezvous:
             places = [worker.place() for worker in waiting]
             self._said = self._said.union((line, place) for line in LINES if line <= seconds for place in places)
             others = tuple(worker.rank for worker in waiting if worker is not first)
-            running = [self.workers[rank] for rank in self._waits(first) if not self.workers[rank].waits]
+            awaited = dict.fromkeys(rank for ranks in self._waits(first).values() for rank in ranks)
+            running = [self.workers[rank] for rank in awaited if not self.workers[rank].waits]
             return wait_text(first, seconds, running, others)
 
     def _fail(self, text: str) -> None:
@@ -184,13 +185,13 @@ class Rendezvous:
         return [other for other in halves if other is not None]
 
     def _waits(self, start: Participant) -> dict[int, list[int]]:
-        """Return which workers `start` waits for, which these wait for, and so on, by rank."""
+        """Return which workers `start` waits for, which those of them wait for that wait, and so on, by rank."""
         waits: dict[int, list[int]] = {}
         ranks = [start.rank]
         for rank in ranks:
             if rank not in waits:
                 waits[rank] = self._awaited(rank)
-                ranks.extend(waits[rank])
+                ranks.extend(other for other in waits[rank] if self.workers[other].waits)
         return waits
 
     def _stuck(self, start: Participant) -> list[Participant]:
@@ -201,7 +202,9 @@ class Rendezvous:
         for rank, others in waits.items():
             if ended := [self.workers[other] for other in others if self.workers[other].ended]:
                 return [self.workers[rank], ended[0]]
-        return [self.workers[rank] for rank in find_cycle(start.rank, waits.__getitem__)]
+        if not any(start.rank in others for others in waits.values()):
+            return []
+        return [self.workers[rank] for rank in find_cycle(start.rank, lambda rank: waits.get(rank, ()))]
 
 
 def _complete(operation: Operation, team: list[Participant]) -> None:
