@@ -56,7 +56,7 @@ def uniform(
     - `dtype`: a floating one. Default: JAX's default float.
     - `minval`, `maxval`: the range, [minval, maxval): numbers, or arrays that broadcast with the block.
 
-    **Returns:** the block; zero-volume where this worker holds none. Bit for bit the same numbers for every partition.
+    **Returns:** the block; zero-volume if this worker holds none. Bit for bit the same numbers for every partition.
 
     **Raises:** `InvalidTypeError` for a dtype that is not floating, or a spec that is no `TensorSpec`.
 
@@ -81,7 +81,7 @@ def normal(key: Array, spec: TensorSpec, dtype: DTypeLike = float) -> Array:
     - `spec`: the tensor. Copies of a block get the same numbers.
     - `dtype`: a floating or complex one. Default: JAX's default float.
 
-    **Returns:** the block; zero-volume where this worker holds none. They are computed from the same random bits for
+    **Returns:** the block; zero-volume if this worker holds none. They are computed from the same random bits for
     every partition; the last bit or two of a result may differ, as XLA orders arithmetic by shape.
 
     **Raises:** as `uniform`.
@@ -103,9 +103,9 @@ def bernoulli(key: Array, p: ArrayLike | TensorSpec = 0.5, spec: TensorSpec | No
     - `p`: the probability, a number or a floating array that broadcasts with the block. May be left out.
     - `spec`: the tensor. Copies of a block get the same booleans.
 
-    **Returns:** the block; zero-volume where this worker holds none. Exactly the same for every partition.
+    **Returns:** the block; zero-volume if this worker holds none. Exactly the same for every partition.
 
-    **Raises:** `InvalidArgumentError` for a number outside [0, 1]; `InvalidTypeError` where there is no spec.
+    **Raises:** `InvalidArgumentError` for a number outside [0, 1]; `InvalidTypeError` if there is no spec.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0])
@@ -130,10 +130,10 @@ def bernoulli(key: Array, p: ArrayLike | TensorSpec = 0.5, spec: TensorSpec | No
 def _block(name: str, key: Array, spec: TensorSpec, dtype: DTypeLike) -> Array:
     check_spec(spec)
     check_key("key", key)
-    found = checked_dtype("dtype", dtype)
-    if not jnp.issubdtype(found, jnp.inexact if name == "normal" else jnp.floating):
-        raise InvalidTypeError(f"`dtype` (={found}) must be floating{' or complex' * (name == 'normal')}.")
-    return init_block(_Standard(name), key, spec, found)
+    np_dtype = checked_dtype("dtype", dtype)
+    if not jnp.issubdtype(np_dtype, jnp.inexact if name == "normal" else jnp.floating):
+        raise InvalidTypeError(f"`dtype` (={np_dtype}) must be floating{' or complex' * (name == 'normal')}.")
+    return init_block(_Standard(name), key, spec, np_dtype)
 
 
 def _is_number(x: ArrayLike, number: float) -> bool:

@@ -7,14 +7,12 @@ one worker is the same error on all.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, NamedTuple
 
-from distdl_jax.errors import SetupError
+from distdl_jax.validation import difference
 
 _OTHERS = ("DISTDL_JAX_TEST_", "DISTDL_JAX_SKIP_MPI_CHECK", "DISTDL_JAX_SUPERVISOR")
 """Beginnings of the names that the tests, the build and the launcher read."""
@@ -31,14 +29,13 @@ class TimeLimits(NamedTuple):
     program: float
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One environment variable.
 
     - `default`, `accepts`: the value if it is not set, and what it must be, for messages.
-    - `parse`: the value that a text stands for; raises `ValueError` for others.
+    - `parse`: the value that a text stands for; raises `ValueError` or `KeyError` for others.
     - `purpose`: what it is for, as a sentence.
-    - `alike`: whether it must be the same on all workers.
+    - `same`: whether it must be the same on all workers.
     """
 
     name: str
@@ -46,7 +43,7 @@ class Setting:
     accepts: str
     parse: Callable[[str], Any]
     purpose: str
-    alike: bool = True
+    same: bool = True
 
 
 def _seconds(text: str) -> TimeLimits:
@@ -56,83 +53,62 @@ def _seconds(text: str) -> TimeLimits:
     return TimeLimits(seconds, seconds)
 
 
-def _one_of(*words: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in words:
-            raise ValueError
-        return text
-
-    return parse
-
-
-def _switch(text: str) -> bool:
-    if text not in ("0", "1"):
-        raise ValueError
-    return text == "1"
-
-
-def _on_or_off(text: str) -> str:
-    if text not in ("on", "off", "always"):  # "always" was once more than "on"
-        raise ValueError
-    return "off" if text == "off" else "on"
-
+_SWITCH = {"0": False, "1": True}.__getitem__
 
 SETTINGS: dict[str, Setting] = {
     "timeout": Setting(
-        name="DISTDL_JAX_TIMEOUT",
-        default="1800, and 14400 for a program that all workers are in",
-        accepts="a number of seconds, or 0 for no limit",
-        parse=_seconds,
-        purpose="How long a worker waits for others before the clock ends the job.",
+        "DISTDL_JAX_TIMEOUT",
+        "1800, and 14400 for a program that all workers are in",
+        "a number of seconds, or 0 for no limit",
+        _seconds,
+        "How long a worker waits for others before the clock ends the job.",
     ),
     "debug": Setting(
-        name="DISTDL_JAX_DEBUG",
-        default="0",
-        accepts="0 or 1",
-        parse=_switch,
-        purpose="With 1 each worker's last operations are recorded, and reported when the clock ends the job; "
+        "DISTDL_JAX_DEBUG",
+        "0",
+        "0 or 1",
+        _SWITCH,
+        "With 1 each worker's last operations are recorded, and reported when the clock ends the job; "
         "`init` compares the workers' random keys; and `dj.check_replicated` looks.",
     ),
     "fast_convolutions": Setting(
-        name="DISTDL_JAX_FAST_CONVOLUTIONS",
-        default="1",
-        accepts="0 or 1",
-        parse=_switch,
-        purpose="With 0 convolutions on CPUs are XLA's own: several times slower, in less memory.",
+        "DISTDL_JAX_FAST_CONVOLUTIONS",
+        "1",
+        "0 or 1",
+        _SWITCH,
+        "With 0 convolutions on CPUs are XLA's own: several times slower, in less memory.",
     ),
     "onednn": Setting(
-        name="DISTDL_JAX_ONEDNN",
-        default="on",
-        accepts="on or off",
-        parse=_on_or_off,
-        purpose="Whether float32 convolutions on CPUs are oneDNN's, where `python -m distdl_jax.onednn` has compiled "
-        "them.",
+        "DISTDL_JAX_ONEDNN",
+        "on",
+        "on or off",
+        {"on": "on", "off": "off", "always": "on"}.__getitem__,  # "always" was once more than "on"
+        "Whether float32 convolutions on CPUs are oneDNN's, where `python -m distdl_jax.onednn` has compiled them.",
     ),
     "gpus": Setting(
-        name="DISTDL_JAX_GPUS",
-        default="own",
-        accepts="own, share or given",
-        parse=_one_of("own", "share", "given"),
-        purpose="How `python -m distdl_jax` gives GPUs to workers: one each, and an error where there are too few; one "
+        "DISTDL_JAX_GPUS",
+        "own",
+        "own, share or given",
+        {word: word for word in ("own", "share", "given")}.__getitem__,
+        "How `python -m distdl_jax` gives GPUs to workers: one each, and an error where there are too few; one "
         "for several, which share its memory; or as CUDA_VISIBLE_DEVICES says.",
     ),
     "progress": Setting(
-        name="DISTDL_JAX_PROGRESS",
-        default="1",
-        accepts="0 or 1",
-        parse=_switch,
-        purpose="With 0 nothing shows how far long work is: checkpoints, measurements, loops in `dj.progress`.",
-        alike=False,
+        "DISTDL_JAX_PROGRESS",
+        "1",
+        "0 or 1",
+        _SWITCH,
+        "With 0 nothing shows how far long work is: checkpoints, measurements, loops in `dj.progress`.",
+        same=False,
     ),
 }
 """Every setting, by its attribute of `Settings`."""
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """The values of all settings."""
 
-    timeout: TimeLimits = field(default=TimeLimits(1800.0, 4 * 3600.0))
+    timeout: TimeLimits = TimeLimits(1800.0, 4 * 3600.0)
     debug: bool = False
     fast_convolutions: bool = True
     onednn: str = "on"
@@ -144,18 +120,15 @@ class Settings:
         match getattr(self, name):
             case TimeLimits() as limits:
                 return f"{limits.waiting:g}" if limits.waiting == limits.program else "not set"
-            case bool() as number:
-                return str(int(number))
             case value:
-                return "not set" if value is None else str(value)
+                return str(int(value) if isinstance(value, bool) else value)
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """The settings in one worker's environment.
 
-    - `settings`: with the default in place of what is wrong.
-    - `wrong`: the settings, by attribute, whose values are not accepted, with these values.
+    - `settings`: with the default in place of a wrong value.
+    - `wrong`: the values that are not accepted, by the attribute of the setting.
     - `unknown`: names that look like settings, and are none.
     """
 
@@ -172,7 +145,7 @@ def read_settings(environment: Mapping[str, str]) -> Reading:
         if text := environment.get(setting.name, ""):
             try:
                 values[attribute] = setting.parse(text)
-            except ValueError:
+            except (ValueError, KeyError):
                 wrong[attribute] = text
     known = {setting.name for setting in SETTINGS.values()}
     ours = (name for name in environment if name.startswith("DISTDL_JAX_") and not name.startswith(_OTHERS))
@@ -195,52 +168,31 @@ def shows_progress() -> bool:
     return read_settings(os.environ).settings.progress
 
 
-def check_settings(everyone: Sequence[Reading]) -> None:
-    """Refuse values that are not accepted, or that differ where they must not; the same sentence on all workers.
-
-    **Raises:** `SetupError`; `everyone` has the reading of each worker, by rank.
-    """
-    for problem in setting_problems(everyone):
-        raise SetupError(problem)
-
-
 def setting_problems(everyone: Sequence[Reading]) -> Iterator[str]:
-    """Yield a sentence for each value that is not accepted, or differs between workers where it must not."""
+    """Yield a sentence for each value that is not accepted, or differs between workers where it must not.
+
+    `everyone` has the reading of each worker, by rank; the sentences are the same on all workers.
+    """
     for attribute, setting in SETTINGS.items():
-        for worker, reading in enumerate(everyone):
-            if attribute in reading.wrong:
-                where = f", on worker {worker}" if len(everyone) > 1 else ""
-                yield (
-                    f"The environment variable {setting.name} (={reading.wrong[attribute]!r}{where}) must be "
-                    f"{setting.accepts}."
-                )
-                break
-        else:
-            if setting.alike and (
-                text := difference(setting.name, [reading.settings.describe(attribute) for reading in everyone])
-            ):
-                yield text
-
-
-def difference(what: str, values: Sequence[Hashable]) -> str | None:
-    """Return a sentence where `what` is not the same on all workers, whose values are given by rank; else None."""
-    usual, count = Counter(values).most_common(1)[0]
-    for worker, value in enumerate(values):
-        if value != usual:
-            return (
-                f"All workers must have the same {what}, but it is {usual} on {count} of {len(values)} workers and "
-                f"{value} on worker {worker}."
-            )
-    return None
+        wrong = [
+            (worker, reading.wrong[attribute]) for worker, reading in enumerate(everyone) if attribute in reading.wrong
+        ]
+        values = {worker: reading.settings.describe(attribute) for worker, reading in enumerate(everyone)}
+        if wrong:
+            worker, value = wrong[0]
+            where = f", on worker {worker}" if len(everyone) > 1 else ""
+            yield f"The environment variable {setting.name} (={value!r}{where}) must be {setting.accepts}."
+        elif setting.same and (text := difference(setting.name, values)):
+            yield text
 
 
 def warning_of_unknown(everyone: Sequence[Reading]) -> str | None:
-    """Return a warning of names that look like settings and are none, on any worker; None where there are none."""
+    """Return a warning of names on any worker that look like settings and are none; None without such."""
     names = sorted({name for reading in everyone for name in reading.unknown})
     if not names:
         return None
     known = [setting.name for setting in SETTINGS.values()]
-    # All begin alike, so only a very close name is meant.
+    # All have one beginning, so only a very close name is meant.
     guesses = {name: get_close_matches(name, known, 1, cutoff=0.9) for name in names}
     listed = (f"{name} (did you mean {guess[0]}?)" if guess else name for name, guess in guesses.items())
     return f"Ignored, for distdl_jax has no such setting: {', '.join(listed)}. The settings are {', '.join(known)}."
@@ -250,6 +202,6 @@ def settings_table() -> str:
     """Return all settings, as the table in docs/settings.md."""
     lines = ["| variable | default | accepted | what it is for | alike on all workers |", "|---|---|---|---|---|"]
     for setting in SETTINGS.values():
-        alike = "yes" if setting.alike else "no"
-        lines.append(f"| `{setting.name}` | {setting.default} | {setting.accepts} | {setting.purpose} | {alike} |")
+        same = "yes" if setting.same else "no"
+        lines.append(f"| `{setting.name}` | {setting.default} | {setting.accepts} | {setting.purpose} | {same} |")
     return "\n".join(lines)

@@ -6,11 +6,12 @@ Checks of arrays import numpy and JAX when they are called, so that the plans, w
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Final
 
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,7 +69,7 @@ def _integer(value: Any) -> int:
 
 
 def python_integers(value: Any) -> Any:
-    """Return numpy's integers, and JAX's where they are concrete, as Python's; in tuples and lists, too."""
+    """Return numpy's integers, and JAX's if they are concrete, as Python's; in tuples and lists, too."""
     if type(value) in (tuple, list):
         return type(value)(map(python_integers, value))
     if getattr(getattr(value, "dtype", None), "kind", None) in ("i", "u") and not value.shape and not is_traced(value):
@@ -185,11 +186,11 @@ def checked_weights(name: str, value: Any, each: str, *, or_one: bool = False) -
             f"`{name}` (={value!r}) must be concrete numbers, but is traced; make them outside of jit."
         )
     try:
-        found = np.asarray(value)
+        array = np.asarray(value)
     except (TypeError, ValueError):  # ragged, say
-        found = np.asarray(None)
-    is_number = jnp.issubdtype(found.dtype, jnp.integer) or jnp.issubdtype(found.dtype, jnp.floating)
-    numbers = found.astype(float) if is_number else np.full(1, np.nan)
+        array = np.asarray(None)
+    is_number = jnp.issubdtype(array.dtype, jnp.integer) or jnp.issubdtype(array.dtype, jnp.floating)
+    numbers = array.astype(float) if is_number else np.full(1, np.nan)
     if numbers.ndim > 1 or (numbers.ndim == 0 and not or_one) or np.isnan(numbers).any():
         kind = f"{'a real number, or ' * or_one}a sequence of real numbers, one for each {each}"
         raise InvalidTypeError(f"`{name}` (={value!r}) must be {kind}.")
@@ -202,9 +203,9 @@ def checked_dtype(name: str, value: Any) -> np.dtype:
     import numpy as np
 
     try:
-        found = np.dtype(jax.dtypes.canonicalize_dtype(value))
-        if is_numeric(found):
-            return found
+        dtype = np.dtype(jax.dtypes.canonicalize_dtype(value))
+        if is_numeric(dtype):
+            return dtype
     except (TypeError, ValueError, AttributeError):
         pass
     raise InvalidTypeError(f"`{name}` (={value!r}) must be a dtype of numbers, as jnp.float32.")
@@ -231,6 +232,26 @@ def check_key(name: str, value: Any) -> None:
         raise InvalidArgumentError(f"`{name}` (of shape {value.shape}) must be one random key, not several.")
     if dtype != "uint32" or getattr(value, "ndim", None) != 1:
         raise InvalidTypeError(f"`{name}` (={value!r}) must be a random key, as jax.random.key(0) makes one.")
+
+
+def difference(what: str, values: Mapping[int, Hashable]) -> str | None:
+    """Return a sentence if `what` is not the same on all workers, whose values are given by rank; None if it is."""
+    usual, count = Counter(values.values()).most_common(1)[0]
+    for worker, value in sorted(values.items()):
+        if value != usual:
+            return (
+                f"All workers must have the same {what}, but it is {usual} on {count} of {len(values)} workers and "
+                f"{value} on worker {worker}."
+            )
+    return None
+
+
+def check_same(arguments: Mapping[int, Mapping[str, Hashable]]) -> None:
+    """Refuse arguments, by worker and name, that are not the same on all workers."""
+    (first, *_) = arguments.values()
+    for name in first:
+        if text := difference(f"`{name}`", {worker: given[name] for worker, given in arguments.items()}):
+            raise PlanError(text)
 
 
 def per_feature(name: str, value: Any, dims: int) -> tuple[int, ...]:

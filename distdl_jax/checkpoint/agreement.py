@@ -1,23 +1,21 @@
 """Work of all workers that succeeds or fails on all of them, and that may take long: writing and reading.
 
-A worker that is done with its part waits for the others, and a clock ends a job in which somebody has waited for too
-long. So all meet from time to time, the busy ones between two pieces of their work: nobody waits for longer than for a
-meeting and a piece. Where a disk does not finish a piece, its worker does not come, and the clock ends the job.
+A worker that is done with its part waits for the others, and a clock ends a job in which a worker has waited for too
+long. So all meet from time to time, the busy ones between two pieces of their work: no worker waits for longer than for
+a meeting and a piece. If a disk does not finish a piece, its worker does not come, and the clock ends the job.
 """
 
 from __future__ import annotations
 
-import os
-import socket
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-from distdl_jax.errors import CheckpointError, DistDLError, InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.errors import CheckpointError, DistDLError
 from distdl_jax.partitions.formats.hyperslabs import Pause
 from distdl_jax.settings import current_settings
 from distdl_jax.tracing.world import World
+from distdl_jax.transports.agreement.agree import agree
 
 LONGEST = 45.0
 """Seconds between two meetings, at most: fewer than after which a line says that a worker waits."""
@@ -26,156 +24,81 @@ PART_OF_LIMIT = 1 / 8
 """The same, as a part of what the clock allows."""
 
 
-class Failure(NamedTuple):
-    """An error on a worker: its type, if that is one of the library's, and its text."""
-
-    kind: type[DistDLError]
-    text: str
-
-
-class _Unfinished(NamedTuple):
-    """The contribution of a worker that is not done, and the decision as long as there is one."""
-
-
-class _Done(NamedTuple):
-    """The contribution of a worker that is done, and the decision when all are."""
-
-    value: Any
-
-
-class _FailedElsewhere(BaseException):
-    """Ends this worker's work, since the work of another one has failed. It is no error of a file that is read."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.text)
-        self.failure = failure
-
-
 def together(
     world: World,
     label: str,
     work: Callable[[Pause], Any],
-    decide: Callable[[dict[int, Any]], Any] = lambda contributions: None,
+    decide: Callable[[dict[int, Any]], Any] = lambda results: None,
 ) -> Any:
     """Return the first worker's decision on the results of all workers' `work`, by rank; collective in the world.
 
-    `work` may take any time, and calls what it gets between two pieces. Where one worker fails, the others end their
-    work at the next meeting.
+    `work` may take any time, and calls its argument between two pieces. If one worker fails, the others end their work
+    at the next meeting.
 
-    **Raises,** on all workers, where `work` raises on any of them, or `decide` on the first. An error that is none of
-    the library's becomes a `CheckpointError` elsewhere; where it was raised it goes on as it is, but for `OSError`.
+    **Raises,** on all workers, if `work` raises on any of them, or `decide` on the first. An error that is none of the
+    library's becomes a `CheckpointError` on the other workers, and an `OSError` on its own one, too.
     """
-    raised: Exception | None = None
     limit = current_settings().timeout.waiting
     interval = min(LONGEST, PART_OF_LIMIT * limit) if limit else LONGEST
     last = time.monotonic()
+    raised: Exception | None = None  # by this worker
+    failed: DistDLError | None = None  # at a meeting, by any worker
 
-    def decided(contributions: dict[int, Any]) -> Any:
+    def decided(results: dict[int, tuple[Any, ...]]) -> tuple[Any, DistDLError | None] | None:
+        """Return the decision, or the error in making it; None while some worker is busy, whose result is ()."""
         nonlocal raised
-        if (found := _failed_on_any(contributions)) is not None:
-            return found
-        if any(isinstance(each, _Unfinished) for each in contributions.values()):
-            return _Unfinished()
+        if () in results.values():
+            return None
         try:
-            return _Done(decide({worker: each.value for worker, each in contributions.items()}))
+            return decide({worker: result for worker, (result,) in results.items()}), None
         except Exception as error:
-            raised, found = error, _failure(error)
-            is_clear = len(contributions) == 1 or isinstance(error, DistDLError)
-            # A failure of the first worker's file system names the worker.
-            return found if is_clear else found._replace(text=f"On worker {min(contributions)}: {found.text}")
+            raised = error
+            return None, _library_error(error, f"On worker {min(results)}: " if len(results) > 1 else "")
 
-    def meet(contribution: _Unfinished | _Done | Failure) -> Any:
-        nonlocal last
-        decision = world.agree(tuple(range(world.size)), label, contribution, decided)
-        last = time.monotonic()
-        return decision
+    def meet(result: Callable[[], tuple[Any, ...]]) -> Any:
+        nonlocal last, failed
+        try:
+            return agree(world, tuple(range(world.size)), label, result, decided)
+        except DistDLError as error:
+            failed = error
+            raise
+        finally:
+            last = time.monotonic()
 
     def pause() -> None:
         if time.monotonic() - last > interval:
-            decision = meet(_Unfinished())
-            if isinstance(decision, Failure):
-                raise _FailedElsewhere(decision)
+            meet(tuple)
 
-    contribution: _Done | Failure
+    def result() -> tuple[Any, ...]:
+        if raised is not None:
+            raise _library_error(raised)
+        return done
+
+    done: tuple[Any, ...] = ()
     try:
-        contribution = _Done(work(pause))
-    except _FailedElsewhere as ended:
-        raise ended.failure.kind(ended.failure.text) from None
+        done = (work(pause),)
     except Exception as error:
-        contribution, raised = _failure(error), error
-    while isinstance(decision := meet(contribution), _Unfinished):
-        pass
-    if isinstance(decision, Failure):
+        if failed is not None:
+            raise failed from None
+        raised = error
+    try:
+        while (decision := meet(result)) is None:
+            pass
+        value, error_of_decision = decision
+        if error_of_decision is not None:
+            raise error_of_decision
+    except DistDLError:
         if raised is not None and not isinstance(raised, DistDLError | OSError):
-            raise raised
-        raise decision.kind(decision.text)
-    return decision.value
+            raise raised from None
+        raise
+    return value
 
 
-def _failure(error: Exception) -> Failure:
-    """Return what an exception is for the other workers."""
+def _library_error(error: Exception, where: str = "") -> DistDLError:
+    """Return an exception as all workers raise it; `where`: the worker with the file system that it is of."""
     if isinstance(error, DistDLError):
-        return Failure(type(error), str(error))
+        return error
     if isinstance(error, OSError) and error.strerror:
         file = error.filename if error.filename2 is None else f"{error.filename} to {error.filename2}"
-        return Failure(CheckpointError, f"{error.strerror} (errno {error.errno})" + (f": {file}" if file else ""))
-    return Failure(CheckpointError, f"{type(error).__name__}: {error}")
-
-
-def _failed_on_any(contributions: dict[int, Any]) -> Failure | None:
-    """Return the one failure among contributions that all workers raise."""
-    failed = {worker: each for worker, each in contributions.items() if isinstance(each, Failure)}
-    if not failed:
-        return None
-    worker, first = min(failed.items())
-    if len(contributions) == 1 or (len(failed) == len(contributions) and len(set(failed.values())) == 1):
-        return first
-    return Failure(first.kind, f"On worker {worker}: {first.text}")
-
-
-def check_same(arguments: Mapping[int, Mapping[str, Any]]) -> None:
-    """Refuse arguments, by name, that are not the same on all workers.
-
-    **Raises:** `PlanError`.
-    """
-    (first, expected), *others = sorted(arguments.items())
-    for worker, given in others:
-        for name, value in given.items():
-            if value != expected[name]:
-                raise PlanError(
-                    f"`{name}` must be the same on all workers, but is {expected[name]!r} on worker {first} and "
-                    f"{value!r} on worker {worker}."
-                )
-
-
-def this_host() -> str:
-    """Return the name of this machine, for messages."""
-    with suppress(OSError):
-        return socket.gethostname()
-    return "unknown host"
-
-
-def checked_path(path: Any) -> str:
-    """Return the argument `path`, absolute.
-
-    **Raises:** `InvalidTypeError`, `InvalidArgumentError` for what is no path; `CheckpointError` where it is relative,
-    and the folder that the program works in is gone.
-    """
-    try:
-        text = os.fsdecode(path)
-    except TypeError:
-        raise InvalidTypeError(f"`path` (={path!r}) must be the path of a folder: a text or a pathlib.Path.") from None
-    if not text:
-        raise InvalidArgumentError("`path` (='') must name a folder; '.' is the one that the program works in.")
-    try:
-        has_nul = b"\0" in os.fsencode(text)
-    except UnicodeEncodeError:
-        has_nul = True
-    if has_nul:
-        raise InvalidArgumentError(f"`path` (={text!r}) must be a path, without NUL and without halves of letters.")
-    try:
-        return os.path.abspath(text)
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"`path` (={text!r}) is relative to the folder that the program works in, which has been removed."
-        ) from None
+        return CheckpointError(f"{where}{error.strerror} (errno {error.errno})" + (f": {file}" if file else ""))
+    return CheckpointError(f"{where}{type(error).__name__}: {error}")

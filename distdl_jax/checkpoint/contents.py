@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.checkpoint.agreement import check_same, together
+from distdl_jax.checkpoint.agreement import together
 from distdl_jax.checkpoint.manifest import Form, volume
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partitions.formats.safetensors import dtype_named, is_storable
@@ -23,7 +23,7 @@ from distdl_jax.partitions.spec_trees import check_alike, check_shape, described
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import Box
 from distdl_jax.tracing.world import World
-from distdl_jax.validation import is_traced
+from distdl_jax.validation import check_same, is_traced
 
 _ALIGNED = 64
 """JAX takes an array on a CPU without a copy where its address is a multiple of so many bytes."""
@@ -49,7 +49,7 @@ class LocalLeaf(NamedTuple):
 
     @property
     def placeholder(self) -> tuple[int, ...] | None:
-        """The shape of this worker's placeholder; None where it has a block or no placeholder."""
+        """The shape of this worker's placeholder; None if it has a block or no placeholder."""
         shape = tuple(np.shape(self.value))
         return shape if not self.spec.partition.active and 0 in shape else None
 
@@ -57,13 +57,13 @@ class LocalLeaf(NamedTuple):
         """Bring this worker's block to the host."""
         data = jax.random.key_data(self.value) if self.form.key is not None else self.value
         block = np.asarray(data)
-        found = block.astype(dtype_named(self.form.dtype), copy=False)
-        if found.dtype.kind in "iu" and not np.array_equal(found, block):
+        converted = block.astype(dtype_named(self.form.dtype), copy=False)
+        if converted.dtype.kind in "iu" and not np.array_equal(converted, block):
             raise InvalidArgumentError(
-                f"`tree{self.path}` (={self.value!r}) has integers that don't fit into {found.dtype.name}, which JAX "
-                "makes of it; jax_enable_x64 allows 64 bits."
+                f"`tree{self.path}` (={self.value!r}) has integers that don't fit into {converted.dtype.name}, which "
+                "JAX makes of it; jax_enable_x64 allows 64 bits."
             )
-        return found
+        return converted
 
 
 class OwnBlock(NamedTuple):
@@ -100,7 +100,7 @@ def agree_on_contents(
     Collective in the world. `arguments` checks and returns, by name, the public function's arguments that must be the
     same on all workers. With `copied`, blocks are copied to the host, so that the arrays may change or go.
 
-    **Raises,** on all workers, where they disagree, or one of them has what can't be saved.
+    **Raises,** on all workers, if they disagree, or one of them has what can't be saved.
     """
     local: list[LocalLeaf] = []
     own: list[OwnBlock] = []
@@ -110,7 +110,7 @@ def agree_on_contents(
             _local(path, spec, value) for path, value, spec in leaves_with_specs(tree, specs) if spec is not None
         )
         if len({leaf.path for leaf in local}) < len(local):
-            raise InvalidArgumentError("`tree` has two leaves of one path; a file can't tell them apart.")
+            raise InvalidArgumentError("`tree` has two leaves of one path; a file can't distinguish them.")
         for n, leaf in enumerate(local):
             box = stored_box(leaf.spec.box, leaf.form)
             if leaf.spec.counts and box is not None and volume(box):  # of copies the first one
@@ -131,7 +131,7 @@ def agree_on_contents(
 
     leaves, decision = together(world, label, contribution, decided)
     placeholders = {n: shape for n, leaf in enumerate(local) if (shape := leaf.placeholder) not in (None, (0,))}
-    return decision, [each._replace(form=leaves[each.leaf][1]) for each in own], placeholders
+    return decision, [block._replace(form=leaves[block.leaf][1]) for block in own], placeholders
 
 
 def _copied(own: OwnBlock) -> OwnBlock:
@@ -159,8 +159,8 @@ def _form(path: str, spec: TensorSpec, value: Any) -> tuple[tuple[int, ...], For
     dtype = getattr(value, "dtype", None)
     if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
         data = jax.eval_shape(jax.random.key_data, value)
-        of_element = data.shape[value.ndim :]
-        form = Form((*spec.global_shape, *of_element), data.dtype.name, key=str(jax.random.key_impl(value)))
+        key_shape = data.shape[value.ndim :]
+        form = Form((*spec.global_shape, *key_shape), data.dtype.name, key=str(jax.random.key_impl(value)))
         return tuple(value.shape), form
     try:
         number = np.dtype(jnp.result_type(value))
@@ -178,7 +178,7 @@ def _form(path: str, spec: TensorSpec, value: Any) -> tuple[tuple[int, ...], For
 def _agreed_form(path: str, forms: dict[int, tuple[Form, bool]]) -> Form:
     """Return the form of a leaf, from the forms on all workers, and whether they count.
 
-    **Raises:** `PlanError` where two that count differ.
+    **Raises:** `PlanError` if two that count differ.
     """
     (first, form), *others = [(worker, form) for worker, (form, counts) in sorted(forms.items()) if counts]
     for worker, other in others:
@@ -208,10 +208,10 @@ def as_leaf(name: str, form: Form, block: np.ndarray[Any, Any]) -> Array:
     """Return a block as an array of JAX's, or as random keys."""
     if form.key is not None:
         return jax.random.wrap_key_data(jax.device_put(block), impl=form.key)
-    found = np.dtype(jax.dtypes.canonicalize_dtype(block.dtype))
-    if found != block.dtype:
+    jax_dtype = np.dtype(jax.dtypes.canonicalize_dtype(block.dtype))
+    if jax_dtype != block.dtype:
         raise CheckpointError(
-            f"`{name}` is {block.dtype.name} in the checkpoint, but JAX would make {found} of it here: set "
+            f"`{name}` is {block.dtype.name} in the checkpoint, but JAX would make {jax_dtype} of it here: set "
             "jax_enable_x64 (JAX_ENABLE_X64=1), as it was when the checkpoint was saved."
         )
     if form.weak and block.dtype.kind in "ifc":

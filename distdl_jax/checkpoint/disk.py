@@ -19,20 +19,20 @@ import os
 import re
 import secrets
 import shutil
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from distdl_jax.checkpoint.agreement import this_host
-from distdl_jax.errors import CheckpointError, InvalidArgumentError
+from distdl_jax.errors import CheckpointError, InvalidArgumentError, InvalidTypeError
 
 _COMPLETE = re.compile(r"step-(\d{10,})(?:\.(\d+))?", re.ASCII)
 _UNFINISHED = re.compile(r"\.step-(\d{10,})\.[0-9a-f]+", re.ASCII)
 
 
 def _fallocate() -> Any:
-    """Return Linux's own call: Python's posix_fallocate writes into every page where the file system has none."""
+    """Return Linux's own call: Python's posix_fallocate writes into every page if the file system has none."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
     if call is not None:
         call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
@@ -74,7 +74,7 @@ class Disk:
         return os.pwrite(descriptor, data, offset)
 
     def reserve(self, descriptor: int, nbytes: int) -> None:
-        """Set aside space for a file, where the file system can: faster, and a full disk is noticed early."""
+        """Set aside space for a file, if the file system can: faster, and a full disk is noticed early."""
         if _FALLOCATE is not None and _FALLOCATE(descriptor, _KEEP_SIZE, 0, nbytes):
             error = ctypes.get_errno()
             if error in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -112,7 +112,7 @@ class Disk:
         os.remove(path)
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder and its contents; not for good, and only partly where that fails."""
+        """Remove a folder and its contents; not for good, and only partly if that fails."""
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -172,13 +172,13 @@ def complete_folders(names: Iterable[str]) -> list[Folder]:
     >>> complete_folders(["step-0000000012", "step-0000000003.1", ".step-0000000099.ab", "notes"])
     [Folder(step=3, again=1), Folder(step=12, again=0)]
     """
-    found = [match for name in names if (match := _COMPLETE.fullmatch(name))]
-    folders = [(Folder(int(match[1]), int(match[2] or 0)), match[0]) for match in found]
+    matches = [match for name in names if (match := _COMPLETE.fullmatch(name))]
+    folders = [(Folder(int(match[1]), int(match[2] or 0)), match[0]) for match in matches]
     return sorted(folder for folder, name in folders if folder.name == name)
 
 
 def folders_in(path: str) -> list[Folder]:
-    """Return the complete checkpoints in a folder, in ascending order; none where there is no such folder."""
+    """Return the complete checkpoints in a folder, in ascending order; none if there is no such folder."""
     try:
         with os.scandir(path) as entries:
             return complete_folders(entry.name for entry in entries if entry.is_dir())
@@ -200,22 +200,22 @@ def begin_folder(target: Disk, path: str, step: int, tidy: bool) -> str:
     return unfinished
 
 
-def abandon_later(target: Disk, path: str, step: int, gone_on_from: int | None) -> None:
-    """Set the checkpoints aside that a run which goes on with `step`, from `gone_on_from`, has left behind.
+def abandon_later(target: Disk, path: str, step: int, continued_from: int | None) -> None:
+    """Set the checkpoints aside that a run which continues with `step`, from `continued_from`, has left behind.
 
-    **Raises:** `InvalidArgumentError` where that is not what it does, but checkpoints of higher steps are there.
+    **Raises:** `InvalidArgumentError` if that is not what it does, but checkpoints of higher steps are there.
     """
     folders = folders_in(path)
     if not folders or (highest := folders[-1].step) <= step:
         return
-    if gone_on_from is None or gone_on_from > step:
+    if continued_from is None or continued_from > step:
         raise InvalidArgumentError(
             f"`step` (={step}) must not be below that of the last checkpoint in {path}, {highest}: this one would be "
             "removed first, and `restore` would return that one. A new run takes another folder; to go back to an "
             "earlier step, call this Manager's `restore(specs, step)`, which sets the later ones aside."
         )
     for folder in folders:
-        if folder.step > gone_on_from and folder.step != step:
+        if folder.step > continued_from and folder.step != step:
             name = os.path.join(path, folder.name)
             target.rename(name, f"{name}.abandoned-{secrets.token_hex(4)}")
 
@@ -240,7 +240,7 @@ def complete_folder(target: Disk, path: str, unfinished: str, step: int) -> None
 
 
 def remove_folder(target: Disk, path: str, name: str) -> None:
-    """Remove a checkpoint, its name first; where that fails or is cut short, a later call does."""
+    """Remove a checkpoint, its name first; if that fails or is cut short, a later call does."""
     (step,) = (int(match[1]) for form in (_COMPLETE, _UNFINISHED) if (match := form.fullmatch(name)))
     gone = os.path.join(path, _unfinished(step))
     with suppress(OSError):
@@ -250,7 +250,7 @@ def remove_folder(target: Disk, path: str, name: str) -> None:
 
 @contextmanager
 def written_in(folder: str) -> Iterator[None]:
-    """Raise a sentence where the folder of a checkpoint, or a file in it, is gone while it is written."""
+    """Raise a sentence if the folder of a checkpoint, or a file in it, is gone while it is written."""
     try:
         yield
     except FileNotFoundError as error:
@@ -262,3 +262,36 @@ def written_in(folder: str) -> Iterator[None]:
 
 def _unfinished(step: int) -> str:
     return f".step-{step:010d}.{secrets.token_hex(4)}"
+
+
+def this_host() -> str:
+    """Return the name of this machine, for messages."""
+    with suppress(OSError):
+        return socket.gethostname()
+    return "unknown host"
+
+
+def checked_path(path: Any) -> str:
+    """Return the argument `path`, absolute.
+
+    **Raises:** `InvalidTypeError`, `InvalidArgumentError` for an invalid path; `CheckpointError` if it is relative,
+    and the folder that the program works in is gone.
+    """
+    try:
+        text = os.fsdecode(path)
+    except TypeError:
+        raise InvalidTypeError(f"`path` (={path!r}) must be the path of a folder: a text or a pathlib.Path.") from None
+    if not text:
+        raise InvalidArgumentError("`path` (='') must name a folder; '.' is the one that the program works in.")
+    try:
+        has_nul = b"\0" in os.fsencode(text)
+    except UnicodeEncodeError:
+        has_nul = True
+    if has_nul:
+        raise InvalidArgumentError(f"`path` (={text!r}) must be a path, without NUL and without halves of letters.")
+    try:
+        return os.path.abspath(text)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"`path` (={text!r}) is relative to the folder that the program works in, which has been removed."
+        ) from None

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import jax
 
-from distdl_jax.checkpoint.agreement import check_same, checked_path, together
+from distdl_jax.checkpoint.agreement import together
 from distdl_jax.checkpoint.contents import Leaves, agree_on_contents, as_leaf, empty_block
-from distdl_jax.checkpoint.disk import Disk, disk, naming, write_all, written_in
+from distdl_jax.checkpoint.disk import Disk, checked_path, disk, naming, write_all, written_in
 from distdl_jax.checkpoint.manifest import Form
 from distdl_jax.checkpoint.writing import UnfinishedFile, world_of_specs
 from distdl_jax.errors import InvalidArgumentError, PlanError
@@ -25,6 +25,7 @@ from distdl_jax.partitions.spec_trees import like_specs, specs_by_path
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import box_shape
 from distdl_jax.transports.progress import bytes_shown, progress
+from distdl_jax.validation import check_same
 
 
 def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
@@ -42,7 +43,7 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
 
     Collective over all workers of the world.
 
-    **Raises,** on all workers: what `dj.checkpoint.save` raises; `InvalidArgumentError` where two leaves would get one
+    **Raises,** on all workers: what `dj.checkpoint.save` raises; `InvalidArgumentError` if two leaves would get one
     name, or one a name that the format keeps for itself.
 
     >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
@@ -67,37 +68,27 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
         world, "the beginning of an export", tree, specs, lambda: {"path": checked_path(path)}, decide
     )
 
-    @contextmanager
-    def opened(pause: Pause = lambda: None) -> Iterator[UnfinishedFile]:
-        size = sum(each.nbytes for each in own)
-        with (
-            written_in(unfinished),
-            naming(unfinished),
-            bytes_shown(world, f"export to {to}, written by worker 0", size) as shown,
-        ):
-            descriptor = target.open(unfinished)
-            try:
-                file = UnfinishedFile(target, descriptor, pause, shown)
-                yield file
-                file.sync()
-            finally:
-                target.close(descriptor)
+    size = sum(own_block.nbytes for own_block in own)
+
+    def opened(pause: Pause = lambda: None) -> AbstractContextManager[UnfinishedFile]:
+        shown = bytes_shown(world, f"export to {to}, written by worker 0", size)
+        return UnfinishedFile.opened(target, unfinished, target.open, pause, shown)
 
     def write(pause: Pause) -> None:
         if not own:
             return
-        with opened(pause) as file:
-            for each in own:
-                data, tensor = bytes_of(each.block()), tensors[each.leaf]
-                length, starts = runs(each.form.shape, each.box)
+        with written_in(unfinished), opened(pause) as file:
+            for own_block in own:
+                data, tensor = bytes_of(own_block.block()), tensors[own_block.leaf]
+                length, starts = runs(own_block.form.shape, own_block.box)
                 nbytes = length * tensor.itemsize
                 for n, start in enumerate(starts):
                     file.write(data[n * nbytes : (n + 1) * nbytes], tensor.offset + start * tensor.itemsize)
 
     def complete(_: Any) -> None:
-        with opened():
-            pass  # the sync at its end is for the header
         with written_in(unfinished):
+            with opened():
+                pass  # the sync at its end is for the header
             target.replace(unfinished, to)
         target.sync_folder(os.path.dirname(to))
 
@@ -120,14 +111,14 @@ def import_(path: str | os.PathLike[str], specs: Any) -> Any:
       stands, as in `export`: `specs["conv1"]["weight"]` gets `conv1.weight`. One spec that is no pytree gets the only
       array of a file. None is left as it is. What else the file holds is not looked at.
 
-    **Returns:** a pytree of the structure of `specs`, with this worker's block of each, zero-volume where it has none,
+    **Returns:** a pytree of the structure of `specs`, with this worker's block of each, zero-volume if it has none,
     in the file's dtype. It takes little more memory than the blocks; a compressed array (`numpy.savez_compressed`) is
     read from its beginning.
 
     Collective over all workers of the world.
 
-    **Raises,** on all workers: `PlanError` where the file lacks a tensor or has it in another shape; `CheckpointError`
-    where it can't be read.
+    **Raises,** on all workers: `PlanError` if the file lacks a tensor or has it in another shape; `CheckpointError`
+    if it can't be read.
 
     >>> import tempfile, numpy as np, distdl_jax as dj
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -136,25 +127,25 @@ def import_(path: str | os.PathLike[str], specs: Any) -> Any:
     [0.0, 1.0, 2.0]
     """
     world = world_of_specs(specs)
-    wanted = [(_name(place), spec) for place, spec in specs_by_path(specs).items()]
+    named_specs = [(_name(place), spec) for place, spec in specs_by_path(specs).items()]
 
-    def alike(given: dict[int, dict[str, str]]) -> str:
+    def common_path(given: dict[int, dict[str, str]]) -> str:
         check_same(given)
         return given[0]["path"]
 
-    file: str = together(world, "the beginning of an import", lambda _: {"path": checked_path(path)}, alike)
-    found: dict[str, ArrayInFile] = {}
+    file: str = together(world, "the beginning of an import", lambda _: {"path": checked_path(path)}, common_path)
+    sources: dict[str, ArrayInFile] = {}
     leaves: list[Any] = []
 
     def prepare(_: Pause) -> None:
         arrays = arrays_in(file)
-        found.update((name, _found(file, arrays, name, spec)) for name, spec in wanted if spec is not None)
+        sources.update((name, _found(file, arrays, name, spec)) for name, spec in named_specs if spec is not None)
 
     def read(pause: Pause) -> None:
-        for array in found.values():
+        for array in sources.values():
             array.file.check_name()  # now that all workers have opened it, all read the same one
-        for name, spec in progress(wanted, label=f"import from {file}", unit="tensor"):
-            leaves.append(None if spec is None else _block(found[name], name, spec, pause))
+        for name, spec in progress(named_specs, label=f"import from {file}", unit="tensor"):
+            leaves.append(None if spec is None else _block(sources[name], name, spec, pause))
 
     label = f"the import from {file}"
     together(world, label, prepare)

@@ -1,16 +1,17 @@
-"""Checkpoints that are written while training goes on, and of which the last few are kept."""
+"""Checkpoints that are written while training continues, and of which the last few are kept."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from distdl_jax.checkpoint.agreement import checked_path, together
-from distdl_jax.checkpoint.disk import Disk, folders_in, remove_folder
+from distdl_jax.checkpoint.agreement import together
+from distdl_jax.checkpoint.disk import Disk, checked_path, folders_in, remove_folder
 from distdl_jax.checkpoint.reading import restore_with_step, steps
 from distdl_jax.checkpoint.writing import Run, Writing, begin, not_saved, world_of_specs
 from distdl_jax.errors import InvalidArgumentError
@@ -25,12 +26,12 @@ LOOKS_EVERY = 0.25
 
 
 class Manager:
-    """Saves checkpoints while training goes on, and keeps the last few of them.
+    """Saves checkpoints while training continues, and keeps the last few of them.
 
     `save` copies this worker's blocks to the host (memory for one more of them, until they are written) and returns; a
     thread writes them. One checkpoint is written at a time: `save` first waits for the one before. What goes wrong in
     a thread is raised by the next `save`, `wait`, `restore` or `close`, on all workers. The end of the `with` waits for
-    the last one; where there is none, the end of the program does.
+    the last one; if there is none, the end of the program does.
 
     **Arguments:**
 
@@ -61,13 +62,13 @@ class Manager:
         self._closed = False
 
     def save(self, tree: Any, specs: Any, step: int) -> None:
-        """Begin to save a tree; the arguments, and what is collective, are those of `dj.checkpoint.save`.
+        """Begin to save a tree; arguments and collectivity are those of `dj.checkpoint.save`.
 
         Once it returns, the arrays may be donated or changed. Steps ascend: `restore` of this Manager goes back to an
         earlier one.
 
         **Raises,** on all workers: what `dj.checkpoint.save` raises, of this tree or of the one before;
-        `InvalidArgumentError` where the folder has a checkpoint of a higher step, of another run, say.
+        `InvalidArgumentError` if the folder has a checkpoint of a higher step, of another run, say.
         """
         if self._closed:
             raise InvalidArgumentError("This Manager is closed: it saves nothing any more.")
@@ -83,7 +84,7 @@ class Manager:
     def wait(self) -> None:
         """Return when what was saved is on disk. Collective.
 
-        **Raises,** on all workers: `CheckpointError` where that was not possible.
+        **Raises,** on all workers: `CheckpointError` if that was not possible.
         """
         writer, self._writer = self._writer, None
         if writer is None or self._world is None:
@@ -98,7 +99,7 @@ class Manager:
     def restore(self, specs: Any, step: int | None = None) -> Any:
         """Call `dj.checkpoint.restore`, once what was saved before is on disk. Collective.
 
-        The run goes on from that step: what was saved of later ones is set aside by the next `save` of one of them or
+        The run continues from that step: later ones are set aside by the next `save` of one of them or
         below, under the names `step-....abandoned-...`, which you may remove.
         """
         self.wait()
@@ -111,7 +112,7 @@ class Manager:
         return steps(self.path)
 
     def latest_step(self) -> int | None:
-        """Return the last of the steps; None where there is none. Collective."""
+        """Return the last of the steps; None if there is none. Collective."""
         return max(self.steps(), default=None)
 
     def close(self) -> None:
@@ -160,15 +161,15 @@ class Manager:
 class _Writer:
     """The thread that writes this worker's part of a checkpoint, and on the first worker completes it."""
 
-    def __init__(self, writing: Writing, completed: Any) -> None:
+    def __init__(self, writing: Writing, after: Callable[[Disk, int], None] | None) -> None:
+        """`after`: called with the disk and the step when the checkpoint is complete; None but on the first worker."""
         self.step = writing.step
         self._writing = writing
-        self._after = completed
+        self._after = after
         self._cancelled = threading.Event()
         self._own_part = threading.Event()
         self._pieces = 0
         self._error: Exception | None = None
-        self._is_first = completed is not None
         self._thread = threading.Thread(target=self._run, name=f"checkpoint of step {self.step}", daemon=True)
         self._thread.start()
 
@@ -176,7 +177,7 @@ class _Writer:
         try:
             self._writing.write(self._count)
             self._own_part.set()
-            if self._is_first and self._writing.wait_for_all(self._cancelled):
+            if self._after is not None and self._writing.wait_for_all(self._cancelled):
                 self._writing.complete()
                 with suppress(OSError):  # what can't be removed now is removed after the next one
                     self._after(self._writing.disk, self.step)
@@ -208,5 +209,5 @@ class _Writer:
         """Stop waiting for other workers; on the first one, remove what there is."""
         self._cancelled.set()
         self._thread.join()
-        if self._is_first:
+        if self._after is not None:
             self._writing.abandon()

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from distdl_jax.errors import CheckpointError
 from distdl_jax.partitions.formats.hyperslabs import ROW
+from distdl_jax.partitions.formats.plain_files import fields, integer, integers, parsed, typed
 from distdl_jax.partitions.formats.safetensors import dtype_named, is_storable
-from distdl_jax.partitions.formats.strict_json import fields, integer, integers, parsed, typed
 from distdl_jax.plans.decomposition import Box, box_shape
 
 try:
@@ -170,7 +170,7 @@ class Manifest:
         A reader relies on what is checked here: blocks lie in the files, and files in the folder; the blocks of a leaf
         cover it, and don't overlap.
 
-        **Raises:** `CheckpointError` where it is none, is damaged, or of a version that is not known.
+        **Raises:** `CheckpointError` if it is none, is damaged, or of a version that is not known.
         """
         try:
             outer = parsed(text)
@@ -187,16 +187,16 @@ class Manifest:
                 raise ValueError("its checksum does not fit")
             step, sizes, workers, leaves = fields(outer["checkpoint"], "step", "files", "workers", "leaves")
             files = {_file(name): integer(size) for name, size in typed(sizes, dict).items()}
-            found = tuple(_leaf(leaf, files) for leaf in typed(leaves, list))
-            if len({leaf.path for leaf in found}) < len(found):
+            manifest_leaves = tuple(_leaf(leaf, files) for leaf in typed(leaves, list))
+            if len({leaf.path for leaf in manifest_leaves}) < len(manifest_leaves):
                 raise ValueError("it has a leaf twice")
-            return cls(integer(step), files, found, integer(workers, 1))
+            return cls(integer(step), files, manifest_leaves, integer(workers, 1))
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{where} is damaged: {error}.") from None
 
 
 def block_from_json(value: Any) -> Block:
-    """Return a block from its JSON; `ValueError` where that is none."""
+    """Return a block from its JSON; `ValueError` if that is none."""
     box, file, offset, chunk, place = fields(value, "box", "file", "offset", "chunk", "checksums")
     sums = Checksums(*map(integer, fields(place, *Checksums._fields)))
     ranges = [(start, stop) for start, stop in map(integers, typed(box, list))]

@@ -40,7 +40,7 @@ class Preemption:
 
     - `P`: a partition of the workers that call `stop`. Default: all workers.
     - `signals`: which ones.
-    - `every`: in which calls of `stop` the workers ask each other: in every one, or in every n-th, where steps are so
+    - `every`: in which calls of `stop` the workers ask each other: in every one, or in every n-th, if steps are so
       short that a message for each is felt.
 
     Signals reach the main thread, so it is that which enters the `with`. In a worker of `dj.simulate`, and in another
@@ -58,7 +58,7 @@ class Preemption:
 
     def __init__(self, P: Partition | None = None, signals: Sequence[signal.Signals] = SIGNALS, every: int = 1) -> None:
         check_workers("P", P)
-        if not all(isinstance(each, signal.Signals) for each in signals):
+        if not all(isinstance(number, signal.Signals) for number in signals):
             raise InvalidTypeError(f"`signals` (={signals!r}) must be members of signal.Signals.")
         self._every = checked_integer("every", every, 1)
         self._P = P
@@ -94,14 +94,14 @@ class Preemption:
 
     def __enter__(self) -> Preemption:
         if threading.current_thread() is threading.main_thread():
-            for each in self._signals:
-                self._before[each] = signal.signal(each, self._on_signal)
+            for number in self._signals:
+                self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each, handler in self._before.items():
+        for number, handler in self._before.items():
             with suppress(TypeError):  # one that was not installed by Python
-                signal.signal(each, handler)
+                signal.signal(number, handler)
         self._before.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

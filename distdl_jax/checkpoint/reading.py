@@ -12,9 +12,9 @@ import jax
 import numpy as np
 from jax import Array
 
-from distdl_jax.checkpoint.agreement import check_same, checked_path, this_host, together
+from distdl_jax.checkpoint.agreement import together
 from distdl_jax.checkpoint.contents import as_leaf, empty_block, stored_box
-from distdl_jax.checkpoint.disk import Folder, folders_in
+from distdl_jax.checkpoint.disk import Folder, checked_path, folders_in, this_host
 from distdl_jax.checkpoint.manifest import MANIFEST, Block, Form, Leaf, Manifest, checksums, chunks, crc32, volume
 from distdl_jax.checkpoint.writing import world_of_specs
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
@@ -27,7 +27,7 @@ from distdl_jax.plans.decomposition import Box, box_shape, intersect
 from distdl_jax.tracing.world import World
 from distdl_jax.transports.open_world import world_of
 from distdl_jax.transports.progress import Progress, bytes_shown
-from distdl_jax.validation import checked_integer
+from distdl_jax.validation import check_same, checked_integer
 
 _OPEN_FILES = 32
 
@@ -39,18 +39,18 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
 
     - `path`: the folder that was given to `save`. All workers must see it.
     - `specs`: a pytree of the structure of what was saved, with a `TensorSpec` for each leaf: of the shape that was
-      saved, and on any partition of these workers. None leaves out what is there, a leaf or a whole subtree.
+      saved, and on any partition of these workers. None leaves it out, a leaf or a whole subtree.
     - `step`: which step. Default: the last one that is complete.
 
     **Returns:** a pytree of the structure of `specs`, with this worker's block of each leaf, in the dtype that was
-    saved, and to the bit; random keys as such. None where `specs` has None. Where this worker has no block it is
-    zero-volume: of the shape that this worker saved, where as many workers did, else `(0,)`.
+    saved, and to the bit; random keys as such. None if `specs` has None. If this worker has no block it is
+    zero-volume: of the shape that this worker saved, if as many workers did, else `(0,)`.
 
     Collective over all workers of the world. Each reads only chunks of files that hold some of what it needs, of 8 KiB
-    to a MiB, and holds a few MiB besides its blocks.
+    to a MiB, and holds a few MiB in addition to its blocks.
 
-    **Raises,** on all workers: `CheckpointError` where there is no such checkpoint, a file can't be read, or is damaged
-    (checksums are compared; the message names the file, the leaf and the block); `PlanError` where the leaves or their
+    **Raises,** on all workers: `CheckpointError` if there is no such checkpoint, a file can't be read, or is damaged
+    (checksums are compared; the message names the file, the leaf and the block); `PlanError` if the leaves or their
     shapes are not what `specs` says.
 
     >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
@@ -78,7 +78,7 @@ def restore_with_step(path: Any, specs: Any, step: int | None) -> tuple[int, Any
             manifest = PlainFile(os.path.join(folder, MANIFEST), in_folder=True)
             return chosen.step, folder, manifest.text(manifest.size)
 
-    found, folder, text = together(world, "the choice of a checkpoint", arguments, choose)
+    chosen_step, folder, text = together(world, "the choice of a checkpoint", arguments, choose)
     needs: list[_Need | None] = []
 
     def prepare(_: Pause) -> None:
@@ -95,12 +95,12 @@ def restore_with_step(path: Any, specs: Any, step: int | None) -> tuple[int, Any
     label = f"the reading of {os.path.basename(folder)}"
     together(world, label, prepare)
     together(world, label, read)
-    return found, like_specs(specs, leaves)
+    return chosen_step, like_specs(specs, leaves)
 
 
 @contextmanager
 def _read_from(folder: str) -> Iterator[None]:
-    """Raise a sentence where a checkpoint is gone while it is read."""
+    """Raise a sentence if a checkpoint is gone while it is read."""
     try:
         yield
     except FileNotFoundError:
@@ -113,7 +113,7 @@ def _read_from(folder: str) -> Iterator[None]:
 
 
 def steps(path: str | os.PathLike[str]) -> list[int]:
-    """Return the steps of the complete checkpoints in `path`, ascending; none where there is no such folder.
+    """Return the steps of the complete checkpoints in `path`, ascending; none if there is no such folder.
 
     All workers get the same list. Collective over all of them.
 
@@ -123,21 +123,21 @@ def steps(path: str | os.PathLike[str]) -> list[int]:
 
     **Returns:** a list of the numbers of the steps.
 
-    **Raises:** `CheckpointError`, on all workers, where the folder can't be read.
+    **Raises:** `CheckpointError`, on all workers, if the folder can't be read.
 
     >>> steps("/no/such/folder")
     []
     """
     world = world_of(())
     assert world is not None
-    found: list[int] = together(
+    all_steps: list[int] = together(
         world, "the steps of checkpoints", lambda _: checked_path(path), lambda paths: _steps(paths[0])
     )
-    return found
+    return all_steps
 
 
 def latest_step(path: str | os.PathLike[str]) -> int | None:
-    """Return the last step of which `path` holds a complete checkpoint; None where there is none.
+    """Return the last step of which `path` holds a complete checkpoint; None if there is none.
 
     All workers get the same answer. Collective over all of them.
 
@@ -147,7 +147,7 @@ def latest_step(path: str | os.PathLike[str]) -> int | None:
 
     **Returns:** the number of the step, or None.
 
-    **Raises:** `CheckpointError`, on all workers, where the folder can't be read.
+    **Raises:** `CheckpointError`, on all workers, if the folder can't be read.
 
     >>> latest_step("/no/such/folder") is None
     True
@@ -160,18 +160,18 @@ def _steps(path: str) -> list[int]:
 
 
 def _chosen(path: str, step: int | None) -> Folder:
-    found = folders_in(path)
-    if not found:
+    folders = folders_in(path)
+    if not folders:
         raise CheckpointError(f"{path} holds no complete checkpoint.")
-    of_step = [folder for folder in found if folder.step == step] if step is not None else found
-    if not of_step:
+    candidates = [folder for folder in folders if folder.step == step] if step is not None else folders
+    if not candidates:
         steps = _steps(path)
         named = ", ".join(map(str, steps[-20:]))
         raise InvalidArgumentError(
             f"`step` (={step}) is none of those of which {path} holds checkpoints: "
             f"{'... ' if len(steps) > 20 else ''}{named}."
         )
-    return of_step[-1]
+    return candidates[-1]
 
 
 class _Need(NamedTuple):
@@ -186,39 +186,37 @@ class _Need(NamedTuple):
 def _needs(manifest: Manifest, specs: Any) -> list[_Need | None]:
     """Return what to read for each leaf of `specs`; None for nothing.
 
-    **Raises:** `PlanError` where that is not what was saved.
+    **Raises:** `PlanError` if that is not what was saved.
     """
-    wanted = {jax.tree_util.keystr(path): spec for path, spec in specs_by_path(specs).items()}
+    spec_by_path = {jax.tree_util.keystr(path): spec for path, spec in specs_by_path(specs).items()}
     saved = {leaf.path: leaf for leaf in manifest.leaves}
-    of_leaf, without = match(saved, wanted)
+    spec_path_of, without = match(saved, spec_by_path)
     if without:
         raise PlanError(
             f"`specs{without[0]}` has no leaf in the checkpoint of step {manifest.step}. It holds "
-            f"{_some(saved, wanted)}."
+            f"{_some(saved, spec_by_path)}."
         )
-    if left := [path for path in saved if path not in of_leaf]:
+    if left := [path for path in saved if path not in spec_path_of]:
         raise PlanError(
             f"The checkpoint of step {manifest.step} also holds {_some(left, ())}, for which `specs` has no "
             "TensorSpec. None in its place leaves it out."
         )
-    for path, above in of_leaf.items():
-        if path != above and wanted[above] is not None:
+    for path, above in spec_path_of.items():
+        if path != above and spec_by_path[above] is not None:
             raise PlanError(
-                f"`specs{above}` is one spec, but {[*of_leaf.values()].count(above)} leaves were saved below it, "
+                f"`specs{above}` is one spec, but {[*spec_path_of.values()].count(above)} leaves were saved below it, "
                 f"tree{path} first: restore needs a spec for each leaf."
             )
-    for path, spec in wanted.items():
-        if spec is not None:
-            _check_shape(path, spec, saved[path])
-    return [
-        None if spec is None else _need(manifest, f"specs{path}", spec, saved[path]) for path, spec in wanted.items()
-    ]
-
-
-def _need(manifest: Manifest, name: str, spec: TensorSpec, leaf: Leaf) -> _Need:
-    world = spec.partition.world
-    saved = leaf.placeholders.get(world.rank) if manifest.workers == world.size else None
-    return _Need(name, spec, leaf, spec.known_placeholder or saved or (0,))
+    needs: list[_Need | None] = []
+    for path, spec in spec_by_path.items():
+        if spec is None:
+            needs.append(None)
+            continue
+        leaf, world = saved[path], spec.partition.world
+        _check_shape(path, spec, leaf)
+        placeholder = leaf.placeholders.get(world.rank) if manifest.workers == world.size else None
+        needs.append(_Need(f"specs{path}", spec, leaf, spec.known_placeholder or placeholder or (0,)))
+    return needs
 
 
 def _some(paths: Any, known: Any) -> str:
@@ -230,8 +228,8 @@ def _some(paths: Any, known: Any) -> str:
 
 def _check_shape(path: str, spec: TensorSpec, leaf: Leaf) -> None:
     form = leaf.form
-    of_element = () if form.key is None else _key_data(path, form)
-    shape = form.shape[: len(form.shape) - len(of_element)]
+    key_shape = () if form.key is None else _key_data(path, form)
+    shape = form.shape[: len(form.shape) - len(key_shape)]
     if shape != spec.global_shape:
         kind = f"random keys of shape {shape}" if form.key is not None else f"of shape {shape}"
         raise PlanError(f"`specs{path}` says the global shape {spec.global_shape}, but what was saved is {kind}.")
@@ -267,7 +265,7 @@ def _read(world: World, folder: str, needs: Sequence[_Need | None], pause: Pause
 
 
 class Files:
-    """The files of a folder, opened when needed; where many are open, the least recently used is closed."""
+    """The files of a folder, opened when needed; if many are open, the least recently used is closed."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -290,11 +288,11 @@ class _Chunks:
 
     def _read_checksums(self) -> list[int]:
         place = self._block.checksums
-        found = memoryview(bytearray(4 * chunks(self._nbytes, self._block.chunk)))
-        self._read_exactly(found, place.offset)
-        if crc32(found) != place.crc32:
+        data = memoryview(bytearray(4 * chunks(self._nbytes, self._block.chunk)))
+        self._read_exactly(data, place.offset)
+        if crc32(data) != place.crc32:
             raise self._damaged("the checksum of its checksums does not fit", place.offset)
-        numbers: list[int] = np.frombuffer(found, "<u4").tolist()
+        numbers: list[int] = np.frombuffer(data, "<u4").tolist()
         return numbers
 
     def read(self, start: int, into: memoryview) -> None:
@@ -319,10 +317,10 @@ class _Chunks:
         """Fill `into` with whole chunks from number `first` on, and compare their checksums."""
         offset = self._block.offset + first * self._block.chunk
         self._read_exactly(into, offset)
-        found = checksums(into, self._block.chunk)
-        expected = self._checksums[first : first + len(found)]
-        if found != expected:
-            wrong = next(n for n, (crc, other) in enumerate(zip(found, expected, strict=True)) if crc != other)
+        sums = checksums(into, self._block.chunk)
+        expected = self._checksums[first : first + len(sums)]
+        if sums != expected:
+            wrong = next(n for n, (crc, other) in enumerate(zip(sums, expected, strict=True)) if crc != other)
             raise self._damaged("the checksum does not fit", offset + wrong * self._block.chunk)
 
     def _read_exactly(self, into: memoryview, offset: int) -> None:
@@ -346,17 +344,17 @@ def _damaged(files: Files, leaf: str, block: Block, problem: str) -> CheckpointE
 def read_leaf(
     files: Files,
     leaf: Leaf,
-    wanted: Box,
+    part: Box,
     make: Callable[[], np.ndarray[Any, Any]],
     pause: Pause,
     shown: Progress[Any],
 ) -> Any:
     """Return the block `wanted` of a leaf, in the memory that `make` returns, from the blocks in files that overlap it.
 
-    At most a slab and a chunk are in memory besides. `pause` is called between two reads; `shown` shows their bytes.
+    At most a slab and a chunk more are in memory. `pause` is called between two reads; `shown` shows their bytes.
     """
     itemsize = dtype_named(leaf.form.dtype).itemsize
-    needed = [block for block in leaf.blocks if volume(intersect(block.box, wanted))]
+    needed = [block for block in leaf.blocks if volume(intersect(block.box, part))]
     for block in needed:
         if block.end(itemsize) > files.file(block.file).size:
             raise _damaged(files, leaf.path, block, "it ends too early")
@@ -372,9 +370,9 @@ def read_leaf(
             shown.advance(min(left, len(view)))
             left -= min(left, len(view))
 
-        shared = intersect(block.box, wanted)
+        shared = intersect(block.box, part)
         left = volume(shared) * itemsize
-        fill(read, box_shape(block.box), _relative(shared, block.box), into, _relative(shared, wanted))
+        fill(read, box_shape(block.box), _relative(shared, block.box), into, _relative(shared, part))
     return into
 
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from threading import Event
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from distdl_jax.checkpoint.agreement import checked_path, together
+from distdl_jax.checkpoint.agreement import together
 from distdl_jax.checkpoint.contents import Leaves, OwnBlock, Placeholders, agree_on_contents
 from distdl_jax.checkpoint.disk import (
     Disk,
     abandon_later,
     begin_folder,
+    checked_path,
     complete_folder,
     disk,
     naming,
@@ -86,16 +87,31 @@ class UnfinishedFile:
     """A file that is being written, by its descriptor; `shown` shows how far."""
 
     def __init__(self, target: Disk, descriptor: int, pause: Pause, shown: Progress[Any]) -> None:
-        self._disk, self._descriptor, self._pause, self._shown = target, descriptor, pause, shown
+        self.descriptor = descriptor
+        self._disk, self._pause, self._shown = target, pause, shown
         self._unsynced = 0
 
+    @classmethod
+    @contextmanager
+    def opened(
+        cls, target: Disk, path: str, opens: Callable[[str], int], pause: Pause, shown: Progress[Any]
+    ) -> Iterator[UnfinishedFile]:
+        """Inside, write to a file that the disk's method `opens` has opened; at the end all of it is on disk."""
+        with naming(path), shown:
+            file = cls(target, opens(path), pause, shown)
+            try:
+                yield file
+                file.sync()
+            finally:
+                target.close(file.descriptor)
+
     def write(self, data: memoryview, offset: int, chunk: int | None = None) -> list[int]:
-        """Write in pieces, and sync where much has been written; return the checksums of chunks of `chunk` bytes."""
+        """Write in pieces, and sync if much has been written; return the checksums of chunks of `chunk` bytes."""
         sums: list[int] = []
         for start in range(0, len(data), PIECE):
             piece = data[start : start + PIECE]
             sums += checksums(piece, chunk) if chunk else []
-            write_all(self._disk, self._descriptor, piece, offset + start)
+            write_all(self._disk, self.descriptor, piece, offset + start)
             self._unsynced += len(piece)
             if self._unsynced >= UNSYNCED:
                 self.sync()
@@ -105,7 +121,7 @@ class UnfinishedFile:
 
     def sync(self) -> None:
         """Return when all of it is on disk."""
-        self._disk.sync(self._descriptor)
+        self._disk.sync(self.descriptor)
         self._unsynced = 0
 
 
@@ -118,20 +134,20 @@ def save(path: str | os.PathLike[str], tree: Any, specs: Any, step: int = 0) -> 
 
     **Arguments:**
 
-    - `path`: the folder that holds the checkpoints of a run, a folder for each step. It is made where it is missing.
-      All workers must see it: the file system is a shared one, where they are on several hosts.
+    - `path`: the folder that holds the checkpoints of a run, a folder for each step. It is made if it is missing.
+      All workers must see it: the file system is a shared one, if they are on several hosts.
     - `tree`: this worker's pytree of blocks: parameters, an optimiser's state, running statistics, random keys (also
       typed ones), numbers. Arrays of float16 to float64, bfloat16, complex64 and complex128, integers and booleans;
-      zero-volume arrays where this worker holds nothing.
+      zero-volume arrays if this worker holds nothing.
     - `specs`: a pytree of `TensorSpec` of the same structure, as for `dj.gather`: of a random key it is that of the
-      array of keys, mostly `TensorSpec((), P, replicated=True)`. None leaves out what is there. Of copies the first
+      array of keys, mostly `TensorSpec((), P, replicated=True)`. None leaves a leaf out. Of copies the first
       is written, and they must be equal.
     - `step`: 0 or more. A step that was saved before is replaced, once the new one is complete.
 
     Collective over all workers of the world.
 
-    **Raises,** on all workers: `PlanError` where a block does not have the shape that its spec says, or the workers'
-    trees differ; `InvalidArgumentError` where a leaf has no spec, or a spec no leaf; `CheckpointError` where any of
+    **Raises,** on all workers: `PlanError` if a block does not have the shape that its spec says, or the workers'
+    trees differ; `InvalidArgumentError` if a leaf has no spec, or a spec no leaf; `CheckpointError` if any of
     them can't write (the disk is full, say), or another job has removed what is being written.
 
     >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
@@ -166,7 +182,7 @@ def not_saved(step: int, error: Exception) -> Exception:
 def world_of_specs(specs: Any) -> World:
     """Return the world of the partitions of a pytree of specs.
 
-    **Raises:** `InvalidTypeError`, `InvalidArgumentError` where one is no spec, or there is none.
+    **Raises:** `InvalidTypeError`, `InvalidArgumentError` if one is no spec, or there is none.
     """
     partitions = {
         f"the partition of specs{jax.tree_util.keystr(path)}": spec.partition
@@ -200,8 +216,7 @@ class Writing:
         name = worker_file(self._world.rank)
         with written_in(self._folder):
             if self._own:
-                with naming(os.path.join(self._folder, name)):
-                    note = self._write_file(name, pause)
+                note = self._write_file(name, pause)
             self._own = []
             note["placeholders"] = list(self._placeholders.items())
             name = os.path.join(self._folder, worker_note(self._world.rank))
@@ -216,22 +231,18 @@ class Writing:
         contents = {leaf: (own.form.dtype, shape) for leaf, own, shape in zip(names, self._own, shapes, strict=True)}
         head, tensors, size = laid_out(contents | {CHECKSUMS: ("uint32", (sum(counts),))})
         blocks = []
-        descriptor = self.disk.create(os.path.join(self._folder, name))
-        try:
-            self.disk.reserve(descriptor, size)
-            with bytes_shown(self._world, f"checkpoint of step {self.step}, written by worker 0", size) as shown:
-                file = UnfinishedFile(self.disk, descriptor, pause, shown)
-                file.write(memoryview(head), 0)
-                sums_at = tensors[CHECKSUMS].offset
-                for leaf, own, chunk, count in zip(names, self._own, steps, counts, strict=True):
-                    sums = bytes_of(np.array(file.write(bytes_of(own.block()), tensors[leaf].offset, chunk), "<u4"))
-                    file.write(sums, sums_at)
-                    block = Block(own.box, name, tensors[leaf].offset, chunk, Checksums(sums_at, crc32(sums)))
-                    blocks.append({"leaf": own.leaf, **block_to_json(block)})
-                    sums_at += 4 * count
-                file.sync()
-        finally:
-            self.disk.close(descriptor)
+        shown = bytes_shown(self._world, f"checkpoint of step {self.step}, written by worker 0", size)
+        path = os.path.join(self._folder, name)
+        with UnfinishedFile.opened(self.disk, path, self.disk.create, pause, shown) as file:
+            self.disk.reserve(file.descriptor, size)
+            file.write(memoryview(head), 0)
+            sums_at = tensors[CHECKSUMS].offset
+            for leaf, own, chunk, count in zip(names, self._own, steps, counts, strict=True):
+                sums = bytes_of(np.array(file.write(bytes_of(own.block()), tensors[leaf].offset, chunk), "<u4"))
+                file.write(sums, sums_at)
+                block = Block(own.box, name, tensors[leaf].offset, chunk, Checksums(sums_at, crc32(sums)))
+                blocks.append({"leaf": own.leaf, **block_to_json(block)})
+                sums_at += 4 * count
         return {"file": name, "bytes": size, "blocks": blocks}
 
     def _missing_notes(self) -> list[int]:
@@ -265,22 +276,22 @@ class Writing:
             if report["file"] is None:
                 continue
             files[report["file"]] = report["bytes"]
-            for each in report["blocks"]:
-                blocks[each.pop("leaf")].append(block_from_json(each))
-            if (found := os.stat(os.path.join(self._folder, report["file"])).st_size) != report["bytes"]:
-                raise CheckpointError(f"{report['file']} should have {report['bytes']} bytes, and has {found}.")
+            for block in report["blocks"]:
+                blocks[block.pop("leaf")].append(block_from_json(block))
+            if (size := os.stat(os.path.join(self._folder, report["file"])).st_size) != report["bytes"]:
+                raise CheckpointError(f"{report['file']} should have {report['bytes']} bytes, and has {size}.")
         return Manifest(
             self.step,
             files,
             tuple(
-                Leaf(path, form, tuple(of_leaf), shapes)
-                for (path, form), of_leaf, shapes in zip(leaves, blocks, placeholders, strict=True)
+                Leaf(path, form, tuple(leaf_blocks), shapes)
+                for (path, form), leaf_blocks, shapes in zip(leaves, blocks, placeholders, strict=True)
             ),
             self._world.size,
         )
 
     def wait_for_all(self, cancelled: Event) -> bool:
-        """Wait until all workers' files are on disk; return False where the wait was cancelled."""
+        """Wait until all workers' files are on disk; return False if the wait was cancelled."""
         pause = 0.002
         while self._missing_notes():
             if cancelled.wait(pause):
@@ -289,7 +300,7 @@ class Writing:
         return True
 
     def abandon(self) -> None:
-        """Remove the folder, where that can be done."""
+        """Remove the folder, if that can be done."""
         with suppress(OSError):
             self.disk.remove_folder(self._folder)
 
@@ -305,7 +316,7 @@ def begin(path: Any, step: Any, tree: Any, specs: Any, world: World, run: Run | 
 
     def decide(leaves: Leaves, given: Mapping[str, Any]) -> Plan:
         if run is not None:
-            abandon_later(disk.get(), **given, gone_on_from=run.step)
+            abandon_later(disk.get(), **given, continued_from=run.step)
         return Plan(leaves, **given, unfinished=begin_folder(disk.get(), **given, tidy=run is not None and run.begins))
 
     plan, own, placeholders = agree_on_contents(

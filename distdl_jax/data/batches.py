@@ -11,8 +11,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import PyTreeDef
 
-from distdl_jax.data.reading import ArrayReader, BatchReader, Order, Place, RowReader, SampleReader
+from distdl_jax.data.reading import ArrayReader, BatchReader, Layout, Order, Place, RowReader, SampleReader
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.spec_trees import specs_by_path
@@ -52,19 +53,19 @@ def batches(
     - `spec`: a pytree like it, with a `TensorSpec` for each array: of one sample, which all of its blocks' workers
       get all samples of a batch of; or of one batch, of `batch_size` samples, so that the batch may be split, too.
     - `batch_size`: samples in a batch. Not for an iterable.
-    - `key`: a random key, the same on all workers; each epoch has an order of its own, which does not depend on the
+    - `key`: a random key, the same on all workers; each epoch has its own order, which does not depend on the
       number of workers. Default: as the samples come.
     - `halo`: a pytree like `spec` with `(left, right)` for each dimension of what a spec is of, by which a block is to
       be larger than its box; clipped at the tensor's boundary. None for none.
-    - `epochs`: how often to go through the samples; None for ever. An iterable is gone through anew for each.
+    - `epochs`: how often to go through the samples; None for ever. An iterable is gone through again for each.
     - `drop_last`: leave out a last batch of an epoch that is smaller.
     - `prefetch`: how many batches a thread reads ahead; 0 for none.
-    - `state`: where to go on: the `state` that another such iterator had. In the middle of an epoch, one over as many
+    - `state`: where to continue: the `state` of another such iterator. In the middle of an epoch, one over as many
       samples, with the same `batch_size` and `key`.
 
     **Returns:** `Batches`. Not collective; a worker that a spec has no part for gets zero-volume arrays.
 
-    **Raises:** `InvalidArgumentError`, `InvalidTypeError` where the arguments don't fit.
+    **Raises:** `InvalidArgumentError`, `InvalidTypeError` if the arguments don't fit.
 
     >>> import distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -96,13 +97,13 @@ def batches(
         if epochs is not None:
             left = max(0, (epochs - place.epoch) * order.batches - place.batch)
     elif batch_size is not None or key is not None:
-        raise InvalidArgumentError("`batch_size` and `key` must be None where `source` is an iterable over batches.")
+        raise InvalidArgumentError("`batch_size` and `key` must be None if `source` is an iterable over batches.")
     else:
         read = _as_they_come(reader, place, epochs)
     if place.batch and order_before not in (None, place.order):
         raise InvalidArgumentError(
             f"{shown} is that of an iterator with another `batch_size`, `key` or number of "
-            f"samples: here it would go on at other ones. {{'epoch': {place.epoch}, 'batch': 0}} begins with an epoch."
+            f"samples: it would continue elsewhere. {{'epoch': {place.epoch}, 'batch': 0}} begins with an epoch."
         )
     if epochs is not None and place[:2] > (epochs, 0):
         raise InvalidArgumentError(f"{shown} lies beyond the last of the `epochs` (={epochs}).")
@@ -115,8 +116,8 @@ class Batches:
     - `state`: which batch is next, three integers in a dict, for checkpoints: `{"epoch": 0, "batch": 3, "order": ...}`.
       The last one tells this order of the samples from those of another batch size, say.
 
-    It may be closed before its end, as `with` does, and by another thread; that ends its thread, and who waits for a
-    batch. A process that is forked makes an iterator of its own.
+    It may be closed before its end, as `with` does, and by another thread; that ends its thread, and the wait for a
+    batch. A process that is forked makes its own iterator.
 
     >>> import distdl_jax as dj
     >>> spec = dj.TensorSpec((2,), dj.Partition().grid([1]))
@@ -145,7 +146,7 @@ class Batches:
         return self
 
     def __length_hint__(self) -> int:
-        """Return how many batches are left, for `dj.progress`; `NotImplemented` where that is not known."""
+        """Return how many batches are left, for `dj.progress`; `NotImplemented` if that is not known."""
         return NotImplemented if self._left is None else self._left
 
     def __next__(self) -> Any:
@@ -155,7 +156,7 @@ class Batches:
         return jax.tree.map(jax.device_put, batch)
 
     def close(self) -> None:
-        """End the iterator, and its thread; who waits for a batch in another thread gets no more."""
+        """End the iterator, and its thread; a thread that waits for a batch gets no more."""
         if self._ahead is not None:
             self._ahead.close()
             return
@@ -226,7 +227,7 @@ class _Ahead:
             )
         kind, value = self._end or self._queue.get()
         if self._closed.is_set():
-            self._wake()  # the next one who waits
+            self._wake()  # the next one that waits
             raise StopIteration
         if kind == "batch":
             return value
@@ -236,8 +237,8 @@ class _Ahead:
         raise StopIteration
 
     def close(self) -> None:
-        """End the thread, and wake who waits for a batch."""
-        if os.getpid() == self._process:  # in a forked one nobody may hold the locks, or let them go
+        """End the thread, and wake the ones that wait for a batch."""
+        if os.getpid() == self._process:  # in a forked one no thread holds the locks
             self._closed.set()
             self._wake()
 
@@ -282,7 +283,7 @@ def _place(state: Mapping[str, Any] | None) -> tuple[Place, int | None]:
 
 
 def _reader(source: Any, spec: Any, batch_size: int | None, halo: Any) -> RowReader | BatchReader:
-    structure: Any = jax.tree.structure(spec)
+    structure: PyTreeDef = jax.tree.structure(spec)
     specs = jax.tree.leaves(spec)
     if not specs:
         raise InvalidArgumentError(f"`spec` (={spec!r}) must hold a TensorSpec for each array of a sample or batch.")
@@ -296,11 +297,11 @@ def _reader(source: Any, spec: Any, batch_size: int | None, halo: Any) -> RowRea
         if isinstance(source, Mapping) and 0 not in source:  # no data set, then
             raise InvalidArgumentError(f"`source` must have the structure of `spec`: {error}") from None
         arrays = []
-    of_batches = structure, specs, halos, batch_size
+    layout = Layout(structure, specs, halos, batch_size)
     if arrays and all(isinstance(array, str | os.PathLike) or hasattr(array, "shape") for array in arrays):
-        return ArrayReader(*of_batches, arrays=arrays)
+        return ArrayReader(layout, arrays)
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        return SampleReader(*of_batches, source=source)
+        return SampleReader(layout, source)
     if isinstance(source, Iterable):
-        return BatchReader(*of_batches, source=source)
+        return BatchReader(layout, source)
     raise InvalidTypeError(f"`source` (={source!r}) must be arrays like `spec`, a data set, or an iterable.")

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jax.tree_util import PyTreeDef
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.partitions.formats.arrays import check_array, open_array, read, with_halo
+from distdl_jax.partitions.formats.arrays import Halo, check_array, open_array, read, with_halo
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import Box, box_shape
 from distdl_jax.validation import is_numeric
@@ -72,24 +73,24 @@ class Order(NamedTuple):
         return Place(place.epoch + is_last, 0 if is_last else place.batch + 1, self.number)
 
 
-class Reader:
-    """The source of batches: their structure, and for each of their tensors the spec and the halo."""
+class Layout(NamedTuple):
+    """The tensors of a batch: their structure as a tree, and for each of them the spec and the halo."""
 
-    def __init__(
-        self, structure: Any, specs: Sequence[TensorSpec], halos: Sequence[Any], batch_size: int | None
-    ) -> None:
-        self._structure, self._specs, self._halos, self._batch_size = structure, specs, halos, batch_size
+    structure: PyTreeDef
+    specs: Sequence[TensorSpec]
+    halos: Sequence[Halo | None]
+    batch_size: int | None
 
-    def _part(self, n: int, shape: Sequence[int], m: int) -> tuple[Box | None, tuple[int, ...]]:
+    def part(self, n: int, shape: Sequence[int], m: int) -> tuple[Box | None, tuple[int, ...]]:
         """Return this worker's box, with its halo, of tensor `n` of a batch of `m` samples of `shape`, or None; and the
         shape of its placeholder."""
-        spec, halo = self._specs[n], self._halos[n]
+        spec, halo = self.specs[n], self.halos[n]
         whole = (m, *shape)
         if len(spec.global_shape) == len(whole):
             _check_shape(n, spec, spec.global_shape[1:], shape)
-            if self._batch_size is not None and spec.global_shape[0] != self._batch_size:
+            if self.batch_size is not None and spec.global_shape[0] != self.batch_size:
                 raise InvalidArgumentError(
-                    f"`spec` says {spec.global_shape[0]} samples in a batch, but `batch_size` is {self._batch_size}."
+                    f"`spec` says {spec.global_shape[0]} samples in a batch, but `batch_size` is {self.batch_size}."
                 )
             batch = TensorSpec(whole, spec.partition, spec.replicated)
             return None if batch.box is None else with_halo(batch.box, halo, whole), batch.zero_volume_shape
@@ -98,18 +99,18 @@ class Reader:
             return None, (m, 0)
         return ((0, m), *with_halo(spec.box, halo, shape)), (m, 0)
 
-    def _cut(self, n: int, batch: Any) -> np.ndarray[Any, Any]:
+    def cut(self, n: int, batch: Any) -> np.ndarray[Any, Any]:
         """Return this worker's block of a tensor of a whole batch."""
         batch = np.asarray(batch)
-        box, nothing = self._part(n, batch.shape[1:], len(batch))
+        box, nothing = self.part(n, batch.shape[1:], len(batch))
         if box is None:
             return np.zeros(nothing, batch.dtype)
         # A copy: the source may use the memory of a batch for the next one.
         return np.array(batch[tuple(slice(start, stop) for start, stop in box)], order="C")
 
-    def _leaves(self, tree: Any, what: str) -> list[Any]:
+    def leaves(self, tree: Any, what: str) -> list[Any]:
         try:
-            leaves: list[Any] = self._structure.flatten_up_to(tree)
+            leaves: list[Any] = self.structure.flatten_up_to(tree)
         except ValueError as error:
             raise InvalidArgumentError(f"{what} must have the structure of `spec`: {error}") from None
         return leaves
@@ -123,7 +124,7 @@ def _check_shape(n: int, spec: TensorSpec, expected: Sequence[int], shape: Seque
         )
 
 
-class RowReader(Reader, ABC):
+class RowReader(ABC):
     """A source of `samples` samples, any of which may be in a batch."""
 
     samples: int
@@ -136,8 +137,8 @@ class RowReader(Reader, ABC):
 class ArrayReader(RowReader):
     """Arrays with a sample in each row, of which only this worker's boxes are read."""
 
-    def __init__(self, *of_batches: Any, arrays: Sequence[Any]) -> None:
-        super().__init__(*of_batches)
+    def __init__(self, layout: Layout, arrays: Sequence[Any]) -> None:
+        self._layout = layout
         self._arrays = [open_array(array) if isinstance(array, str | os.PathLike) else array for array in arrays]
         for n, array in enumerate(self._arrays):
             check_array("source", array)
@@ -145,7 +146,7 @@ class ArrayReader(RowReader):
                 raise InvalidTypeError(f"`source` must hold numbers, but has an array of dtype {array.dtype}.")
             if not array.shape:
                 raise InvalidArgumentError("`source` has an array without dimensions; it must have samples in rows.")
-            self._part(n, array.shape[1:], self._batch_size or 1)
+            self._layout.part(n, array.shape[1:], self._layout.batch_size or 1)
         lengths = {array.shape[0] for array in self._arrays}
         if len(lengths) > 1:
             raise InvalidArgumentError(
@@ -154,10 +155,10 @@ class ArrayReader(RowReader):
         self.samples = lengths.pop()
 
     def batch(self, rows: np.ndarray[Any, Any]) -> Any:
-        return self._structure.unflatten([self._block(n, array, rows) for n, array in enumerate(self._arrays)])
+        return self._layout.structure.unflatten([self._block(n, array, rows) for n, array in enumerate(self._arrays)])
 
     def _block(self, n: int, array: Any, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        box, nothing = self._part(n, array.shape[1:], len(rows))
+        box, nothing = self._layout.part(n, array.shape[1:], len(rows))
         if box is None:
             return np.zeros(nothing, np.dtype(array.dtype).newbyteorder("="))
         (first, last), *within = box
@@ -172,17 +173,16 @@ class ArrayReader(RowReader):
 class SampleReader(RowReader):
     """A data set of samples, which are loaded whole and cut."""
 
-    def __init__(self, *of_batches: Any, source: Any) -> None:
-        super().__init__(*of_batches)
-        self._source = source
+    def __init__(self, layout: Layout, source: Any) -> None:
+        self._layout, self._source = layout, source
         self.samples = len(source)
 
     def batch(self, rows: np.ndarray[Any, Any]) -> Any:
-        samples = [self._leaves(self._source[int(row)], "A sample of `source`") for row in rows]
-        return self._structure.unflatten(
+        samples = [self._layout.leaves(self._source[int(row)], "A sample of `source`") for row in rows]
+        return self._layout.structure.unflatten(
             [
-                self._cut(n, _stacked(rows, [np.asarray(sample[n]) for sample in samples]))
-                for n in range(len(self._specs))
+                self._layout.cut(n, _stacked(rows, [np.asarray(sample[n]) for sample in samples]))
+                for n in range(len(self._layout.specs))
             ]
         )
 
@@ -197,18 +197,17 @@ def _stacked(rows: np.ndarray[Any, Any], samples: Sequence[np.ndarray[Any, Any]]
     return np.stack(samples)
 
 
-class BatchReader(Reader):
+class BatchReader:
     """An iterable over batches, which are made whole and cut."""
 
-    def __init__(self, *of_batches: Any, source: Any) -> None:
-        super().__init__(*of_batches)
-        self._source = source
+    def __init__(self, layout: Layout, source: Any) -> None:
+        self._layout, self._source = layout, source
 
     def all_batches(self) -> Iterator[Any]:
         """Yield this worker's blocks of all batches that the source makes."""
         for batch in self._source:
-            leaves = self._leaves(batch, "A batch of `source`")
-            yield self._structure.unflatten([self._cut(n, leaf) for n, leaf in enumerate(leaves)])
+            leaves = self._layout.leaves(batch, "A batch of `source`")
+            yield self._layout.structure.unflatten([self._layout.cut(n, leaf) for n, leaf in enumerate(leaves)])
 
 
 def runs_of(rows: np.ndarray[Any, Any]) -> Iterator[tuple[int, int, slice]]:

@@ -40,7 +40,7 @@ def lbfgs(
     **Returns:** an `optax.GradientTransformationExtraArgs`. Its `update` takes `value`, `grad` and `value_fn` as that
     of `line_search` does.
 
-    **Raises:** `SetupError` where optax is not installed; `InvalidTypeError` for what is no learning rate, or no line
+    **Raises:** `SetupError` if optax is not installed; `InvalidTypeError` for an invalid learning rate, or no line
     search, `InvalidArgumentError` for a rate that is NaN.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
@@ -96,8 +96,8 @@ def scale_by_lbfgs(
     **Returns:** an `optax.GradientTransformation` with optax's state. All workers call its `update`, which sends
     2 `memory_size` + 3 messages of one number.
 
-    **Raises:** `SetupError` where optax is not installed; `InvalidTypeError` where `scale_init_precond` is not True or
-    False, `InvalidArgumentError` where `memory_size` is below 1.
+    **Raises:** `SetupError` if optax is not installed; `InvalidTypeError` if `scale_init_precond` is not True or
+    False, `InvalidArgumentError` if `memory_size` is below 1.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1])

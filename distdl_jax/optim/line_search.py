@@ -44,7 +44,7 @@ def line_search(
     function of the parameters that returns this worker's part of the loss. Further keywords go to `value_fn`. All
     workers take the same steps: decisions are worker 0's.
 
-    **Raises:** `SetupError` where optax is not installed, `InvalidTypeError` for what is no line search; its `update`
+    **Raises:** `SetupError` if optax is not installed, `InvalidTypeError` for no line search; its `update`
     what `dj.optim.global_norm` does.
 
     >>> import optax
@@ -72,7 +72,7 @@ def line_search(
         return jnp.zeros((), dtype), jax.tree.map(lambda x: jnp.zeros(x.size, x.dtype), params)
 
     def with_gradient(state: Any, grad: Callable[[], Any]) -> Any:
-        """Return the state with another gradient in it, where it keeps one."""
+        """Return the state with another gradient in it, if it keeps one."""
         return state if state.grad is None else state._replace(grad=grad())
 
     def init(params: Any) -> Any:
@@ -106,10 +106,10 @@ def line_search(
                 **rest,
             )
 
-        _, found = with_synced_loops(searched, whole.workers)(updates, state, params, value, grad)
-        found = with_gradient(found, lambda: _restored(found.grad[0], found.grad[1], params))
-        scaled = jax.tree.map(lambda u: (found.learning_rate * u).astype(u.dtype), updates)
-        return scaled, found
+        _, new_state = with_synced_loops(searched, whole.workers)(updates, state, params, value, grad)
+        new_state = with_gradient(new_state, lambda: _restored(new_state.grad[0], new_state.grad[1], params))
+        scaled = jax.tree.map(lambda u: (new_state.learning_rate * u).astype(u.dtype), updates)
+        return scaled, new_state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -136,9 +136,9 @@ def value_and_grad_from_state(
     - `partition`: the workers that call it. Default: all of the world.
 
     **Returns:** a function of the same arguments and `state`, an optimiser's, that returns what
-    `dj.value_and_grad(value_fn)` does, without evaluating it where the state holds it.
+    `dj.value_and_grad(value_fn)` does, without evaluating it if the state holds it.
 
-    **Raises:** `SetupError` where optax is not installed.
+    **Raises:** `SetupError` if optax is not installed.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -153,20 +153,20 @@ def value_and_grad_from_state(
     optax_for("value_and_grad_from_state")
 
     def value_and_gradient(params: Any, *args: Any, state: Any, **kwargs: Any) -> tuple[Array, Any]:
-        found = [each for each in jax.tree.leaves(state, is_leaf=_is_search) if _is_search(each)]
-        if len(found) != 1 or found[0].value is None or found[0].grad is None:
+        searches = [search for search in jax.tree.leaves(state, is_leaf=_is_search) if _is_search(search)]
+        if len(searches) != 1 or searches[0].value is None or searches[0].grad is None:
             raise InvalidArgumentError(
                 "`state` must hold a value and a gradient, of one line search: the state of a zoom line search does, "
                 "and that of a backtracking one with `store_grad=True`."
             )
-        value, grad = found[0].value, found[0].grad
+        value, grad = searches[0].value, searches[0].grad
         evaluated = value_and_grad(value_fn, partition=partition)
 
-        def anew() -> tuple[Array, Any]:
-            anew_value, gradient = evaluated(params, *args, **kwargs)
-            return anew_value.astype(value.dtype), gradient
+        def computed() -> tuple[Array, Any]:
+            new_value, gradient = evaluated(params, *args, **kwargs)
+            return new_value.astype(value.dtype), gradient
 
-        return lax.cond(jnp.isfinite(value), lambda: (value, grad), anew)
+        return lax.cond(jnp.isfinite(value), lambda: (value, grad), computed)
 
     return value_and_gradient
 
@@ -190,24 +190,24 @@ def _along(
 
     @value.defjvp
     def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
-        (((distance, _),), ((along, beside),)) = primals, tangents
-        found, gradient = value_and_grad(loss, partition=partition)(at(distance))
+        (((distance, _),), ((along, tangent),)) = primals, tangents
+        loss_value, gradient = value_and_grad(loss, partition=partition)(at(distance))
         slope = whole.inner(jax.tree.map(jnp.conj, updates), gradient).astype(distance.dtype)
         slope, gradient = _finite(slope, gradient)
-        products = jax.tree.map(lambda g, d: jnp.sum(jnp.real(g * d)).astype(distance.dtype), gradient, beside)
-        return found.astype(distance.dtype), sum(jax.tree.leaves(products), slope * along)
+        products = jax.tree.map(lambda g, d: jnp.sum(jnp.real(g * d)).astype(distance.dtype), gradient, tangent)
+        return loss_value.astype(distance.dtype), sum(jax.tree.leaves(products), slope * along)
 
     return value
 
 
 def _restored(slope: Array, gradient: Any, params: Any) -> Any:
-    """Return the gradient in the shapes of the parameters, NaN where it was not finite and so left out."""
+    """Return the gradient in the shapes of the parameters, NaN if it was not finite and so left out."""
     good = jnp.isfinite(slope)
     return jax.tree.map(lambda g, x: jnp.where(good, g, jnp.nan).astype(g.dtype).reshape(x.shape), gradient, params)
 
 
 def _finite(slope: Array, gradient: Any) -> tuple[Array, Any]:
-    """Return the slope and the flat gradient, which is 0 on all workers where the slope is not finite."""
+    """Return the slope and the flat gradient, which is 0 on all workers if the slope is not finite."""
     good = jnp.isfinite(slope)
     return slope, jax.tree.map(lambda g: jnp.where(good, jnp.ravel(g), 0).astype(g.dtype), gradient)
 
@@ -236,11 +236,11 @@ def with_synced_loops(fun: Callable[..., Any], workers: Partition) -> Callable[.
 
 def _synced_loop(loop: While, args: list[Any], workers: Partition) -> Sequence[Any]:
     first, second = loop.condition_constants, loop.condition_constants + loop.body_constants
-    of_condition, of_body, carried = args[:first], args[first:second], args[second:]
+    condition_constants, body_constants, carried = args[:first], args[first:second], args[second:]
     condition, body = jaxpr_as_fun(loop.condition), jaxpr_as_fun(loop.body)
     return lax.while_loop(
-        lambda carried: condition(*of_condition, *carried)[0],
-        lambda carried: _sync(body(*of_body, *carried), workers),
+        lambda carried: condition(*condition_constants, *carried)[0],
+        lambda carried: _sync(body(*body_constants, *carried), workers),
         _sync(carried, workers),
     )
 

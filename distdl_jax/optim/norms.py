@@ -75,19 +75,19 @@ class Whole:
     def leaves(self, tree: Any) -> list[Block]:
         """Return the leaves of a pytree of blocks, without the leaves that optax masks."""
         masked = getattr(sys.modules.get("optax"), "MaskedNode", ())
-        found = []
+        blocks = []
         for path, value, spec in leaves_with_specs(tree, self._specs, masked=masked):
             if spec is None:
                 raise InvalidTypeError(
                     f"`specs` must have a TensorSpec for each leaf of the tree, but has None at {path or 'its top'}."
                 )
-            found.append(Block(path, value if hasattr(value, "dtype") else jnp.asarray(value), spec))
-        return found
+            blocks.append(Block(path, value if hasattr(value, "dtype") else jnp.asarray(value), spec))
+        return blocks
 
     def dtypes(self, *trees: Any) -> list[np.dtype]:
         """Check `trees` on all workers, and return the dtype of each leaf of the first of them, as its owner has it.
 
-        **Raises,** on all workers: `PlanError` where one worker's leaf does not have the shape that its spec says.
+        **Raises,** on all workers: `PlanError` if one worker's leaf does not have the shape that its spec says.
         """
 
         def check() -> list[np.dtype]:
@@ -108,26 +108,26 @@ class Whole:
             )
         if not workers.active:
             return check()
-        found = agree(workers.world, workers.ranks, f"{self._label} on {workers.describe()}", masks_and_dtypes)
-        if (problem := different_masks({worker: places for worker, (places, _) in found.items()})) is not None:
+        contributions = agree(workers.world, workers.ranks, f"{self._label} on {workers.describe()}", masks_and_dtypes)
+        if (problem := different_masks({worker: places for worker, (places, _) in contributions.items()})) is not None:
             raise PlanError(problem)
         owners = [spec.partition.ranks[0] for _, _, spec in self.leaves(trees[0])]
-        return [found[owner][1][number] for number, owner in enumerate(owners)]
+        return [contributions[owner][1][number] for number, owner in enumerate(owners)]
 
-    def sums(self, of_block: Callable[..., Array], *trees: Any) -> list[Array]:
-        """Return for each leaf the sum of `of_block` over all blocks of the tensor; one message for all.
+    def sums(self, measure: Callable[..., Array], *trees: Any) -> list[Array]:
+        """Return for each leaf the sum of `measure` over all blocks of the tensor; one message for all.
 
-        `of_block` gets a block of each of `trees`, half precisions in float32, and returns real numbers in one shape
+        `measure` gets a block of each of `trees`, half precisions in float32, and returns real numbers in one shape
         for all leaves, 0 for an empty block.
         """
         dtypes = [accumulation_dtype(_real(dtype)) for dtype in self.dtypes(*trees)]
         if not dtypes:
             return []
         parts = []
-        for of_leaf in zip(*map(self.leaves, trees), strict=True):
-            counted = of_leaf[0].spec.counts
-            blocks = (leaf.block if counted else jnp.zeros(0, leaf.block.dtype) for leaf in of_leaf)
-            parts.append(of_block(*map(widened, blocks)).astype(jnp.result_type(*dtypes)))
+        for same_leaf in zip(*map(self.leaves, trees), strict=True):
+            counted = same_leaf[0].spec.counts
+            blocks = (leaf.block if counted else jnp.zeros(0, leaf.block.dtype) for leaf in same_leaf)
+            parts.append(measure(*map(widened, blocks)).astype(jnp.result_type(*dtypes)))
         return list(all_sum_reduce(jnp.stack(parts), self.workers, axes_keep=()))
 
     def inner(self, x: Any, y: Any) -> Array:
@@ -153,7 +153,7 @@ def widened(block: Any) -> Array:
 
 
 def squares(x: Array, axis: Sequence[int] | None = None) -> Array:
-    """Return the sum of |x|^2 along `axis`, whose dimensions are kept; a scalar, of all, where `axis` is None."""
+    """Return the sum of |x|^2 along `axis`, whose dimensions are kept; a scalar, of all, if `axis` is None."""
     absolute = jnp.real(x * jnp.conj(x)) if jnp.iscomplexobj(x) else x * x
     return jnp.sum(absolute, axis=axis, keepdims=axis is not None)
 
@@ -180,9 +180,9 @@ def global_norm(tree: Any, specs: Any, *, partition: Partition | None = None) ->
     **Returns:** a real scalar, the same on every worker. Half precisions are summed in float32. Differentiable; its
     derivative at 0 is 0.
 
-    **Raises,** on every worker: `PlanError` where a leaf does not have the shape that its spec says;
-    `InvalidArgumentError` where a leaf has no spec, or a spec no leaf (but where optax masks it); `InvalidTypeError`
-    where the spec of a leaf is None.
+    **Raises,** on every worker: `PlanError` if a leaf does not have the shape that its spec says;
+    `InvalidArgumentError` if a leaf has no spec, or a spec no leaf (but where optax masks it); `InvalidTypeError`
+    if the spec of a leaf is None.
 
     >>> import distdl_jax as dj, jax.numpy as jnp
     >>> P = dj.Partition().grid([1])
@@ -204,7 +204,7 @@ def clip_by_global_norm(
 
     **Returns:** an `optax.GradientTransformation`. All workers call its `update`, which sends one message.
 
-    **Raises:** `SetupError` where optax is not installed; its `update` raises what `global_norm` does.
+    **Raises:** `SetupError` if optax is not installed; its `update` raises what `global_norm` does.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -253,8 +253,8 @@ def adaptive_grad_clip(
 
     **Returns:** an `optax.GradientTransformation`. All workers call its `update`, with parameters.
 
-    **Raises:** `SetupError` where optax is not installed. Its `update` raises what `global_norm` does, and
-    `InvalidArgumentError` where there are no parameters, or a tensor doesn't have the dimensions in `axis`.
+    **Raises:** `SetupError` if optax is not installed. Its `update` raises what `global_norm` does, and
+    `InvalidArgumentError` if there are no parameters, or a tensor doesn't have the dimensions in `axis`.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -276,10 +276,10 @@ def adaptive_grad_clip(
         check_params("adaptive_grad_clip", params)
         whole.dtypes(updates, params)
         clipped = []
-        for leaf, of_param in zip(whole.leaves(updates), whole.leaves(params), strict=True):
+        for leaf, param in zip(whole.leaves(updates), whole.leaves(params), strict=True):
             axes = _unit_axes(leaf.spec.global_shape, along)
-            norm, of_param_norm = (_unit_norms(block, leaf.spec, axes) for block in (leaf.block, of_param.block))
-            most = clipping * jnp.maximum(of_param_norm, eps)
+            norm, param_norm = (_unit_norms(block, leaf.spec, axes) for block in (leaf.block, param.block))
+            most = clipping * jnp.maximum(param_norm, eps)
             scaled = leaf.block * (most / jnp.maximum(norm, 1e-6))  # as in optax, never 0
             clipped.append(jnp.where(norm < most, leaf.block, scaled).astype(leaf.block.dtype))
         return jax.tree.unflatten(jax.tree.structure(updates), clipped), state
@@ -316,8 +316,8 @@ def scale_by_trust_ratio(
             optax.scale_by_learning_rate(learning_rate),
         )
 
-    **Raises:** `SetupError` where optax is not installed. Its `update` raises what `global_norm` does, and
-    `InvalidArgumentError` where there are no parameters.
+    **Raises:** `SetupError` if optax is not installed. Its `update` raises what `global_norm` does, and
+    `InvalidArgumentError` if there are no parameters.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -338,8 +338,8 @@ def scale_by_trust_ratio(
         check_params("scale_by_trust_ratio", params)
         both = whole.sums(lambda x, y: jnp.stack([squares(x), squares(y)]), params, updates)
         scaled = []
-        for leaf, (of_param, of_update) in zip(whole.leaves(updates), both, strict=True):
-            param_norm, update_norm = (jnp.maximum(square_root(x), min_norm) for x in (of_param, of_update))
+        for leaf, squared_norms in zip(whole.leaves(updates), both, strict=True):
+            param_norm, update_norm = (jnp.maximum(square_root(x), min_norm) for x in squared_norms)
             ratio = trust_coefficient * param_norm / (update_norm + eps)
             ratio = jnp.where((param_norm == 0) | (update_norm == 0), 1, ratio)
             scaled.append(leaf.block * ratio.astype(leaf.block.dtype))

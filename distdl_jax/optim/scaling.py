@@ -31,7 +31,7 @@ def all_finite(tree: Any, *, partition: Partition | None = None) -> Array:
 
     **Returns:** a bool scalar, the same on every worker.
 
-    **Raises:** `InvalidTypeError` where `partition` is none.
+    **Raises:** `InvalidTypeError` if `partition` is none.
 
     >>> import jax.numpy as jnp
     >>> bool(all_finite({"weight": jnp.ones(3)})), bool(all_finite([jnp.array(jnp.inf)]))
@@ -41,15 +41,15 @@ def all_finite(tree: Any, *, partition: Partition | None = None) -> Array:
     workers = Partition() if partition is None else partition
     inexact = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
     own = reduce(jnp.logical_and, [jnp.all(jnp.isfinite(x)) for x in inexact], jnp.asarray(True))
-    found = all_reduce(own.astype(jnp.int32), workers, "min", axes_keep=())
-    return found.astype(bool) if workers.active else own
+    finite = all_reduce(own.astype(jnp.int32), workers, "min", axes_keep=())
+    return finite.astype(bool) if workers.active else own
 
 
 @dataclass(frozen=True)
 class LossScale(Static):
     """Dynamic loss scaling: the loss is multiplied by a number, so that gradients in float16 don't vanish.
 
-    Where a gradient is not finite on any worker, all leave out that step, and divide the scale; after `period` steps
+    If a gradient is not finite on any worker, all leave out that step, and divide the scale; after `period` steps
     that were good they multiply it. The state is a pytree, {"scale", "good_steps"}, the same on every worker.
 
         scaled = dj.grad(lambda params: scale.scaled(loss(params), state))(params)
@@ -109,7 +109,7 @@ class LossScale(Static):
         return whole, all_finite(whole, partition=self.partition)
 
     def chosen(self, finite: Array, new: Any, old: Any) -> Any:
-        """Return `new`, parameters or an optimiser's state, where the gradient was finite, else `old`."""
+        """Return `new`, parameters or an optimiser's state, if the gradient was finite, else `old`."""
         return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
 
     def next(self, state: dict[str, Array], finite: Array) -> dict[str, Array]:
@@ -134,7 +134,7 @@ def accumulated(value_and_grad: Callable[..., Any]) -> Callable[..., Any]:
     as many on every worker. It returns the means of their values and gradients: of equally large batches, the value and
     gradient of one batch of all samples. Half precisions are summed in float32, and rounded once.
 
-    **Raises:** `InvalidTypeError` for what is no function; `InvalidArgumentError` where arrays don't hold the same
+    **Raises:** `InvalidTypeError` for no function; `InvalidArgumentError` if arrays don't hold the same
     number of batches, one or more.
 
     >>> import distdl_jax as dj
@@ -145,7 +145,7 @@ def accumulated(value_and_grad: Callable[..., Any]) -> Callable[..., Any]:
     """
     check_function("value_and_grad", value_and_grad)
 
-    def of_many(params: Any, batches: Any) -> Any:
+    def over_batches(params: Any, batches: Any) -> Any:
         counts = {jnp.shape(x)[:1] for x in jax.tree.leaves(batches)}
         if len(counts) != 1 or not next(iter(counts)) or next(iter(counts))[0] < 1:
             raise InvalidArgumentError(
@@ -156,8 +156,8 @@ def accumulated(value_and_grad: Callable[..., Any]) -> Callable[..., Any]:
         shapes = jax.eval_shape(value_and_grad, params, jax.tree.map(lambda x: x[0], batches))
 
         def added(sums: Any, batch: Any) -> tuple[Any, None]:
-            found = value_and_grad(params, batch)
-            return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, found), None
+            terms = value_and_grad(params, batch)
+            return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, terms), None
 
         leaves = jax.tree.leaves(params)
         zeros = jax.tree.map(
@@ -166,4 +166,4 @@ def accumulated(value_and_grad: Callable[..., Any]) -> Callable[..., Any]:
         sums, _ = lax.scan(added, zeros, batches)
         return jax.tree.map(lambda total, like: (total / count).astype(like.dtype), sums, shapes)
 
-    return of_many
+    return over_batches

@@ -1,1 +1,1 @@
-"""Who holds what: partitions, specs of tensors, initial values, worlds for planning, files of arrays."""
+"""Partitions, specs of tensors, initial values, worlds for planning, files of arrays."""

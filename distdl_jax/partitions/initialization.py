@@ -34,7 +34,7 @@ from distdl_jax.settings import current_settings
 from distdl_jax.tracing.jaxprs import Call, evaluate, structure
 from distdl_jax.tracing.one_program import one_program
 from distdl_jax.transports.agreement.agree import agree
-from distdl_jax.validation import check_key, checked_dtype
+from distdl_jax.validation import check_key, checked_dtype, difference
 
 Initializer = Callable[[Array, Sequence[int], DTypeLike], Array]
 
@@ -57,9 +57,9 @@ class UniformFanIn:
         bound = 1.0 / math.sqrt(self.fan_in) if self.fan_in else 0.0
         if not jnp.issubdtype(dtype, jnp.complexfloating):
             return jax.random.uniform(key, tuple(shape), dtype, -bound, bound)
-        of_parts = jnp.finfo(dtype).dtype
-        real, imaginary = (jax.random.uniform(k, tuple(shape), of_parts, -bound, bound) for k in jax.random.split(key))
-        return jax.lax.complex(real, imaginary)
+        real = jnp.finfo(dtype).dtype
+        parts = (jax.random.uniform(part, tuple(shape), real, -bound, bound) for part in jax.random.split(key))
+        return jax.lax.complex(*parts)
 
 
 @partial(jax.jit, static_argnums=(0, 2, 3, 4))
@@ -85,7 +85,7 @@ def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DT
     """Return this worker's block of the random tensor `initializer(key, spec.global_shape, dtype)`.
 
     The global values are the same for one key whatever the partition, and copies of a block are equal. No worker makes
-    the whole: where the initializer is elementwise in random numbers, as those of PyTorch and most of
+    the whole: if the initializer is elementwise in random numbers, as those of PyTorch and most of
     `jax.nn.initializers` are, time and memory are those of the block. Others (orthogonal ones), and keys of other
     generators than JAX's default, threefry, are evaluated in full on every worker that holds a block, and cut.
 
@@ -97,10 +97,10 @@ def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DT
     - `spec`: the tensor's `TensorSpec`.
     - `dtype`: of the tensor.
 
-    **Returns:** this worker's block, zero-volume where it holds none. To the last bits of what the initializer
+    **Returns:** this worker's block, zero-volume if it holds none. To the last bits of what the initializer
     computes from random bits; uniform numbers bit for bit.
 
-    **Raises:** `InvalidTypeError`, on every worker, where `initializer` is not callable, `key` no random key, `dtype`
+    **Raises:** `InvalidTypeError`, on every worker, if `initializer` is not callable, `key` no random key, `dtype`
     none of numbers, or `spec` no `TensorSpec`.
 
     >>> import distdl_jax as dj
@@ -109,12 +109,12 @@ def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DT
     (3, 4)
     """
     check_key("key", key)
-    found = checked_dtype("dtype", dtype)
+    np_dtype = checked_dtype("dtype", dtype)
     check_spec(spec)
-    check_initializer("initializer", initializer, key, spec, found)
+    check_initializer("initializer", initializer, key, spec, np_dtype)
     if spec.box is None:
         return zero_volume_tensor(dtype=dtype)
-    return _make_blocks([key], (_Tensor(initializer, spec.global_shape, spec.box, found),))[0]
+    return _make_blocks([key], (_Tensor(initializer, spec.global_shape, spec.box, np_dtype),))[0]
 
 
 def init(initializers: Any, specs: Any, key: Array, dtype: DTypeLike = jnp.float32) -> Any:
@@ -130,10 +130,10 @@ def init(initializers: Any, specs: Any, key: Array, dtype: DTypeLike = jnp.float
     - `dtype`: of the parameters.
 
     **Returns:** a pytree like `specs` of this worker's blocks, each as `init_block` makes it: slices of the same
-    global values whatever the partitions, zero-volume where this worker holds none. With `DISTDL_JAX_DEBUG=1` it is
+    global values whatever the partitions, zero-volume if this worker holds none. With `DISTDL_JAX_DEBUG=1` it is
     collective among the workers of the partitions in `specs`, which compare their keys.
 
-    **Raises:** `InvalidArgumentError` where `initializers` has another structure than `specs`, or an initializer
+    **Raises:** `InvalidArgumentError` if `initializers` has another structure than `specs`, or an initializer
     returns another shape than it is given; `InvalidTypeError` as `init_block`.
 
     >>> import distdl_jax as dj
@@ -152,13 +152,13 @@ def init(initializers: Any, specs: Any, key: Array, dtype: DTypeLike = jnp.float
         return jax.tree.map(lambda spec: None if spec is None else initializer, below, is_leaf=is_spec)
 
     try:
-        found = jax.tree.leaves(jax.tree.map(broadcast, initializers, specs, is_leaf=callable), is_leaf=callable)
+        functions = jax.tree.leaves(jax.tree.map(broadcast, initializers, specs, is_leaf=callable), is_leaf=callable)
     except ValueError as error:
         raise InvalidArgumentError(
             "`initializers` must be an initializer, or a pytree of initializers with the structure of `specs` or of a "
             f"prefix of it: {error}"
         ) from None
-    by_name = dict(zip(named, found, strict=True))
+    by_name = dict(zip(named, functions, strict=True))
     params = initialize_params(named, key, dtype, by_name, tuple(named), "initializers{}")
     values = iter(params.values())
     return jax.tree.map(lambda spec: None if spec is None else next(values), specs, is_leaf=is_spec)
@@ -187,7 +187,7 @@ class _Tensor(NamedTuple):
 
 @one_program(static_argnums=(1,))
 def _make_blocks(keys: list[Array], tensors: tuple[_Tensor, ...]) -> list[Array]:
-    """Return this worker's blocks of random tensors, each from a key of its own."""
+    """Return this worker's blocks of random tensors, each from its own key."""
     return [
         initialize_block(tensor.initializer, key, tensor.global_shape, tensor.box, tensor.dtype)
         for key, tensor in zip(keys, tensors, strict=True)
@@ -287,22 +287,22 @@ def initialize_params(
     keyed: Sequence[str] = ("weight", "bias"),
     argument: str = "{}_init",
 ) -> dict[str, Array]:
-    """Return this worker's blocks of the parameters `specs`, by one program; zero-volume where it has none.
+    """Return this worker's blocks of the parameters `specs`, by one program; zero-volume if it has none.
 
-    Each parameter has a key of its own, the one at its name's place in `keyed`. Errors call its
+    Each parameter has its own key, the one at its name's place in `keyed`. Errors call its
     initializer `argument` of its name. With `DISTDL_JAX_DEBUG=1` it is
     collective among the workers of the parameters' partitions, which compare their keys, but for a key that is traced.
     """
     check_key("key", key)
-    found = checked_dtype("dtype", dtype)
+    np_dtype = checked_dtype("dtype", dtype)
     for name, spec in specs.items():
-        check_initializer(argument.format(name), initializers[name], key, spec, found)
+        check_initializer(argument.format(name), initializers[name], key, spec, np_dtype)
     if specs and current_settings().debug and not isinstance(key, Tracer):
         _check_same_key(specs, key, dtype, initializers)
     # Split here: one program for all layers of two parameters.
     key_of = dict(zip(keyed, jax.random.split(key, len(keyed)), strict=True))
     tensors = {
-        name: _Tensor(initializers[name], spec.global_shape, spec.box, found)
+        name: _Tensor(initializers[name], spec.global_shape, spec.box, np_dtype)
         for name, spec in specs.items()
         if spec.box is not None
     }
@@ -328,15 +328,7 @@ def _check_same_key(
 
     label = "`init` of " + " and ".join(f"{name} ({shape_text(spec.global_shape)})" for name, spec in specs.items())
     contributions: dict[int, tuple[int, str]] = agree(world, team, label, contribute)
-    digest, made = contributions[team[0]]
-    for worker, (other_digest, other_made) in contributions.items():
-        if other_digest != digest:
-            raise PlanError(
-                f"{label} had another `key` on worker {worker} than on worker {team[0]}, so the weights are a mixture. "
-                "Give it the same key on all workers: it takes care itself that their blocks differ."
-            )
-        if other_made != made:
-            raise PlanError(
-                f"{label} made the parameters in {made} on worker {team[0]}, but in {other_made} on worker {worker}. "
-                "Give it the same dtype and initializers on all workers."
-            )
+    for number, what in enumerate(("`key`", "dtype and initializers")):
+        values = {worker: contribution[number] for worker, contribution in contributions.items()}
+        if text := difference(f"{what} in {label}", values):
+            raise PlanError(f"{text} Else the weights are a mixture; `init` itself sees to it that blocks differ.")

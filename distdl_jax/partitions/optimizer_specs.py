@@ -42,18 +42,18 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
 
     **Returns:** a pytree of the structure of `state`, with for each leaf
 
-    - the parameter's spec, where it has the parameter's shape;
-    - the same with a dimension of n in front, where it has n of them stacked (the memory of L-BFGS);
-    - the same without the dimensions that it lacks (the statistics of Adafactor), where these are not cut;
+    - the parameter's spec, if it has the parameter's shape;
+    - the same with a dimension of n in front, if it has n of them stacked (the memory of L-BFGS);
+    - the same without the dimensions that it lacks (the statistics of Adafactor), if these are not cut;
     - `TensorSpec(shape, P, replicated=True)` for anything on the workers of a parameter that is not cut at all; and
       for scalars, other arrays, and arrays of one element in the place of a parameter, on all workers;
-    - None for what is no array of numbers (a random key, a function), and for a flag in the place of a parameter, which
-      `optax.zero_nans` sets for each block. `gather` leaves it as it is.
+    - None for other leaves than arrays of numbers (a random key, a function), and for a flag in the place of a
+      parameter, which `optax.zero_nans` sets for each block. `gather` leaves it as it is.
 
     `dj.gather(state, dj.specs_like(state, params, specs))` is the state of the whole.
 
-    **Raises,** on every worker: `InvalidArgumentError` where `param_specs` does not have the structure of `params`;
-    `PlanError` where a parameter does not have the shape that its spec says, the workers' states differ, or a leaf
+    **Raises,** on every worker: `InvalidArgumentError` if `param_specs` does not have the structure of `params`;
+    `PlanError` if a parameter does not have the shape that its spec says, the workers' states differ, or a leaf
     stands for no block of anything: a statistic along a dimension that is cut, a number for each block, parameters
     made one vector. Its optimiser would be wrong on blocks (`docs/optimisers.md` lists optax's).
 
@@ -66,8 +66,8 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
 
     Source: optax's `tree_map_params`, which does it for a function of the leaves.
     """
-    given = [spec for spec in jax.tree.leaves(param_specs) if isinstance(spec, TensorSpec)]
-    world = given[0].partition.world if given else Partition().world
+    known_specs = [spec for spec in jax.tree.leaves(param_specs) if isinstance(spec, TensorSpec)]
+    world = known_specs[0].partition.world if known_specs else Partition().world
     leaves = jax.tree.leaves_with_path(state)
     specs_of_params: dict[Path, TensorSpec | None] = {}
 
@@ -91,17 +91,19 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
     everyone = Partition.of_workers(world, range(world.size))
 
     def spec_of(number: int, path: Path) -> TensorSpec | None:
-        found = {worker: entries[number][1] for worker, entries in states.items()}
-        shapes = {worker: leaf.shape for worker, leaf in found.items() if leaf is not None}
-        if len(shapes) < len(found):
+        leaf_by_worker = {worker: entries[number][1] for worker, entries in states.items()}
+        shapes = {worker: leaf.shape for worker, leaf in leaf_by_worker.items() if leaf is not None}
+        if len(shapes) < len(leaf_by_worker):
             return None
         place, name = places.of(path), f"state{keystr(path)}"
         if place is None:
-            return _other_spec(name, shapes, given, everyone)
+            return _other_spec(name, shapes, known_specs, everyone)
         if not place and not any(shapes.values()):
-            return TensorSpec((), everyone, replicated=True)  # a count, where the parameters are a single array
+            return TensorSpec((), everyone, replicated=True)  # a count, if the parameters are a single array
         spec = specs_of_params[place]
-        return None if spec is None or _FLAG in found.values() else _spec_in_place(name, shapes, spec, everyone)
+        if spec is None or _FLAG in leaf_by_worker.values():
+            return None
+        return _spec_in_place(name, shapes, spec, everyone)
 
     specs = [spec_of(number, path) for number, (path, _) in enumerate(leaves)]
     return jax.tree.unflatten(jax.tree.structure(state), specs)
@@ -114,7 +116,7 @@ class _HasSpecs(Protocol):
 
 
 def training_specs(network: _HasSpecs, opt_state: Any, **values: Any) -> dict[str, Any]:
-    """Return the specs of all that training goes on from: parameters, the optimiser's state, a step, a random key.
+    """Return the specs of all that training continues from: parameters, the optimiser's state, a step, a random key.
 
     They are those of `{"params": params, "optimiser": opt_state, **values}`, for `dj.checkpoint`, `dj.gather` and
     `dj.scatter`. All workers call it, and exchange the shapes of their blocks.
@@ -128,7 +130,7 @@ def training_specs(network: _HasSpecs, opt_state: Any, **values: Any) -> dict[st
 
     **Returns:** a dictionary of specs with an entry for each of these.
 
-    **Raises,** on every worker: `InvalidTypeError` where the network has no `param_specs`; what `dj.specs_like` raises.
+    **Raises,** on every worker: `InvalidTypeError` if the network has no `param_specs`; what `dj.specs_like` raises.
 
     >>> import jax, optax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -222,7 +224,7 @@ def _spec_in_place(name: str, shapes: dict[int, Shape], spec: TensorSpec, everyo
     P = spec.partition
     pairs = [(shapes[worker], block) for worker, block in spec.block_shapes.items()]
     first, block = pairs[0]
-    alike = all(shape == first for shape, _ in pairs)
+    is_same = all(shape == first for shape, _ in pairs)
     if all(shape == block for shape, block in pairs):
         return spec
     if first and all(shape == (first[0], *block) for shape, block in pairs):
@@ -230,9 +232,9 @@ def _spec_in_place(name: str, shapes: dict[int, Shape], spec: TensorSpec, everyo
         everywhere = len(spec.replicated) == P.dim
         copies = everywhere or tuple(d + 1 for d in spec.replicated)
         return TensorSpec((first[0], *spec.global_shape), P if everywhere else stacked, copies)
-    if alike and all(block == spec.global_shape for _, block in pairs):
+    if is_same and all(block == spec.global_shape for _, block in pairs):
         return TensorSpec(first, P, replicated=True)
-    if alike and first == (1,):
+    if is_same and first == (1,):
         return TensorSpec(first, everyone, replicated=True)  # optax's way to keep nothing
     possible = dict.fromkeys(_reductions(pairs, spec))
     match [*possible]:

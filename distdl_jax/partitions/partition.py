@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, start_of_more
 from distdl_jax.partitions.worker_team import WorkerTeam
 from distdl_jax.plans import broadcasting
-from distdl_jax.plans.broadcasting import BroadcastRule, Team
+from distdl_jax.plans.broadcasting import BroadcastRule
 from distdl_jax.plans.decomposition import index_of
 from distdl_jax.plans.shape_dtype import listed, ranks_text, shape_text
 from distdl_jax.plans.worker_ranks import worker_ranks
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 class Partition(WorkerTeam):
-    """A team of workers in a given order, with no topology (it counts as one-dimensional where one is needed).
+    """A team of workers in a given order, with no topology (it counts as one-dimensional if one is needed).
 
-    Two partitions are equal where they mean the same team, in the same order, in the same shape; a partition can be
+    Two partitions are equal if they mean the same team, in the same order, in the same shape; a partition can be
     a static argument of a jitted function or a key of a dictionary.
 
     **Arguments:**
@@ -41,7 +41,7 @@ class Partition(WorkerTeam):
     - `comm`: an mpi4py intracommunicator; its workers become the team. Default: `MPI.COMM_WORLD`. All of them must
       make their first partition of it together; everything after that takes no communication.
 
-    **Raises:** `InvalidTypeError` where `comm` is no intracommunicator; `SetupError` where workers can't communicate.
+    **Raises:** `InvalidTypeError` if `comm` is no intracommunicator; `SetupError` if workers can't communicate.
 
     **Attributes**, known to every worker but for `rank` and `index`, which are None outside the team:
 
@@ -72,7 +72,7 @@ class Partition(WorkerTeam):
 
     @property
     def index(self) -> Any:
-        """This worker's `rank`, where there is no topology; None outside the team."""
+        """This worker's `rank`, if there is no topology; None outside the team."""
         return self.rank
 
     def __repr__(self) -> str:
@@ -89,7 +89,7 @@ class Partition(WorkerTeam):
     def create_partition_inclusive(self, ranks: Iterable[int]) -> Partition:
         """Return the partition of the workers at the places `ranks` of this team, in that order.
 
-        **Raises:** `InvalidArgumentError`, on every worker, where a rank is outside the team or repeated.
+        **Raises:** `InvalidArgumentError`, on every worker, if a rank is outside the team or repeated.
         """
         if isinstance(ranks, range) and ranks == range(self.size):
             return self.of_workers(self._world, self._ranks)
@@ -113,7 +113,7 @@ class Partition(WorkerTeam):
     def create_cartesian_topology_partition(self, shape: Iterable[int]) -> CartesianPartition:
         """Arrange this team in row-major order on a grid of `shape`.
 
-        **Raises:** `InvalidArgumentError`, on every worker, where the grid's cells are not as many as the workers.
+        **Raises:** `InvalidArgumentError`, on every worker, if the grid's cells are not as many as the workers.
         """
         sizes = checked_integers("shape", shape)
         cells, workers = math.prod(sizes), self.size
@@ -132,8 +132,8 @@ class Partition(WorkerTeam):
         It is `create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)`. `ranks` has one rank for
         each cell, as `rank` counts in this partition (world ranks, in the first one). Default: the first workers.
 
-        **Raises:** `InvalidArgumentError`, on every worker, where the grid's cells are not as many as `ranks`, or more
-        than the workers; where a rank is outside the team or repeated.
+        **Raises:** `InvalidArgumentError`, on every worker, if the grid's cells are not as many as `ranks`, or more
+        than the workers; if a rank is outside the team or repeated.
         """
         sizes = checked_integers("shape", shape)
         if ranks is None:
@@ -159,7 +159,7 @@ class Partition(WorkerTeam):
           P_n x P_out x P_in x ..., its P_x is `P.slice(1, keepdims=False)` and its P_y is `P.slice(2, keepdims=False)`.
 
         **Raises:** `InvalidArgumentError`, on every worker, for a dimension or an index that P doesn't have;
-        `InvalidTypeError` for what is no integer.
+        `InvalidTypeError` for other types.
 
         >>> import distdl_jax as dj
         >>> P = dj.planning_world(6).grid([3, 2])
@@ -208,18 +208,14 @@ class Partition(WorkerTeam):
         """Return this worker's teams for a broadcast from this partition to `P_y`: `(P_send, P_recv)`.
 
         `P_send` is the team that this worker is the root of, `P_recv` the one in which it receives a copy; each is
-        the null partition where there is none. A team starts with its root; then come the workers of `P_y` that
+        the null partition if there is none. A team starts with its root; then come the workers of `P_y` that
         receive, in order. The two are equal on a worker that copies to itself.
 
-        **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
+        **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if
         the shapes don't fit the broadcast rules.
         """
-        self._check_partner("P_y", P_y)
-        transpose_src = checked_boolean("transpose_src", transpose_src)
-        transpose_dest = checked_boolean("transpose_dest", transpose_dest)
-        rule = BroadcastRule(self._shape, P_y._shape, transpose_src, transpose_dest)
-        as_root, as_member = broadcasting.teams_of_worker(rule, self._ranks, P_y._ranks, self.world.rank)
-        return self._of_team(as_root), self._of_team(as_member)
+        flags = self._checked_flags(P_y, transpose_src, transpose_dest)
+        return self._teams_to(P_y, *flags)
 
     def create_reduction_partition_to(
         self, P_y: Partition, transpose_src: bool = False, transpose_dest: bool = False
@@ -227,20 +223,28 @@ class Partition(WorkerTeam):
         """Return this worker's teams for a sum-reduction from this partition to `P_y`: `(P_send, P_recv)`.
 
         `P_send` is the team in which this worker contributes, `P_recv` the one that it is the root of; each is the
-        null partition where there is none. A team starts with its root.
+        null partition if there is none. A team starts with its root.
 
-        **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where
+        **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if
         `P_y` does not broadcast to this partition.
         """
+        transpose_src, transpose_dest = self._checked_flags(P_y, transpose_src, transpose_dest)
+        P_recv, P_send = P_y._teams_to(self, transpose_dest, transpose_src)
+        return P_send, P_recv
+
+    def _checked_flags(self, P_y: Partition, transpose_src: bool, transpose_dest: bool) -> tuple[bool, bool]:
         self._check_partner("P_y", P_y)
-        transpose_src = checked_boolean("transpose_src", transpose_src)
-        transpose_dest = checked_boolean("transpose_dest", transpose_dest)
-        rule = BroadcastRule(P_y._shape, self._shape, transpose_dest, transpose_src)
-        as_root, as_member = broadcasting.teams_of_worker(rule, P_y._ranks, self._ranks, self.world.rank)
-        return self._of_team(as_member), self._of_team(as_root)
+        return checked_boolean("transpose_src", transpose_src), checked_boolean("transpose_dest", transpose_dest)
+
+    def _teams_to(self, P_y: Partition, transpose_src: bool, transpose_dest: bool) -> tuple[Partition, Partition]:
+        """Return the teams of a broadcast that this worker is the root of, and a member of."""
+        rule = BroadcastRule(self._shape, P_y._shape, transpose_src, transpose_dest)
+        teams = broadcasting.teams_of_worker(rule, self._ranks, P_y._ranks, self.world.rank)
+        as_root, as_member = (self.of_workers(self._world, team.participants if team else ()) for team in teams)
+        return as_root, as_member
 
     def draw(self) -> Drawing:
-        """Draw the workers, each with its number in the world, in the team's order: on the grid, where there is one.
+        """Draw the workers, each with its number in the world, in the team's order: on the grid, if there is one.
 
         Nothing moves, and every worker gets the same picture. Of more than 64 workers, it shows the first ones along
         each dimension.
@@ -262,16 +266,13 @@ class Partition(WorkerTeam):
 
         return draw_blocks(workers_as_blocks(self))
 
-    def _of_team(self, team: Team | None) -> Partition:
-        return self.of_workers(self._world, team.participants if team else ())
-
     def broadcast_data(self, data: Any, root: int = 0, P_data: Partition | None = None) -> Any:
         """Give `data`, any object that pickles, from one worker to all workers of this partition.
 
         **Arguments:**
 
         - `data`: read on the root alone. Others may pass anything; they need not know its shape or dtype.
-        - `root`: the rank of the worker that has it, in `P_data` where that is given, else in this partition.
+        - `root`: the rank of the worker that has it, in `P_data` if that is given, else in this partition.
         - `P_data`: a partition whose workers are all in this one, for data known on a subpartition only.
 
         **Returns:** the data; None outside this partition. Collective in this partition.
@@ -296,7 +297,7 @@ class Partition(WorkerTeam):
         """
         if not self.active or self.size == 1:
             return [data] if self.active else None
-        # Pickled, since an agreement may give one object for equal contributions: each entry is an object of its own.
+        # Pickled, since an agreement may give one object for equal contributions: each entry is its own object.
         everyone = self.world.agree(self._ranks, f"allgather_data on {self.describe()}", pickle.dumps(data))
         return [pickle.loads(everyone[worker]) for worker in self._ranks]
 
@@ -310,7 +311,7 @@ class Partition(WorkerTeam):
         check_partitions(**{"this partition": self, name: other})
 
     def _summary(self) -> str:
-        """Return the partition in words, the same on every worker."""
+        """Describe the partition, in the same words on every worker."""
         kind = "the partition" if type(self) is Partition else f"the {shape_text(self._shape)} partition"
         return f"{kind} of {self.size} {'worker' if self.size == 1 else 'workers'}"
 
@@ -381,12 +382,12 @@ def check_partitions(**partitions: object) -> None:
     for name, P in partitions.items():
         if not isinstance(P, Partition):
             raise InvalidTypeError(f"`{name}` (={P!r}) must be a partition.")
-    (first, of_first), *others = ((name, P.world) for name, P in partitions.items() if isinstance(P, Partition))
+    (first, expected), *others = ((name, P.world) for name, P in partitions.items() if isinstance(P, Partition))
     for name, world in others:
-        if world is not of_first:
+        if world is not expected:
             shown = first if " " in first else f"`{first}`"
             raise InvalidArgumentError(
                 f"`{name}` stands on another communicator than {shown}, so their ranks don't compare. Create both from "
                 "one first partition."
             )
-    worker_status().uses(of_first)
+    worker_status().uses(expected)

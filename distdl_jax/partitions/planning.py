@@ -19,7 +19,7 @@ def planning_world(n: int, rank: int = 0) -> Partition:
     """Return the first partition of a world of `n` workers that are not there, to plan in this process.
 
     Partitions, layers and their plans are made in it as in a job of `n` workers. No data moves: what needs another
-    worker raises `SetupError`. Each call makes a world of its own.
+    worker raises `SetupError`. Each call makes its own world.
 
     **Arguments:**
 
@@ -28,8 +28,8 @@ def planning_world(n: int, rank: int = 0) -> Partition:
 
     **Returns:** the `Partition` of all `n` workers.
 
-    **Raises:** `InvalidArgumentError` where `n` is below 1 or above 2^24, or `rank` not one of 0 to n - 1;
-    `InvalidTypeError` where one is not an integer.
+    **Raises:** `InvalidArgumentError` if `n` is below 1 or above 2^24, or `rank` not one of 0 to n - 1;
+    `InvalidTypeError` if one is not an integer.
 
     >>> import numpy
     >>> import distdl_jax as dj
@@ -66,7 +66,7 @@ class _PlanningWorld:
     def agree(
         self, team: Workers, label: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
     ) -> Any:
-        """Raise `SetupError`: there is nobody to agree with."""
+        """Raise `SetupError`: there is no worker to agree with."""
         self._refuse()
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
@@ -82,7 +82,7 @@ class _PlanningWorld:
 class RecordingWorld(_PlanningWorld):
     """Worker `rank` of `world`, for programs that are traced, and never run.
 
-    Movements leave a mark in them, and layers agree without others, on what is known of all workers' blocks.
+    Movements leave a mark in them, and layers agree without others, on the known blocks of all workers.
 
     - `agreements`: by what they are about, all workers' inputs and parameters of the layers that are traced, and their
       plans, in order.
@@ -97,21 +97,21 @@ class RecordingWorld(_PlanningWorld):
 
     @property
     def transport(self) -> Any:
-        """What layers ask for beside movements: an order of operations, which a mark has without it."""
+        """What layers ask for in addition to movements: an order of operations, which a mark has without it."""
         return _NoTransport
 
     def known(self, label: str, contribution: Any) -> Any:
         """Return what all workers would contribute to an agreement of a layer that is traced, on inputs and parameters.
 
-        Raises `SetupError` where this worker contributes something else than its own.
+        Raises `SetupError` if this worker contributes something else than its own.
         """
         if label in self.agreements:
             x, params, _ = self._next(label)
-            mine = x[self.rank]
+            own_block = x[self.rank]
             match contribution:
-                case ShapeDtype() if contribution == mine:
+                case ShapeDtype() if contribution == own_block:
                     return x
-                case (ShapeDtype() as block, dict() as own) if block == mine and own.keys() == self._names(params):
+                case (ShapeDtype() as block, dict() as own) if block == own_block and own.keys() == self._names(params):
                     return x, params
         self._refuse()
 

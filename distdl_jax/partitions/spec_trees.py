@@ -19,7 +19,7 @@ P = TypeVar("P")
 
 
 class Leaf(NamedTuple):
-    """A leaf of a tree: its path, as `jax.tree_util.keystr` writes it, its value, and its spec; None where `specs`
+    """A leaf of a tree: its path, as `jax.tree_util.keystr` writes it, its value, and its spec; None if `specs`
     leaves it out."""
 
     path: str
@@ -35,20 +35,20 @@ def is_spec(spec: Any) -> bool:
 def specs_by_path(specs: Any, name: str = "specs") -> dict[Path, TensorSpec | None]:
     """Return the leaves of a pytree of specs, the argument `name`, by path.
 
-    **Raises:** `InvalidTypeError` where one is neither a spec nor None, or a partition stands for all of them.
+    **Raises:** `InvalidTypeError` if one is neither a spec nor None, or a partition stands for all of them.
     """
     if isinstance(specs, Partition):  # to JAX a pytree without leaves, as are those in a module's fields
         raise InvalidTypeError(
             f"`{name}` (={specs!r}) must be a TensorSpec, or a pytree of them, but is a partition: "
             "TensorSpec(global_shape, P) describes a tensor on it."
         )
-    found = dict(jax.tree.leaves_with_path(specs, is_leaf=is_spec))
-    for path, spec in found.items():
+    leaves = dict(jax.tree.leaves_with_path(specs, is_leaf=is_spec))
+    for path, spec in leaves.items():
         if not is_spec(spec):
             raise InvalidTypeError(
-                f"`{name}{keystr(path)}` (={spec!r}) must be a TensorSpec, or None for what is to be left as it is."
+                f"`{name}{keystr(path)}` (={spec!r}) must be a TensorSpec, or None to leave the leaf as it is."
             )
-    return found
+    return leaves
 
 
 def like_specs(specs: Any, leaves: Iterable[Any]) -> Any:
@@ -64,9 +64,9 @@ def match(paths: Iterable[P], specs: Mapping[P, TensorSpec | None]) -> tuple[dic
     >>> match(["['a']", ".b[0]", ".b[1]", ".by"], {"['a']": None, ".b": None})
     ({"['a']": "['a']", '.b[0]': '.b', '.b[1]': '.b'}, [])
     """
-    found = {path: above for path in paths for above in _and_above(path) if above in specs}
-    used = set(found.values())
-    return found, [path for path, spec in specs.items() if spec is not None and path not in used]
+    spec_paths = {path: above for path in paths for above in _and_above(path) if above in specs}
+    used = set(spec_paths.values())
+    return spec_paths, [path for path, spec in specs.items() if spec is not None and path not in used]
 
 
 def leaves_with_specs(
@@ -78,18 +78,18 @@ def leaves_with_specs(
     a tree would leave out everything. `names`: of the two arguments, for messages. Values of the type `masked` are left
     out.
 
-    **Raises:** `InvalidArgumentError` where that is not so, `InvalidTypeError` where a leaf of `specs` is no spec.
+    **Raises:** `InvalidArgumentError` if that is not so, `InvalidTypeError` if a leaf of `specs` is no spec.
     """
     by_path = specs_by_path(specs, names[1])
     values = jax.tree.leaves_with_path(tree, is_leaf=lambda value: isinstance(value, masked))
-    found, unused = match((path for path, _ in values), by_path)
+    spec_paths, unused = match((path for path, _ in values), by_path)
     left_out: dict[Path, None] = {path: None for path, value in values if isinstance(value, masked)}
     values = [(path, value) for path, value in values if path not in left_out]
     below, _ = match(unused, left_out)
     problem = None
     if specs is None and values:
-        problem = f"is None. Leave out the call where all of `{names[0]}` is to stay as it is."
-    elif without := [path for path, _ in values if path not in found]:
+        problem = f"is None. Leave out the call if all of `{names[0]}` is to stay as it is."
+    elif without := [path for path, _ in values if path not in spec_paths]:
         problem = f"has none for `{names[0]}{keystr(without[0])}`."
     elif unused := [path for path in unused if path not in below]:
         problem = (
@@ -101,7 +101,7 @@ def leaves_with_specs(
             f"`{names[1]}` must have the structure of `{names[0]}`, with a TensorSpec or None for each leaf or "
             f"subtree, but {problem}"
         )
-    return [Leaf(keystr(path), value, by_path[found[path]]) for path, value in values]
+    return [Leaf(keystr(path), value, by_path[spec_paths[path]]) for path, value in values]
 
 
 def _and_above(path: Any) -> list[Any]:
@@ -110,7 +110,7 @@ def _and_above(path: Any) -> list[Any]:
 
 
 def described(spec: TensorSpec) -> tuple[Any, ...]:
-    """Return a spec in words, the same on every worker."""
+    """Describe a spec, in the same words on every worker."""
     return spec.global_shape, spec.partition.describe(), spec.replicated
 
 
@@ -125,13 +125,13 @@ def check_alike(trees: Mapping[int, Sequence[tuple[str, Any]]], name: str = "tre
         if [*tree] == [*expected]:
             continue
         path = [*(path for path in (*here, *there) if here.get(path, "") != there.get(path, "")), *here][0]
-        found = [
+        texts = [
             f"missing from `{name}`" if path not in specs else f"of the spec {specs[path]}" if specs[path] else "there"
             for specs in (here, there)
         ]
         raise PlanError(
             f"`{name}` must have the same leaves with the same specs on all workers (zero-volume arrays where a worker "
-            f"holds nothing), but `{name}{path}` is {found[0]} on worker {first} and {found[1]} on worker {worker}."
+            f"holds nothing), but `{name}{path}` is {texts[0]} on worker {first} and {texts[1]} on worker {worker}."
         )
 
 

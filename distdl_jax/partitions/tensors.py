@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +22,6 @@ from distdl_jax.text import Drawing
 from distdl_jax.validation import checked_axes, checked_dtype, checked_integer, checked_integers
 
 
-@dataclass(frozen=True, init=False)
 class TensorSpec:
     """A distributed tensor as a whole: its global shape and its partition.
 
@@ -38,19 +35,13 @@ class TensorSpec:
 
     A scalar is on one worker, or replicated.
 
-    **Raises:** `InvalidArgumentError` where the dimensions don't fit.
+    **Raises:** `InvalidArgumentError` if the dimensions don't fit.
 
     >>> import distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
     >>> TensorSpec((6,), P, replicated=(0,)).local_shape, TensorSpec((6, 5, 4), P, replicated=True).local_shape
     ((6,), (6, 5, 4))
     """
-
-    global_shape: tuple[int, ...]
-    partition: Partition
-    replicated: tuple[int, ...]
-    _placeholders: Mapping[int, tuple[int, ...]] = field(compare=False)
-    """Placeholder shapes that differ from the default, by world rank."""
 
     def __init__(
         self, global_shape: Sequence[int], partition: Partition, replicated: bool | int | Sequence[int] = False
@@ -68,17 +59,38 @@ class TensorSpec:
         if not everywhere and len(shape) != partition.dim - len(axes):
             raise InvalidArgumentError(
                 f"`global_shape` (={shape}) must have as many dimensions as `partition` "
-                f"({shape_text(partition.shape)})" + (f" besides the replicated ones, {axes}." if axes else ".")
+                f"({shape_text(partition.shape)})" + (f" in addition to the replicated ones, {axes}." if axes else ".")
             )
-        self._store(global_shape=shape, partition=partition, replicated=axes, _placeholders={})
+        self._global_shape, self._partition, self._replicated = shape, partition, axes
+        self._placeholders: Mapping[int, tuple[int, ...]] = {}  # shapes that differ from the default, by world rank
 
-    def _store(self, **values: Any) -> None:
-        """Set fields while a spec is made, in the form in which equal specs are equal."""
-        vars(self).update(values)
+    @property
+    def global_shape(self) -> tuple[int, ...]:
+        """The shape of the whole tensor."""
+        return self._global_shape
+
+    @property
+    def partition(self) -> Partition:
+        """The workers that hold blocks."""
+        return self._partition
+
+    @property
+    def replicated(self) -> tuple[int, ...]:
+        """The dimensions of the partition along which workers hold copies."""
+        return self._replicated
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, TensorSpec) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        return self._global_shape, self._partition, self._replicated
 
     @property
     def box(self) -> Box | None:
-        """The ranges of the whole tensor that this worker's block covers; None where it holds none."""
+        """The ranges of the whole tensor that this worker's block covers; None if it holds none."""
         return None if self.partition.rank is None else self._box(self.partition.rank)
 
     @cached_property
@@ -91,7 +103,7 @@ class TensorSpec:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The shape of this worker's block; `(0,)` where it holds none."""
+        """The shape of this worker's block; `(0,)` if it holds none."""
         return (0,) if self.box is None else box_shape(self.box)
 
     def shape_on(self, worker: int) -> tuple[int, ...]:
@@ -99,7 +111,7 @@ class TensorSpec:
         return self.block_shapes[worker] if worker in self.block_shapes else self._placeholder(worker)
 
     def block(self, array: Any) -> Array:
-        """Return this worker's block of a whole array that it has, or its placeholder where it holds no block.
+        """Return this worker's block of a whole array that it has, or its placeholder if it holds no block.
 
         Nothing moves: every worker has the array, or reads it from a file. (`dj.scatter` cuts one that a single worker
         has, `dj.data.read` reads blocks.)
@@ -112,7 +124,7 @@ class TensorSpec:
         **Returns:** a JAX array of this dtype, as JAX has it: the block, of `local_shape`; outside the partition a
         zero-volume array, of `zero_volume_shape`. Along `replicated` dimensions workers get copies.
 
-        **Raises:** `InvalidTypeError` where `array` is none, or doesn't hold numbers; `InvalidArgumentError` where it
+        **Raises:** `InvalidTypeError` if `array` is none, or doesn't hold numbers; `InvalidArgumentError` if it
         has another shape.
 
         >>> import numpy as np, distdl_jax as dj
@@ -135,7 +147,7 @@ class TensorSpec:
         return block if isinstance(block, Array) else device_array(np.asarray(block, dtype))
 
     def draw(self) -> Drawing:
-        """Draw who owns which block of the whole tensor.
+        """Draw which worker owns which block of the whole tensor.
 
         Nothing moves, and every worker gets the same picture. Of more than 64 workers, it shows the first ones along
         each dimension.
@@ -159,7 +171,7 @@ class TensorSpec:
 
     @property
     def zero_volume_shape(self) -> tuple[int, ...]:
-        """The shape of this worker's placeholder, where it has one: `(batch size, 0)`, or `(0,)` for a scalar.
+        """The shape of this worker's placeholder, if it has one: `(batch size, 0)`, or `(0,)` for a scalar.
 
         The batch size is the length of the first dimension: of this worker's block, or of the whole tensor. Of the
         output of a layer (`layer.output_spec`) it is what the layer returns on this worker.
@@ -168,7 +180,7 @@ class TensorSpec:
 
     @property
     def known_placeholder(self) -> tuple[int, ...] | None:
-        """The shape that `with_placeholders` gave for this worker; None where it gave none."""
+        """The shape that `with_placeholders` gave for this worker; None if it gave none."""
         return self._placeholders.get(self.partition.world.rank)
 
     @cached_property
@@ -180,7 +192,7 @@ class TensorSpec:
 
     @property
     def counts(self) -> bool:
-        """Whether this worker's block counts in sums over all workers: where it holds a block, and the first copy."""
+        """Whether this worker's block counts in sums over all workers: if it holds a block, and the first copy."""
         return self.first_copies.active
 
     def _placeholder(self, worker: int) -> tuple[int, ...]:
@@ -189,8 +201,8 @@ class TensorSpec:
 
     def with_placeholders(self, shapes: Mapping[int, tuple[int, ...]]) -> TensorSpec:
         """Return an equal spec, whose placeholders on other workers have the given shapes, by world rank."""
-        spec = copy(self)
-        spec._store(_placeholders=dict(shapes))
+        spec = TensorSpec(self.global_shape, self.partition, self.replicated)
+        spec._placeholders = dict(shapes)
         return spec
 
     @cached_property
@@ -208,7 +220,7 @@ class TensorSpec:
         return self._text(repr(self.partition))
 
     def describe(self) -> str:
-        """Describe the spec in words that are the same on every worker."""
+        """Describe the spec, in the same words on every worker."""
         return self._text(self.partition.describe())
 
     def _text(self, partition: str) -> str:
@@ -235,18 +247,18 @@ def zero_volume_tensor(batch_size: int | None = None, dtype: DTypeLike | None = 
 
     **Arguments:**
 
-    - `batch_size`: the length of the first dimension, where the placeholder keeps it; else it has one dimension. Where
+    - `batch_size`: the length of the first dimension, if the placeholder keeps it; else it has one dimension. Where
       the batch is split, it is this worker's share: the first dimension of a layer's output is as long as its input's
       on this worker. `like` spares the counting.
     - `dtype`: the dtype of the data; only its kind (floating or complex, or neither) counts. Default: the dtype of
-      `like`, where it has one, else JAX's default float.
+      `like`, if it has one, else JAX's default float.
     - `like`: in place of `batch_size`, an array on this worker, whose first dimension the placeholder is to have; or a
       `TensorSpec`, for the placeholder of that tensor: of `layer.output_spec(x_spec)`, in the shape of what the layer
       returns on this worker.
 
     **Returns:** an array of shape `(batch_size, 0)`, or `(0,)`.
 
-    **Raises:** `InvalidArgumentError` where both `batch_size` and `like` are given, or `batch_size` is negative;
+    **Raises:** `InvalidArgumentError` if both `batch_size` and `like` are given, or `batch_size` is negative;
     `InvalidTypeError` for another kind of any argument.
 
     >>> import jax.numpy as jnp
@@ -273,7 +285,7 @@ def _empty(shape: tuple[int, ...], dtype: DTypeLike | None) -> Array:
 def device_array(values: np.ndarray[Any, Any]) -> Array:
     """Copy `values` to an array of JAX's, which is a constant in a trace, too.
 
-    Nothing is compiled, as JAX's own `asarray` and `zeros` do anew for each shape. `device_put` alone would share the
+    Nothing is compiled, as JAX's own `asarray` and `zeros` do again for each shape. `device_put` alone would share the
     memory of `values`.
     """
     with jax.ensure_compile_time_eval():

@@ -14,9 +14,9 @@ from distdl_jax.transports.threads.current_world import original_world, world_he
 
 
 class WorkerTeam(Static):
-    """Workers of a world in a given order and shape: what a partition is, apart from how others are made of it.
+    """Workers of a world in a given order and shape: the values of a partition, without the ways to make others of it.
 
-    Two teams are equal where they are of one class and have the same workers, in the same order, in the same shape.
+    Two teams are equal if they are of one class and have the same workers, in the same order, in the same shape.
     """
 
     __slots__ = ("_rank", "_ranks", "_shape", "_world")
@@ -28,17 +28,11 @@ class WorkerTeam(Static):
     _is_grid = False
 
     def _set(self, world: World, ranks: tuple[int, ...], shape: tuple[int, ...]) -> None:
-        object.__setattr__(self, "_world", original_world(world))
-        object.__setattr__(self, "_ranks", ranks)
-        object.__setattr__(self, "_shape", shape)
-        object.__setattr__(self, "_rank", broadcasting.place_of(self._world.rank, ranks))
+        self._world = original_world(world)
+        self._ranks = ranks
+        self._shape = shape
+        self._rank = broadcasting.place_of(self._world.rank, ranks)
         has_workers(self._world, ranks, self._is_grid)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"A partition is immutable, so its `{name}` cannot be set; create another partition.")
-
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"A partition is immutable, so its `{name}` cannot be deleted.")
 
     @property
     def world(self) -> World:
@@ -102,5 +96,5 @@ class WorkerTeam(Static):
         return type(self), id(self._world), self._ranks, self._shape
 
     def describe(self) -> str:
-        """Return the team and its shape in words, the same on every worker."""
+        """Describe the team and its shape, in the same words on every worker."""
         return f"{shape_text(self._shape)} ({ranks_text(self._ranks)})"

@@ -64,7 +64,7 @@ def cg(
     **Returns:** `(x, info)`: this worker's blocks of x, like b, whether it has converged or not; `info.converged`,
     `info.steps` and `info.residual`, the norm of b - A x, are the same on all workers of P_x. Outside P_x, b and zeros.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker of P_x, where an argument doesn't fit, or
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker of P_x, if an argument doesn't fit, or
     A or M returns something else than blocks like b.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
@@ -82,19 +82,19 @@ def cg(
     with jax.named_scope("cg"):
         b = jax.tree.map(jnp.asarray, b)
         x0 = jax.tree.map(jnp.zeros_like if x0 is None else jnp.asarray, b if x0 is None else x0)
-        program, of_A, Ab = as_program(A, b)
-        preconditioner, of_M, Mb = (None, [], b) if M is None else as_program(M, b)
+        program, A_consts, Ab = as_program(A, b)
+        preconditioner, M_consts, Mb = (None, [], b) if M is None else as_program(M, b)
 
         def check() -> None:
-            _check_like("`A` must return what is", Ab, "b", b)
-            _check_like("`M` must return what is", Mb, "b", b)
+            _check_like("`A` must return blocks", Ab, "b", b)
+            _check_like("`M` must return blocks", Mb, "b", b)
             _check_like("`x0` must be", x0, "b", b)
 
         dtype, elements = _agree_on_sizes(f"cg to {limits}{'' if M is None else ' with M'}", P_x, "b", b, check)
         limits = limits._replace(steps=10 * elements if maxiter is None else limits.steps)
         leaves, structure = jax.tree.flatten(b)
         equation = LinearEquation(P_x, limits, dtype, program, preconditioner)
-        x, info = solved(equation, (of_A, of_M), jax.tree.leaves(x0), leaves)
+        x, info = solved(equation, (A_consts, M_consts), jax.tree.leaves(x0), leaves)
         return jax.tree.unflatten(structure, x), info
 
 
@@ -136,7 +136,7 @@ def fixed_point(
     `info.steps` and `info.residual`, the norm of the last change, are the same on all workers of P_x. Outside P_x, x0
     and zeros.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker of P_x, where an argument doesn't fit, or
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker of P_x, if an argument doesn't fit, or
     f returns something else than blocks like x0.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
@@ -154,7 +154,7 @@ def fixed_point(
     with jax.named_scope("fixed_point"):
         params, x0 = jax.tree.map(jnp.asarray, (params, x0))
         program, consts, fz = as_program(f, params, x0)
-        check = partial(_check_like, "`f` must return what is", fz, "x0", x0)
+        check = partial(_check_like, "`f` must return blocks", fz, "x0", x0)
         dtype, _ = _agree_on_sizes(f"fixed_point to {limits}", P_x, "x0", x0, check)
         leaves, structure = jax.tree.flatten(x0)
         z, info = solved(
@@ -165,8 +165,8 @@ def fixed_point(
 
 def _outside(P_x: Partition, name: str, tree: Any) -> tuple[Any, Info]:
     """Return what a worker gets that does not take part."""
-    nobody = Info(jnp.zeros((), bool), jnp.zeros((), jnp.int32), jnp.zeros(()))
-    return jax.tree.map(lambda leaf: outside(P_x.world, leaf, name), tree), nobody
+    no_info = Info(jnp.zeros((), bool), jnp.zeros((), jnp.int32), jnp.zeros(()))
+    return jax.tree.map(lambda leaf: outside(P_x.world, leaf, name), tree), no_info
 
 
 def _agree_on_sizes(label: str, P: Partition, name: str, x: Any, check: Callable[[], None]) -> tuple[np.dtype, int]:
@@ -179,13 +179,13 @@ def _agree_on_sizes(label: str, P: Partition, name: str, x: Any, check: Callable
         check()
         return [shape_dtype_of(name, leaf) for leaf in jax.tree.leaves(x)]
 
-    found: dict[int, list[ShapeDtype]] = agree(P.world, P.ranks, f"{label} on {P.describe()}", contribute)
-    if len(counts := {len(blocks) for blocks in found.values()}) > 1 or counts == {0}:
+    contributions: dict[int, list[ShapeDtype]] = agree(P.world, P.ranks, f"{label} on {P.describe()}", contribute)
+    if len(counts := {len(blocks) for blocks in contributions.values()}) > 1 or counts == {0}:
         raise InvalidArgumentError(
             f"`{name}` must be an array, or a tree with one leaf or more, as many on all workers, but workers give "
-            f"{[len(blocks) for blocks in found.values()]}."
+            f"{[len(blocks) for blocks in contributions.values()]}."
         )
-    blocks = [block for each in found.values() for block in each]
+    blocks = [block for worker_blocks in contributions.values() for block in worker_blocks]
     wrong = next((block for block in blocks if not jnp.issubdtype(block.dtype, jnp.inexact)), None)
     if wrong is not None:
         raise InvalidArgumentError(f"`{name}` must hold floating or complex numbers, but a worker gives {wrong}.")
@@ -207,13 +207,12 @@ def _check_like(argument: str, given: Any, name: str, x: Any) -> None:
         return bool(got.shape == want.shape and (got.dtype == want.dtype or got.size == 0))
 
     structures: list[Any] = [jax.tree.structure(tree) for tree in (given, x)]
-    alike = structures[0] == structures[1]
-    if not alike or not all(map(fits, jax.tree.leaves(given), jax.tree.leaves(x))):
+    if structures[0] != structures[1] or not all(map(fits, jax.tree.leaves(given), jax.tree.leaves(x))):
         raise InvalidArgumentError(f"{argument} like `{name}`, {described(x)}, but is {described(given)}.")
 
 
 def _check_functions(**functions: Any) -> None:
-    """Refuse what is no function, a matrix above all."""
+    """Refuse values that are not functions, a matrix above all."""
     for name, function in functions.items():
         if hasattr(function, "ndim"):
             raise InvalidTypeError(

@@ -40,9 +40,9 @@ class Info(NamedTuple):
     (True, 1)
     """
 
-    converged: Any
-    steps: Any
-    residual: Any
+    converged: Array
+    steps: Array
+    residual: Array
 
 
 class Limits(NamedTuple):
@@ -56,7 +56,7 @@ class Limits(NamedTuple):
 def as_program(fun: Callable[..., Any], *args: Any) -> tuple[Traced, Leaves, Any]:
     """Return `fun`, traced as a program of the leaves of `args`, what it closes over, and its result's shapes.
 
-    The program is static to JAX. What it closes over, where that may be differentiated, it takes as first arguments.
+    The program is static to JAX. What it closes over, if that may be differentiated, it takes as first arguments.
     """
     traced = Traced(fun, args, {}, range(len(args)))
     traced.program, consts = with_constants_as_arguments(traced.program)
@@ -115,7 +115,7 @@ class LinearEquation(Equation):
 
     def iterate(self, consts: tuple[Leaves, Leaves], x0: Leaves, b: Leaves) -> tuple[Leaves, Info]:
         """Return the solution, and how the iteration ended; as JAX's, step by step."""
-        of_A, of_M = consts
+        A_consts, M_consts = consts
 
         def plus(x: Leaves, factor: Any, y: Leaves) -> Leaves:
             return [(a + factor * c).astype(a.dtype) for a, c in zip(x, y, strict=True)]
@@ -125,35 +125,35 @@ class LinearEquation(Equation):
             if self.M is None:
                 sums = self.summed(self.inner(r, r), *others)
                 return r, jnp.concatenate([sums[:1], sums])
-            z = _like(_run(self.M, of_M, r), r)
+            z = _like(_run(self.M, M_consts, r), r)
             return z, self.summed(self.inner(r, r), self.inner(r, z), *others)
 
         def step(state: Any) -> Any:
             x, r, p, square, gamma, count = state
-            Ap = _like(_run(self.A, of_A, p), p)
+            Ap = _like(_run(self.A, A_consts, p), p)
             alpha = gamma / self.summed(self.inner(p, Ap))[0]
             x, r = plus(x, alpha, p), plus(r, -alpha, Ap)
             z, (square, new) = preconditioned(r)
             return x, r, plus(z, new / gamma, p), square, new, count + 1
 
-        r = plus(b, -1, _like(_run(self.A, of_A, x0), x0))
-        z, (square, gamma, of_b) = preconditioned(r, self.inner(b, b))
-        limit = self.limit(of_b)
+        r = plus(b, -1, _like(_run(self.A, A_consts, x0), x0))
+        z, (square, gamma, b_square) = preconditioned(r, self.inner(b, b))
+        limit = self.limit(b_square)
         start = (x0, r, z, square, gamma, jnp.zeros((), jnp.int32))
         x, _, _, square, _, count = lax.while_loop(lambda s: (s[3] > limit) & (s[5] < self.limits.steps), step, start)
         return x, Info(square <= limit, count, jnp.sqrt(square))
 
     def pull_back(self, consts: tuple[Leaves, Leaves], x: Leaves, dx: Leaves) -> Any:
         """A x = b, so A dx = db - dA x. JAX's cotangents are not conjugated, so A's transpose is its conjugate."""
-        of_A, of_M = consts
+        A_consts, M_consts = consts
         dx = [leaf.conj() for leaf in dx]
-        first, _, rest, _ = _solve(self, (of_A, of_M), [jnp.zeros_like(leaf) for leaf in dx], dx)
+        first, _, rest, _ = _solve(self, (A_consts, M_consts), [jnp.zeros_like(leaf) for leaf in dx], dx)
         db = [leaf.conj() for leaf in (first, *rest)]
-        # By x, too: so there is a derivative on all workers, also where A closes over nothing.
-        _, pullback = jax.vjp(lambda of_A, x: _run(self.A, of_A, x, whole_in=self.P.world), of_A, x)
-        of_A, of_x = pullback([-leaf for leaf in db])
-        of_A, db = _tied_together((of_A, db), of_x)
-        return (of_A, None), None, db
+        # By x, too: so there is a derivative on all workers, also if A closes over nothing.
+        _, pullback = jax.vjp(lambda A_consts, x: _run(self.A, A_consts, x, whole_in=self.P.world), A_consts, x)
+        A_cotangents, x_cotangents = pullback([-leaf for leaf in db])
+        A_cotangents, db = _tied_together((A_cotangents, db), x_cotangents)
+        return (A_cotangents, None), None, db
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,10 +186,10 @@ class FixedPointEquation(Equation):
 
         program, consts, _ = as_program(adjoint, dz, dz)
         first, _, rest, _ = _solve(FixedPointEquation(self.P, self.limits, self.dtype, program), [*consts, *dz], dz, [])
-        of_inputs, of_z = pullback(_like((first, *rest), fz))
-        # Of x0, so that it has one on all workers, also where f has no inputs.
-        of_inputs, of_x0 = _tied_together((of_inputs, [jnp.zeros_like(leaf) for leaf in z]), of_z)
-        return of_inputs, of_x0, []
+        input_cotangents, z_cotangents = pullback(_like((first, *rest), fz))
+        # Of x0, so that it has one on all workers, also if f has no inputs.
+        both = input_cotangents, [jnp.zeros_like(leaf) for leaf in z]
+        return *_tied_together(both, z_cotangents), []
 
 
 def _like(values: Sequence[Array], others: Sequence[Array]) -> Leaves:
@@ -214,9 +214,9 @@ def _forward(equation: Any, consts: Any, x0: Leaves, b: Leaves) -> Any:
 
 def _backward(equation: Any, residuals: Any, cotangents: Any) -> Any:
     consts, x = residuals
-    first, of_anchor, rest, _ = cotangents
+    first, anchor_cotangent, rest, _ = cotangents
     dx = _like((first, *rest), x)
-    return equation.pull_back(consts, x, [tie(dx[0], of_anchor), *dx[1:]])
+    return equation.pull_back(consts, x, [tie(dx[0], anchor_cotangent), *dx[1:]])
 
 
 _solve.defvjp(_forward, _backward)
@@ -246,6 +246,6 @@ def _tied_together(cotangents: Any, *others: Any) -> Any:
     def is_tied(x: Any) -> bool:
         return x.dtype != jax.dtypes.float0 and is_inexact(x)
 
-    found = list(filter(is_tied, jax.tree.leaves((cotangents, others))))
-    anchor = tie(nothing(found[0].dtype), *found)
+    inexact = list(filter(is_tied, jax.tree.leaves((cotangents, others))))
+    anchor = tie(nothing(inexact[0].dtype), *inexact)
     return jax.tree.map(lambda x: tie(x, anchor) if is_tied(x) else x, cotangents)

@@ -33,7 +33,7 @@ def has_workers(world: World, ranks: Workers, is_grid: bool) -> None:
 
 
 def leaves_out(world: World, team: int, shape: Sequence[int]) -> None:
-    """Note a grid of the first workers of a team, one for each cell, where others of the world are left out.
+    """Note a grid of the first workers of a team, one for each cell, if others of the world are left out.
 
     One worker alone is no such grid: it is where tensors are whole.
     """
@@ -43,7 +43,7 @@ def leaves_out(world: World, team: int, shape: Sequence[int]) -> None:
 
 
 def say_who_is_idle(world: World) -> None:
-    """Warn, on worker 0, where grids leave workers out as data begins to move."""
+    """Warn, on worker 0, if grids leave workers out as data begins to move."""
     global _said
     if _said or world.rank or (grids := _grids.get(world)) is None or not grids.left_out_by:
         return

@@ -28,7 +28,7 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
 
     In a worker of `dj.simulate`: its world.
 
-    **Raises:** `SetupError` where mpi4py or mpi4jax, or the MPI library that they need, is missing;
+    **Raises:** `SetupError` if mpi4py or mpi4jax, or the MPI library that they need, is missing;
     `InvalidArgumentError` for a communicator in `dj.simulate`.
     """
     install_jax_patches()
@@ -50,7 +50,7 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
             "With an MPI whose mpicc is on PATH (`python -m pip install mpich` brings one): `python -m pip install "
             "--no-cache-dir mpi4py mpi4jax`; the page Installing of the documentation has every other way. Without "
             "them, dj.simulate(n, program) runs a program on n workers in one process. `python -m distdl_jax "
-            "doctor` looks for what is wrong."
+            "doctor` looks for the reason."
         ) from error
     return open_mpi_world(comm)
 
@@ -65,7 +65,7 @@ def _refuse_shared_modules() -> None:
             raise SetupError(
                 f"The module {name} makes a partition while it is imported, but in dj.simulate, and with --simulate, "
                 "all workers share what they import: make partitions in the program, or in functions that it calls. "
-                "Under mpiexec each worker has modules of its own."
+                "Under mpiexec each worker has its own modules."
             )
 
 
@@ -74,7 +74,7 @@ def close() -> None:
 
     Collective: all workers call it, as if their programs ended there; each waits until the others have come to it.
     Afterwards `sys.excepthook`, the methods and rules of JAX and the handlers of `atexit` are as before the first
-    partition, the watchdog's thread has ended, and the next `dj.Partition()` opens a new world: a notebook can go on.
+    partition, the watchdog's thread has ended, and the next `dj.Partition()` opens a new world, in a notebook, say.
     MPI stays up, for it can't be started twice in one process.
 
     Partitions made before can't be used any more; they raise `SetupError`. In `dj.simulate`, whose worlds end with its
@@ -127,8 +127,8 @@ def worlds_used() -> Iterator[list[World]]:
 def world_of(used: Iterable[World]) -> World | None:
     """Return the world that a program belongs to which uses these.
 
-    It is the smallest world that has all their workers, one of `used` if possible; None where there is none. A program
-    that uses no world belongs to the only one that is open, or the largest; to that of COMM_WORLD where none is open.
+    It is the smallest world that has all their workers, one of `used` if possible; None if there is none. A program
+    that uses no world belongs to the only one that is open, or the largest; to that of COMM_WORLD if none is open.
     In `dj.simulate` it is the worker's.
     """
     if (world := _simulated()) is not None:

@@ -28,7 +28,7 @@ def at_every_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("at_every_pause")
-def test_nobody_waits_for_more_than_a_piece() -> None:
+def test_no_worker_waits_for_more_than_a_piece() -> None:
     """Worker r has 3 r pieces; each of the busy ones goes on only when all have met, those that are done too."""
     done = [0, 0, 0]
 
@@ -49,7 +49,7 @@ def test_nobody_waits_for_more_than_a_piece() -> None:
 
 
 @pytest.mark.parametrize(("limit", "meetings"), [(16.0, 11), (80.0, 3), (0.0, 1)])
-def test_who_is_done_waits_for_a_part_of_what_the_clock_allows(
+def test_a_worker_that_is_done_waits_for_a_part_of_the_limit(
     limit: float, meetings: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For an eighth, and for a minute at most: ten pieces of three seconds each, and the end."""
@@ -62,23 +62,21 @@ def test_who_is_done_waits_for_a_part_of_what_the_clock_allows(
             seconds[0] += 3
             pause()
 
-    def program() -> None:
-        world = dj.Partition().world
+    agree = agreement.agree
 
-        def agree(*args: Any) -> Any:
-            met.append(seconds[0])
-            return world.agree(*args)
+    def counted(*args: Any) -> Any:
+        met.append(seconds[0])
+        return agree(*args)
 
-        together(SimpleNamespace(size=1, agree=agree), "some work", work)  # type: ignore[arg-type]
-
-    dj.simulate(1, program)
+    monkeypatch.setattr(agreement, "agree", counted)
+    dj.simulate(1, lambda: together(dj.Partition().world, "some work", work))
     assert len(met) == meetings
 
 
 @pytest.mark.usefixtures("at_every_pause")
 @pytest.mark.parametrize("fails", [0, 2])
 def test_a_failure_ends_the_work_of_all(fails: int) -> None:
-    """At the next meeting, and not when they are done, which they never are; all raise the same."""
+    """At the next meeting, and not when they are done, which they never are."""
 
     def program() -> None:
         rank = dj.Partition().rank
@@ -89,7 +87,8 @@ def test_a_failure_ends_the_work_of_all(fails: int) -> None:
                     raise OSError(28, "No space left on device")
                 pause()
 
-        with pytest.raises(dj.CheckpointError, match=f"On worker {fails}: No space left on device"):
+        where = "" if rank == fails else f"On worker {fails}: "
+        with pytest.raises(dj.CheckpointError, match=f"^{where}No space left on device"):
             together(dj.Partition().world, "some work", work)
 
     dj.simulate(3, program)
@@ -113,7 +112,7 @@ def test_an_error_of_the_programs_own() -> None:
 
 
 @pytest.mark.limit(20)
-def test_who_waits_for_the_thread_meets_the_others_while_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_meets_the_others_while_its_thread_advances(monkeypatch: pytest.MonkeyPatch) -> None:
     """And does not, while a disk stands still: the clock has to see that."""
     monkeypatch.setattr(manager, "LOOKS_EVERY", 0.001)
     writer: Any = SimpleNamespace(_own_part=threading.Event(), _pieces=0, _error=None)
@@ -150,14 +149,15 @@ def test_save_and_restore_with_many_meetings(tmp_path: Path, monkeypatch: pytest
         checkpoint.export(tmp_path / "one", {"x": mine}, {"x": spec})
         np.testing.assert_array_equal(checkpoint.import_(tmp_path / "one", {"x": spec})["x"], mine)
         token = disk.set(FailingDisk(9) if P.rank == 2 else Disk())
-        with pytest.raises(dj.CheckpointError, match="On worker 2: No space left"):
+        where = "" if P.rank == 2 else "On worker 2: "
+        with pytest.raises(dj.CheckpointError, match=f"as they were. {where}No space left"):
             checkpoint.save(tmp_path / "run", mine, spec, 2)
         disk.reset(token)
 
     dj.simulate(3, program)
 
 
-def test_a_disk_that_stands_still_is_not_met_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_with_a_blocked_disk_comes_to_no_meeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Manager's thread that does not go on is no work that does: its worker comes to no meeting, so the clock of
     those who wait goes on."""
     monkeypatch.setattr("distdl_jax.checkpoint.manager.LOOKS_EVERY", 0.001)

@@ -40,14 +40,14 @@ def test_damage_is_named(place: str, tmp_path: Path) -> None:
             content = bytearray(file.read_bytes())
             content[-1 if place == "checksums" else -5] ^= 1
             file.write_bytes(content)
-            sentence = r"On worker 1: .*worker-00001.* damaged in the block 2:4 x 0:3 of the leaf \['w'\]: "
+            sentence = r"worker-00001.* damaged in the block 2:4 x 0:3 of the leaf \['w'\]: "
             sentence += "the checksum of its checksums does" if place == "checksums" else "the checksum does"
         case "short":
             file.write_bytes(file.read_bytes()[:-1])
             sentence = r"worker-00001.* damaged in the block 2:4 x 0:3 of the leaf \['w'\]: it ends too early"
         case "missing":
             file.unlink()
-            sentence = r"On worker 1: No such file or directory.*worker-00001"
+            sentence = r"No such file or directory.*worker-00001"
         case "manifest":
             manifest.write_text(manifest.read_text().replace('"box": [[2, 4]', '"box": [[2, 3]'))
             sentence = r"manifest\.json is damaged: its checksum does not fit"

@@ -223,7 +223,7 @@ def test_changed_files_of_numpy(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kind", ["outside", "link", "pipe", "folder", "manifest is a pipe", "manifest is a link", "manifest is a folder"]
 )
-def test_files_that_are_none(kind: str, saved: Path, tmp_path: Path) -> None:
+def test_files_of_other_kinds_are_refused(kind: str, saved: Path, tmp_path: Path) -> None:
     """Out of the folder nothing is read, and no worker waits for a pipe."""
     path = tmp_path / "run"
     shutil.copytree(saved, path)

@@ -162,7 +162,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         refused(asked("cut.npy", spec), "cut.npy is damaged")
         refused(asked("cut.npz", {"a": spec}), "cut.npz is damaged")
         refused(asked("none", spec), r"No such file or directory \(errno 2\): .*none")
-        refused(asked(str(P.rank), spec), "`path` must be the same on all workers")
+        refused(asked(str(P.rank), spec), "All workers must have the same `path`")
         out = tmp_path / "out.safetensors"
         refused(
             lambda: checkpoint.export(out, {"a": {"b": jnp.ones(2)}, "a.b": jnp.ones(2)}, spec),
@@ -174,7 +174,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         )
         token = disk.set(FailingDisk(6) if P.rank == 1 else Disk())
         checkpoint.export(tmp_path / "old.safetensors", jnp.ones(2), spec)
-        refused(lambda: checkpoint.export(out, jnp.ones(2), spec), "On worker 1: No space left")
+        refused(lambda: checkpoint.export(out, jnp.ones(2), spec), "No space left")
         disk.reset(token)
 
     dj.simulate(2, program)

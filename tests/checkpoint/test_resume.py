@@ -242,7 +242,7 @@ def killed(
 
 
 @pytest.mark.limit(14400)
-def test_the_example_ends_as_if_nobody_had_killed_it(tmp_path: Path) -> None:
+def test_the_example_resumes_to_the_same_end(tmp_path: Path) -> None:
     """One worker or all killed, as it starts, restores, trains or saves, going on on other numbers of workers."""
     path = tmp_path / "run"
     draw = random.Random(2)

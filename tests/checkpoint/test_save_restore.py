@@ -53,12 +53,12 @@ def test_over_mpi(tmp_path: Path) -> None:
     wrong = jnp.ones(3 if P.rank == 1 else 2)
     refused(
         lambda: checkpoint.save(path, wrong, TensorSpec((2 * P.size,), P), step=5),
-        r"On worker 1: `tree` has shape \(3,\), but its spec",
+        r"`tree` has shape \(3,\), but its spec",
     )
     with disk_used(Absent() if P.rank == 1 else Disk()):
         refused(
             lambda: saves(path, 0, step=6),
-            "On worker 1: .*, which is being written, is not",
+            ", which is being written, is not",
             dj.CheckpointError,
         )
     assert checkpoint.latest_step(path) == 4
@@ -177,7 +177,7 @@ def test_placeholders_come_back(tmp_path: Path) -> None:
     assert dj.simulate(3, program) == [[(3, 2), (3,), (3, 2)], [(0,), (0,), (7, 0)], [(0,), (0,), (0,)]]
 
 
-def test_what_can_not_be_saved(tmp_path: Path) -> None:
+def test_save_refuses_wrong_arguments(tmp_path: Path) -> None:
     def program() -> None:
         P = dj.Partition()
         spec = TensorSpec((2,), P)
@@ -191,9 +191,10 @@ def test_what_can_not_be_saved(tmp_path: Path) -> None:
         refused(lambda: checkpoint.save(3.5, one, spec), r"`path` \(=3.5\) must be the path of a folder")
         refused(lambda: checkpoint.save("", one, spec), r"`path` \(=''\) must name a folder")
         refused(
-            lambda: checkpoint.save(tmp_path, one, spec, step=P.rank), "`step` must be the same on all workers, but"
+            lambda: checkpoint.save(tmp_path, one, spec, step=P.rank),
+            "All workers must have the same `step`, but",
         )
-        refused(lambda: checkpoint.save(tmp_path / str(P.rank), one, spec), "`path` must be the same on all workers")
+        refused(lambda: checkpoint.save(tmp_path / str(P.rank), one, spec), "All workers must have the same `path`")
         refused(
             lambda: checkpoint.save(tmp_path, jnp.ones(1, "int32" if last else "float32"), spec),
             "of one dtype on all workers that hold some of it, but is float32 on worker 0 and int32 on worker 1",
@@ -213,7 +214,7 @@ def test_what_can_not_be_saved(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_what_can_not_be_restored(tmp_path: Path) -> None:
+def test_restore_refuses_wrong_arguments(tmp_path: Path) -> None:
     def program() -> None:
         P = dj.Partition()
         spec = TensorSpec((2,), P)
@@ -235,8 +236,8 @@ def test_what_can_not_be_restored(tmp_path: Path) -> None:
         refused(lambda: restore({"a": wrong, "b": None}), r"`specs\['a'\]` says the global shape \(3,\), but .* \(2,\)")
         refused(lambda: restore({"a": "x"}), r"`specs\['a'\]` \(='x'\) must be a TensorSpec, or None")
         refused(lambda: checkpoint.restore(tmp_path / "no", spec), "no holds no complete checkpoint")
-        refused(lambda: checkpoint.restore(tmp_path / str(P.rank), spec), "`path` must be the same on all workers")
-        refused(lambda: checkpoint.restore(tmp_path, spec, step=P.rank), "`step` must be the same on all workers")
+        refused(lambda: checkpoint.restore(tmp_path / str(P.rank), spec), "All workers must have the same `path`")
+        refused(lambda: checkpoint.restore(tmp_path, spec, step=P.rank), "All workers must have the same `step`")
         assert restore({"a": spec, "b": None}) == {"a": jnp.ones(1), "b": None}
 
     dj.simulate(2, program)

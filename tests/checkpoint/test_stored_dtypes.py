@@ -32,7 +32,7 @@ def test_64_bits_need_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_numbers_without_a_dtype_of_their_own(wide: bool, tmp_path: Path) -> None:
+def test_numbers_without_a_dtype(wide: bool, tmp_path: Path) -> None:
     """Also arrays of them, of which one worker has another kind: they are so again; but of the dtype that was saved,
     where that is no longer JAX's default."""
 

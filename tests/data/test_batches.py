@@ -134,7 +134,7 @@ def labels(**arguments: Any) -> list[list[int]]:
 
 @pytest.mark.simulated(1)
 @pytest.mark.parametrize("prefetch", [0, 1, 5])
-def test_it_goes_on_from_any_state(prefetch: int) -> None:
+def test_batches_continue_from_any_state(prefetch: int) -> None:
     """Also across the end of an epoch, and whatever has been read ahead."""
     everything = labels(batch_size=4, key=KEY, epochs=3, prefetch=prefetch)
     P = dj.Partition().create_partition_inclusive([0])
@@ -239,14 +239,14 @@ def test_each_worker_reads_its_own_boxes_only() -> None:
 
 
 @pytest.mark.simulated(1)
-def test_what_lies_together_is_read_at_once() -> None:
+def test_consecutive_samples_are_read_at_once() -> None:
     watched = Watched()
     list(batches(watched, one((4, 6)), 4))
     assert len(watched.asked) == 3
 
 
 @pytest.mark.simulated(1)
-def test_it_reads_ahead_and_no_further() -> None:
+def test_batches_are_read_ahead_by_prefetch() -> None:
     class Slow(Watched):
         def __getitem__(self, at: Any) -> np.ndarray:
             threads.add(threading.current_thread())
@@ -301,7 +301,7 @@ def one(shape: tuple[int, ...]) -> TensorSpec:
         ({"source": IMAGES, "spec": (3, 4, 6), "batch_size": 2}, "says 3 samples in a batch, but `batch_size` is 2"),
         ({"source": IMAGES, "spec": (4, 6)}, r"`batch_size` \(=None\) must be an integer"),
         ({"source": IMAGES, "spec": (4, 6), "batch_size": 12, "drop_last": True}, "leaves no batch of the 11 samples"),
-        ({"source": iter([]), "spec": (4, 6), "batch_size": 2}, "must be None where `source` is an iterable"),
+        ({"source": iter([]), "spec": (4, 6), "batch_size": 2}, "must be None if `source` is an iterable"),
         ({"source": 3, "spec": (4, 6), "batch_size": 2}, r"`source` \(=3\) must be arrays like `spec`"),
         ({"source": IMAGES, "spec": (4, 6), "batch_size": 2, "key": 3}, r"`key` \(=3\) must be a random key"),
         ({"source": IMAGES, "spec": (4, 6), "batch_size": 2, "state": {}}, r"`state` \(=\{\}\) must be the `state`"),
@@ -363,7 +363,7 @@ def test_a_state_beyond_the_end(prefetch: int) -> None:
 @pytest.mark.simulated(1)
 @pytest.mark.limit(20)
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
-def test_it_is_closed_by_another_thread(prefetch: int) -> None:
+def test_batches_are_closed_by_another_thread(prefetch: int) -> None:
     """All who wait in next are woken, though the source gives no batch."""
     waits, may_go_on = threading.Event(), threading.Event()
 

@@ -120,7 +120,7 @@ def connection(path: Path) -> None:
 @pytest.mark.limit(20)
 @pytest.mark.parametrize("make", [fifo, Path.mkdir, connection])
 @pytest.mark.parametrize("kind", ["npy", "npz", "safetensors", "h5", "zarr", "txt"])
-def test_what_is_no_file(kind: str, make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_paths_of_other_kinds_are_refused(kind: str, make: Callable[[Path], None], tmp_path: Path) -> None:
     if kind in ("h5", "zarr"):
         pytest.importorskip("h5py" if kind == "h5" else "zarr")
     make(tmp_path / f"x.{kind}")
@@ -211,7 +211,7 @@ def test_hdf5_that_leads_elsewhere(tmp_path: Path) -> None:
         open_array(tmp_path / "in" / "missing.h5")
 
 
-def test_all_workers_go_on_without_a_hang(tmp_path: Path) -> None:
+def test_damage_that_one_worker_finds_raises_on_all(tmp_path: Path) -> None:
     """What one worker finds in a file reaches the others: an import raises on all."""
     (tmp_path / "x.npy").write_bytes(FILES["half.npy"])
 

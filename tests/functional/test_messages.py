@@ -22,7 +22,7 @@ from distdl_jax import nn
 from distdl_jax.functional import collectives
 from distdl_jax.tracing.program_reader import read_program
 from distdl_jax.transports.mpi import transport
-from distdl_jax.transports.mpi.order_after_send import sent_first
+from distdl_jax.transports.mpi.transport import sent_first
 from distdl_jax.watchdog.programs.ir import operations
 
 

@@ -51,7 +51,7 @@ def test_all_are_there() -> None:
 
 @pytest.mark.simulated(2)
 @pytest.mark.parametrize("name", [*OPTIMISERS][:: 1 if LONG > 1 else 16])
-def test_what_the_page_says_and_the_specs_of_the_state(name: str) -> None:
+def test_the_page_agrees_with_the_specs_of_the_state(name: str) -> None:
     """What differs from the update of whole tensors is on the page; where nothing does, the state is gathered."""
     P = dj.Partition()
     optimiser = OPTIMISERS[name]

@@ -271,7 +271,7 @@ def test_some_workers_search_alone(name: str) -> None:
 
 
 @pytest.mark.simulated(2)
-def test_a_search_that_meets_no_numbers() -> None:
+def test_a_search_that_meets_nan() -> None:
     """Steps out of the domain, on one worker: all take back as much. Complex numbers end where plain optax brings their
     real and imaginary parts."""
     P = dj.Partition()

@@ -80,7 +80,7 @@ def same(got: Any, want: Any) -> None:
 @pytest.mark.world(4)
 @pytest.mark.simulated(4)
 @pytest.mark.parametrize("root", [0, 3])
-def test_copies_scalars_and_what_is_no_array(root: int) -> None:
+def test_copies_scalars_and_other_leaves_are_kept(root: int) -> None:
     """A tree to any root and back, bit for bit, eager and under dj.jit; None and functions stay where they are."""
     P = dj.Partition()
     want = (
@@ -101,7 +101,7 @@ def test_copies_scalars_and_what_is_no_array(root: int) -> None:
 
 
 @pytest.mark.simulated(2)
-def test_what_the_others_hold_is_not_looked_at() -> None:
+def test_only_the_root_or_the_first_copy_is_read() -> None:
     """Scatter takes the root's; gather the first copy, also where copies have come apart; numbers count as arrays."""
     P = dj.Partition()
     spec = TensorSpec((), P, replicated=True)
@@ -126,7 +126,7 @@ def test_one_spec_for_a_subtree() -> None:
 
 
 @pytest.mark.simulated(3)
-def test_each_leaf_on_a_worker_of_its_own() -> None:
+def test_leaves_on_different_workers_are_gathered() -> None:
     """None of which is the root."""
     P = dj.Partition()
     its = [TensorSpec((2,), P.grid([1], [rank])) for rank in (1, 2)]
@@ -137,7 +137,7 @@ def test_each_leaf_on_a_worker_of_its_own() -> None:
 
 
 @pytest.mark.simulated(3)
-def test_copies_of_which_one_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differing_copies_raise_with_the_debug_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the first nor the last; along the one of the copied dimensions that has more than one worker."""
     monkeypatch.setattr(replica_check, "current_settings", lambda: Settings(debug=True))
     P = dj.Partition()
@@ -148,7 +148,7 @@ def test_copies_of_which_one_differs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.simulated(3)
-def test_what_does_not_fit_is_refused_on_all_workers() -> None:
+def test_misfits_are_refused_on_all_workers() -> None:
     """Before anything moves, in a sentence that names the leaf and the worker; all go on together afterwards."""
     P = dj.Partition()
     spec = TensorSpec((4,), P, replicated=True)
@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_refused_on_all_workers() -> None:
         (
             lambda P: TensorSpec((3, 2), P.grid([3, 1]), replicated=0),
             0,
-            "`global_shape` (=(3, 2)) must have as many dimensions as `partition` (3 x 1) besides the replicated ones",
+            "`global_shape` (=(3, 2)) must have as many dimensions as `partition` (3 x 1) in addition to the",
         ),
     ],
 )

@@ -59,7 +59,7 @@ for name, work in cases.items():
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="The program reads what it uses there.")
-def test_what_no_memory_is_enough_for_is_refused() -> None:
+def test_sizes_beyond_memory_are_refused() -> None:
     """In a process that may take 1 GiB more than it has."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=patience(100))
     assert done.returncode == 0, done.stderr

@@ -70,7 +70,7 @@ def test_specs_without_leaves(name: str, specs: Any, tmp_path: Path) -> None:
         TAKES_SPECS[name](specs, tmp_path)
 
 
-def test_what_is_without_leaves_in_the_data_too() -> None:
+def test_subtrees_without_leaves_are_kept() -> None:
     """A partition or a layer in a module's field, and parameters of layers that have none."""
     P = dj.Partition().grid([1])
     tree, specs = ({"w": x, "P": P, "none": {}, "nothing": None} for x in (jnp.ones(3), dj.TensorSpec((3,), P)))

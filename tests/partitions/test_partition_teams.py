@@ -118,7 +118,7 @@ def test_examples_of_the_broadcast_rules(name):
     ],
     ids=str,
 )
-def test_what_does_not_broadcast_is_refused_by_every_worker(source, destination, how):
+def test_shapes_that_do_not_broadcast_are_refused_by_every_worker(source, destination, how):
     n, m = math.prod(source), math.prod(destination)
 
     def partitions(P):

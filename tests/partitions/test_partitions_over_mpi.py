@@ -201,7 +201,7 @@ print("survived")
 @pytest.mark.parametrize(
     "waiting", ["P.allgather_data(0)", "time.sleep(10_000)", "dj.functional.all_sum_reduce(1.0 * P.rank, P, 0)"]
 )
-def test_an_exception_that_nobody_catches_ends_the_job(waiting, tmp_path):
+def test_an_uncaught_exception_ends_the_job(waiting, tmp_path):
     """Under plain `mpiexec python`, with the others waiting in MPI, in Python, or tracing: traceback and bad status."""
     script = tmp_path / "aborting.py"
     script.write_text(ABORTING.format(waiting=waiting.replace("1.0 * P.rank", "__import__('jax').numpy.ones(3)")))

@@ -22,7 +22,7 @@ def debug(monkeypatch):
 
 @pytest.mark.simulated(2)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rounding_passes_and_more_is_told(dtype):
+def test_copies_pass_by_rounding_and_raise_beyond_it(dtype):
     P = dj.Partition().grid([2])
     spec, special = dj.TensorSpec((3,), P, replicated=0), [1.0, np.nan, np.inf]
     inexact = jnp.issubdtype(dtype, jnp.inexact)
@@ -39,7 +39,7 @@ def test_rounding_passes_and_more_is_told(dtype):
 
 
 @pytest.mark.simulated(2)
-def test_copies_that_drift_by_rounding_and_copies_that_drift():
+def test_drifting_copies_raise_and_rounding_copies_pass():
     """Adam beside other parameters on each worker, which rounds otherwise; then without the sum of the gradients."""
     P = dj.Partition().grid([2])
     specs, adam = {"scale": dj.TensorSpec((5,), P, replicated=0), "own": None}, optax.adam(1e-3)

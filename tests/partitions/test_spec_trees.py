@@ -51,7 +51,7 @@ FUNCTIONS: dict[str, Callable[[Any, Any, Path], Any]] = {
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_nothing_in_place_of_a_leaf(function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_leaf_is_refused(function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one worker or on all: every worker raises, in the same words but for who it was."""
     monkeypatch.setattr(replica_check, "current_settings", lambda: Settings(debug=True))
 
@@ -85,7 +85,7 @@ def test_nothing_in_place_of_a_leaf(function: str, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.simulated(2)
-def test_what_optax_masks_is_left_out() -> None:
+def test_masked_leaves_are_left_out() -> None:
     """A leaf, and a whole subtree; a None is none of these."""
     P = dj.Partition()
     spec = TensorSpec((2,), P, replicated=True)
@@ -112,7 +112,7 @@ class Three(NamedTuple):
 
 
 @pytest.mark.simulated(2)
-def test_none_leaves_out_what_is_below_it_alone(tmp_path: Path) -> None:
+def test_none_leaves_out_its_subtree_only(tmp_path: Path) -> None:
     """A field whose name begins as that of another one is not below it."""
 
     path = Path(dj.Partition().broadcast_data(str(tmp_path)))

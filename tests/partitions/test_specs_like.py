@@ -124,7 +124,7 @@ def test_other_leaves_and_refusals() -> None:
 
 
 @pytest.mark.simulated(2)
-def test_of_a_parameter_with_copies_and_blocks() -> None:
+def test_the_state_of_a_parameter_with_copies_and_blocks() -> None:
     """Stacked, and with a dimension gone, the copies are where they were; what keeps a dimension that is cut as one
     element is refused."""
     P = dj.Partition()
@@ -191,7 +191,7 @@ def test_statistics_of_another_shape_than_the_parameter() -> None:
     ids=["factored", "sm3", "novograd", "flatten"],
 )
 @pytest.mark.parametrize("grid", [(2, 1), (1, 2)], ids=str)
-def test_what_is_no_block_of_anything_is_refused(optimiser: Any, grid: tuple[int, int]) -> None:
+def test_states_that_are_no_blocks_are_refused(optimiser: Any, grid: tuple[int, int]) -> None:
     spec = dj.TensorSpec((4, 6), dj.Partition().grid(grid))
     params = {"w": jnp.ones(spec.local_shape)}
     with pytest.raises(dj.PlanError, match=r"it is (perhaps )?no block of anything"):

@@ -186,7 +186,7 @@ def test_a_block_is_cut_inside_jit_and_differentiated():
     on_all(2, check)
 
 
-def test_of_an_array_in_a_file_the_block_alone_is_read():
+def test_only_the_block_of_an_array_in_a_file_is_read():
     class Recorded:
         shape, dtype, read = WHOLE.shape, WHOLE.dtype, None
 

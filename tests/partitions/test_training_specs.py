@@ -47,6 +47,6 @@ def test_gathered_and_scattered() -> None:
     jax.tree.map(np.testing.assert_array_equal, again, {name: state[name] for name in arrays})
 
 
-def test_what_has_no_specs_is_refused() -> None:
+def test_networks_without_specs_are_refused() -> None:
     with pytest.raises(dj.InvalidTypeError, match=r"`network` \(=.*\) must be a layer, with `param_specs`"):
         dj.training_specs(jax.nn.relu, ())

@@ -81,7 +81,7 @@ def blocks_of(case: Case, rank: int) -> list[np.ndarray]:
 
 
 @pytest.mark.simulated(3)
-def test_solutions_and_derivatives_beside_dense_algebra() -> None:
+def test_solutions_and_derivatives_equal_dense_algebra() -> None:
     P = dj.Partition()
 
     def in_one_place() -> Any:
@@ -234,11 +234,11 @@ def test_refusals() -> None:
 
 
 @pytest.mark.simulated(2)
-def test_refusals_of_what_one_worker_gives() -> None:
+def test_arguments_of_one_worker_are_refused_by_all() -> None:
     P = dj.Partition().grid([2])
     mine = P.rank == 1
     for sentence, options in (
-        (r"`A` must return what is like `b`, float64\[2\], but is float64\[1\]", {"A": lambda x: x[: 2 - mine]}),
+        (r"`A` must return blocks like `b`, float64\[2\], but is float64\[1\]", {"A": lambda x: x[: 2 - mine]}),
         (r"`A` .* but is complex128\[2\]", {"A": lambda x: 1j * x}),
         (r"`x0` must be like `b`, float64\[2\], but is float64\[3\]", {"x0": jnp.ones(2 + mine)}),
         (

@@ -31,7 +31,7 @@ def derivatives(loss: Callable[..., Any], grad: Callable[..., Any], k: Any, b: A
 
 
 @pytest.mark.simulated(3)
-def test_solutions_and_derivatives_beside_many_steps() -> None:
+def test_solutions_and_derivatives_equal_many_steps() -> None:
     """By parameters, one of which is an integer, and by what the function closes over."""
     P = dj.Partition()
     P_x, rows = P_X.partition(P), cut(COUPLING, On((3, 1), P_X.ranks), P.rank, (*SIZES, N))

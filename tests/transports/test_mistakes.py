@@ -235,7 +235,7 @@ def test_a_mistake_raises_on_all_workers(mistake, size, jit):
     assert raised
 
 
-def test_after_a_mistake_the_workers_can_go_on():
+def test_workers_continue_after_a_mistake():
     """As over MPI: an agreement that fails raises on all of them, once."""
 
     def program():
@@ -249,7 +249,7 @@ def test_after_a_mistake_the_workers_can_go_on():
     assert dj.simulate(3, program) == [0, 1, 2]
 
 
-def test_an_exception_ends_those_that_wait():
+def test_an_exception_ends_waiting_workers():
     def program():
         p = Parts()
         if p.rank == 2:
@@ -274,7 +274,7 @@ def test_an_exception_ends_those_that_wait_in_a_compiled_program():
         dj.simulate(3, program)
 
 
-def test_an_exception_ends_those_that_compute():
+def test_an_exception_ends_computing_workers():
     """Workers that never communicate again are interrupted, between two lines of Python."""
     stopped = []
 
@@ -311,7 +311,7 @@ def test_exits():
 
 @pytest.mark.parametrize("end", [int, sys.exit])
 @pytest.mark.parametrize("first", [0, 1])
-def test_what_a_device_still_has_to_do_is_part_of_the_program(first, end):
+def test_pending_work_of_a_device_is_part_of_the_program(first, end):
     """Its data come later, from another device: a worker that returns or exits before has not left the others."""
     late = jax.jit(lambda x: jax.lax.fori_loop(0, 300, lambda _, y: y @ y / 400, x))(jnp.ones((400, 400)))
     found = [None, None]
@@ -378,7 +378,7 @@ def test_a_movement_that_is_missing_in_the_backward_pass(wrap):
     assert dj.simulate(2, program, dj.grad) == [[1, 1, 1], [2, 2, 2]]
 
 
-def test_a_line_says_who_waits_where_for_whom_and_nothing_ends(monkeypatch, capsys):
+def test_a_long_wait_is_reported_and_nothing_ends(monkeypatch, capsys):
     """Once for each place, though every step waits; with two workers that wait."""
     monkeypatch.setattr(rendezvous, "LINES", (0.3, 60.0))
 

@@ -122,7 +122,7 @@ dj.Partition()
     assert "python -m distdl_jax --simulate 4 program.py" in readme
 
 
-def test_a_wrong_command_line_is_told() -> None:
+def test_a_wrong_command_line_is_refused() -> None:
     for arguments, words in (
         (("--simulate", "none", "x.py"), "'none' must be a number of workers, 1 or more."),
         (("--simulate", "2", "missing.py"), "there is no file 'missing.py'."),

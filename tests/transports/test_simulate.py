@@ -266,7 +266,7 @@ def test_an_old_python_that_parses_in_one_thread_only_is_named(monkeypatch):
     assert "take a newer one" in error.value.__notes__[1]
 
 
-def test_programs_of_workers_that_are_no_more_are_freed():
+def test_programs_of_ended_workers_are_freed():
     """Once the last simulation of a process has ended, JAX's caches have nothing of its workers' worlds."""
 
     def program():

@@ -17,9 +17,8 @@ import numpy as np
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, InvalidTypeError
 from distdl_jax.partitions.formats.chunked import open_hdf5, open_zarr
 from distdl_jax.partitions.formats.hyperslabs import Pause, box_of_index, fill
-from distdl_jax.partitions.formats.plain_files import PlainFile, chosen, damage_in_words, read_exactly
+from distdl_jax.partitions.formats.plain_files import PlainFile, chosen, damage_in_words, integers, read_exactly
 from distdl_jax.partitions.formats.safetensors import dtype_named, read_header
-from distdl_jax.partitions.formats.strict_json import integers
 from distdl_jax.plans.decomposition import Box, box_shape
 
 Halo = Sequence[tuple[int, int]]
@@ -36,13 +35,13 @@ def open_array(path: str | os.PathLike[str], name: str | None = None) -> Any:
     - `path`: an npy, npz or safetensors file, an HDF5 file (`.h5`, `.hdf5`; it takes h5py, the extra `hdf5`) or a Zarr
       array or group (a folder or zip file `.zarr`; it takes zarr, the extra `zarr`). A file that is read must not
       change; a new one that gets its name does no harm.
-    - `name`: which array of the file; not needed where it holds only one.
+    - `name`: which array of the file; not needed if it holds only one.
 
     **Returns:** an array that is sliced like numpy's, with `shape` and `dtype`; a slice of it is read.
 
-    **Raises:** `InvalidArgumentError` where there is no array of that name, or a name is needed; `SetupError` where
-    the package is missing that reads such a file; `CheckpointError` where it is damaged, or no plain file, or holds
-    Python objects; later, where it has changed, for a slice; `OSError` where it can't be read.
+    **Raises:** `InvalidArgumentError` if there is no array of that name, or a name is needed; `SetupError` if
+    the package is missing that reads such a file; `CheckpointError` if it is damaged, or no plain file, or holds
+    Python objects; later, if it has changed, for a slice; `OSError` if it can't be read.
 
     >>> import tempfile, numpy as np
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -81,7 +80,7 @@ def read(source: Any, box: Box | None, halo: Halo | None = None) -> np.ndarray[A
 
     **Returns:** a numpy array in the source's dtype (in this machine's byte order). Not collective.
 
-    **Raises:** `InvalidArgumentError` where the box or the halo don't fit the array; `CheckpointError` where the file
+    **Raises:** `InvalidArgumentError` if the box or the halo don't fit the array; `CheckpointError` if the file
     is damaged or has changed; `OSError`.
 
     >>> x = np.arange(12).reshape(3, 4)
@@ -93,14 +92,14 @@ def read(source: Any, box: Box | None, halo: Halo | None = None) -> np.ndarray[A
     shape, native = tuple(array.shape), np.dtype(array.dtype).newbyteorder("=")
     if box is None:
         return np.zeros(0, native)
-    wanted = with_halo(_checked_box(box, shape), halo, shape)
+    region = with_halo(_checked_box(box, shape), halo, shape)
     if isinstance(array, ArrayInFile):
-        return array.read(wanted)
-    if 0 in box_shape(wanted):
-        return np.zeros(box_shape(wanted), native)
+        return array.read(region)
+    if 0 in box_shape(region):
+        return np.zeros(box_shape(region), native)
     _check_mapped(array)
-    found = np.asarray(array[tuple(slice(start, stop) for start, stop in wanted)])
-    return np.ascontiguousarray(found, native).reshape(box_shape(wanted))
+    found = np.asarray(array[tuple(slice(start, stop) for start, stop in region)])
+    return np.ascontiguousarray(found, native).reshape(box_shape(region))
 
 
 def check_array(name: str, array: Any) -> None:
@@ -161,7 +160,7 @@ class ArrayInFile:
 
     - `file`, `name`: the file, and the array's name in it.
     - `is_fortran`: whether it is column-major.
-    - `offset`: the first byte in the file; None where the array is compressed, in a member of a zip file.
+    - `offset`: the first byte in the file; None if the array is compressed, in a member of a zip file.
     """
 
     file: PlainFile
@@ -188,16 +187,16 @@ class ArrayInFile:
         like = np.broadcast_to(np.empty((), self.dtype), self.shape)[index]  # where numpy refuses the index, so do we
         rows, *rest = index if isinstance(index, tuple) else (index,)
         if np.ndim(rows) == 1 and not isinstance(rows, str) and box_of_index((0, *rest), self.shape) is not None:
-            found = np.empty(like.shape, like.dtype)
+            rows_read = np.empty(like.shape, like.dtype)
             for n, row in enumerate(np.arange(len(self))[rows]):
-                found[n] = self[(row, *rest)]
-            return found
+                rows_read[n] = self[(row, *rest)]
+            return rows_read
         return np.asarray(self)[index]
 
     def read(self, box: Box, pause: Pause = lambda: None) -> np.ndarray[Any, Any]:
         """Read a box of the array; `pause` is called between two pieces.
 
-        **Raises:** `OSError` where the file can't be read, `CheckpointError` where it is too short or has changed.
+        **Raises:** `OSError` if the file can't be read, `CheckpointError` if it is too short or has changed.
         """
         self.file.check()
         into = np.empty(box_shape(box), self.dtype, order="F" if self.is_fortran else "C")
@@ -226,7 +225,7 @@ class ArrayInFile:
 def arrays_in(path: str) -> dict[str, ArrayInFile]:
     """Return the arrays in a safetensors, npz or npy file, by name, which is "" in an npy file.
 
-    **Raises:** `CheckpointError` where it is none of these, `OSError` where it can't be read.
+    **Raises:** `CheckpointError` if it is none of these, `OSError` if it can't be read.
     """
     file = PlainFile(path)
     with damage_in_words(path), file.stream() as stream:
@@ -243,7 +242,7 @@ def arrays_in(path: str) -> dict[str, ArrayInFile]:
 
 
 def _npz(file: PlainFile, plain: IO[bytes]) -> dict[str, ArrayInFile]:
-    found = {}
+    arrays = {}
     with zipfile.ZipFile(plain) as archive:
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
@@ -252,14 +251,14 @@ def _npz(file: PlainFile, plain: IO[bytes]) -> dict[str, ArrayInFile]:
                     raise CheckpointError(f"{file.path} is no npz file: its member {member.filename!r} is no array.")
             if member.compress_type != zipfile.ZIP_STORED:
                 with archive.open(member) as stream:
-                    found[name] = _npy(file, name, stream, None, member.file_size)
+                    arrays[name] = _npy(file, name, stream, None, member.file_size)
                 continue
             plain.seek(member.header_offset + 26)  # the header of a member, and the lengths of what follows it
             lengths = plain.read(4)
             begin = member.header_offset + 30 + sum(int.from_bytes(lengths[i : i + 2], "little") for i in (0, 2))
             plain.seek(begin)
-            found[name] = _npy(file, name, plain, begin, min(begin + member.file_size, file.size))
-    return found
+            arrays[name] = _npy(file, name, plain, begin, min(begin + member.file_size, file.size))
+    return arrays
 
 
 def _npy(file: PlainFile, name: str, stream: IO[bytes], begin: int | None, end: int) -> ArrayInFile:

@@ -46,9 +46,9 @@ class WatchedArray:
                     raise no_file(path)
         self._check()
         with damage_in_words(self.path, self.name, IndexError, TypeError):
-            found = self.array[index]
+            values = self.array[index]
         self._check()
-        return found
+        return values
 
     def _check(self) -> None:
         for file in self.files:
@@ -70,15 +70,15 @@ def open_hdf5(path: str, name: str | None) -> WatchedArray:
     """Open a data set of an HDF5 file, which does not lead to files outside of its folder."""
     h5py = _package("h5py", "hdf5")
     file = PlainFile(path)
-    found: dict[str, Any] = {}
+    datasets: dict[str, Any] = {}
     with damage_in_words(path, name):
         content = h5py.File(path, "r", locking="best-effort")
-        content.visititems(lambda at, value: found.update({at: value}) if isinstance(value, h5py.Dataset) else None)
+        content.visititems(lambda at, value: datasets.update({at: value}) if isinstance(value, h5py.Dataset) else None)
         file.check_name()
         name = name and name.strip("/")
         if name and isinstance(link := content.get(name, getlink=True), h5py.SoftLink):
             name = posixpath.normpath(posixpath.join("/", posixpath.dirname(name), link.path)).strip("/")
-        array = chosen(path, found, name)
+        array = chosen(path, datasets, name)
         _check_sources(h5py, array, set())
     return WatchedArray(path, array.name, array, (file,))
 
@@ -134,7 +134,7 @@ def open_zarr(path: str, name: str | None) -> WatchedArray:
 
 
 def _metadata(folder: str) -> Iterator[PlainFile]:
-    """Yield the files that say what a folder of a Zarr store holds; refuse what is no plain file."""
+    """Yield the files that say what a folder of a Zarr store holds; refuse one that is not a plain file."""
     for name in _METADATA:
         if os.path.lexists(path := os.path.join(folder, name)):
             yield PlainFile(path, by_name=True)

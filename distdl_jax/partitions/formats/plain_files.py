@@ -1,9 +1,11 @@
-"""Plain files of other programs, which may be forged or damaged, and may change while they are read."""
+"""Plain files of other programs, which may be forged or damaged, and may change while they are read; and their JSON."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import reprlib
 import stat
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,12 +38,12 @@ def open_to_read(path: str, *, in_folder: bool = False) -> int:
 
 
 def no_file(path: str) -> CheckpointError:
-    """Return the error for what is read as a file, and is none."""
+    """Return the error for a path that is not a file."""
     return CheckpointError(f"{path} is no file, but a folder, a pipe or a device.")
 
 
 def read_exactly(descriptor: int, into: Sequence[memoryview], offset: int) -> None:
-    """Fill views, one after the other, with the bytes of a file from `offset` on; `EOFError` where it ends before."""
+    """Fill views, one after the other, with the bytes of a file from `offset` on; `EOFError` if it ends before."""
     missing = sum(map(len, into)) - os.preadv(descriptor, into, offset)
     if not missing:
         return
@@ -57,7 +59,7 @@ class PlainFile:
     """A regular file that has to stay as it is while arrays of it are read.
 
     It is kept open, and read at given places: a file that gets its name does not matter, nor do threads and forks.
-    Where it is unpickled it is opened by its name. With `by_name` it is not kept open, but read by another package.
+    If it is unpickled it is opened by its name. With `by_name` it is not kept open, but read by another package.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class PlainFile:
             is_same = False
         if not is_same:
             raise CheckpointError(
-                f"{self.path} has been changed since it was opened: what is read may belong to neither the old nor the "
+                f"{self.path} has been changed since it was opened: its content may belong to neither the old nor the "
                 "new one. Write a new file, and rename it when it is complete."
             )
 
@@ -108,14 +110,14 @@ class PlainFile:
             raise CheckpointError(f"{self.path} is damaged: {nbytes} bytes of text are more than {LARGEST_TEXT}.")
 
     def text(self, nbytes: int, start: int = 0) -> bytes:
-        """Return bytes of text; `EOFError` where the file ends before."""
+        """Return bytes of text; `EOFError` if the file ends before."""
         self.check_text(nbytes)
-        found = bytearray(nbytes)
-        read_exactly(self.descriptor, [memoryview(found)], start)
-        return bytes(found)
+        content = bytearray(nbytes)
+        read_exactly(self.descriptor, [memoryview(content)], start)
+        return bytes(content)
 
     def stream(self) -> IO[bytes]:
-        """Open the file once more, for a reader with a place of its own; refuse another file of its name."""
+        """Open the file once more, for a reader with its own place; refuse another file of its name."""
         self.check_name()
         return open(open_to_read(self.path), "rb")
 
@@ -125,15 +127,15 @@ class PlainFile:
 
 def _stamp(of: int | str) -> tuple[int, int]:
     """Return the size of a file, and when it was last written."""
-    found = os.stat(of)
-    return found.st_size, found.st_mtime_ns
+    status = os.stat(of)
+    return status.st_size, status.st_mtime_ns
 
 
 @contextmanager
 def damage_in_words(path: str, name: str | None = None, *others: type[Exception]) -> Iterator[None]:
     """Raise what the packages that read a file raise, but for `others`, as damage to it.
 
-    **Raises:** `CheckpointError`, which names the file and the array; `OSError` where the file system is to blame.
+    **Raises:** `CheckpointError`, which names the file and the array; `OSError` if the file system is to blame.
     """
     try:
         yield
@@ -162,3 +164,54 @@ def some(names: Iterable[str]) -> str:
     """Return a few of the names, for messages."""
     names = sorted(names)
     return (", ".join(map(repr, names[:8])) or "nothing") + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+# --- JSON: anything unexpected raises `ValueError`, and nothing else ---
+
+LARGEST = 2**63 - 1
+"""The largest offset, size or length."""
+
+
+def parsed(text: bytes) -> Any:
+    """Return the value of a text: UTF-8, each name once in an object, and no NaN."""
+    try:
+        return json.loads(text.decode(), object_pairs_hook=_once_each, parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def fields(value: Any, *names: str) -> list[Any]:
+    """Return the values of an object that has these names, and no others."""
+    if not isinstance(value, dict) or value.keys() != {*names}:
+        raise ValueError(f"{reprlib.repr(value)} is no object of {', '.join(names)}")
+    return [value[name] for name in names]
+
+
+def integer(value: Any, least: int = 0, most: int = LARGEST) -> int:
+    """Return an integer that lies in a range."""
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{reprlib.repr(value)} is no integer from {least} to {most}")
+    return value
+
+
+def integers(value: Any) -> tuple[int, ...]:
+    """Return a list of integers of 0 or more."""
+    return tuple(integer(number) for number in typed(value, list))
+
+
+def typed(value: Any, kind: type) -> Any:
+    """Return a value of this very type."""
+    if type(value) is not kind:
+        raise ValueError(f"{reprlib.repr(value)} is no {kind.__name__}")
+    return value
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("an object has a name twice")
+    return values
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no number of JSON")

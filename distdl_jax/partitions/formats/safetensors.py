@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from distdl_jax.errors import CheckpointError
-from distdl_jax.partitions.formats.plain_files import PlainFile
-from distdl_jax.partitions.formats.strict_json import fields, integers, parsed, typed
+from distdl_jax.partitions.formats.plain_files import PlainFile, fields, integers, parsed, typed
 
 METADATA = "__metadata__"
 """The one name in a header that is no tensor's."""
@@ -105,37 +104,37 @@ def laid_out(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes,
             header[name] |= {"dtype": CODES[dtype], "shape": list(shape)}
         places[name], place = tensor, stop
     text = json.dumps(header, separators=(",", ":")).encode()
-    # The format pads the header with spaces. Where there is much to write, it goes to whole pages.
+    # The format pads the header with spaces. If there is much to write, it goes to whole pages.
     text += b" " * (-(8 + len(text)) % (_PAGE if place >= _MUCH else 8))
     begin = 8 + len(text)
-    found = {name: Tensor(tensor.dtype, tensor.shape, begin + tensor.offset) for name, tensor in places.items()}
-    return len(text).to_bytes(8, "little") + text, found, begin + place
+    placed = {name: Tensor(tensor.dtype, tensor.shape, begin + tensor.offset) for name, tensor in places.items()}
+    return len(text).to_bytes(8, "little") + text, placed, begin + place
 
 
 def read_header(file: PlainFile) -> dict[str, Tensor]:
     """Return the tensors of a file, by name. As the format asks for, they fill the file, one after the other.
 
-    **Raises:** `CheckpointError` where it is no safetensors file; `OSError` where it can't be read.
+    **Raises:** `CheckpointError` if it is no safetensors file; `OSError` if it can't be read.
     """
     try:
         length = int.from_bytes(file.text(8), "little")
         if length > min(file.size - 8, _LARGEST_HEADER):
             raise EOFError
-        found = _tensors(typed(parsed(file.text(length, 8)), dict), 8 + length)
+        tensors = _tensors(typed(parsed(file.text(length, 8)), dict), 8 + length)
     except (EOFError, ValueError) as error:
         reason = str(error) or "it has no header of one"
         raise CheckpointError(f"{file.path} is no safetensors file, or it is damaged: {reason}.") from None
-    end = max((tensor.offset + tensor.nbytes for tensor in found.values()), default=8 + length)
+    end = max((tensor.offset + tensor.nbytes for tensor in tensors.values()), default=8 + length)
     if end != file.size:
         raise CheckpointError(f"{file.path} is damaged: it should have {end} bytes, and has {file.size}.")
-    return found
+    return tensors
 
 
 def _tensors(header: dict[str, Any], begin: int) -> dict[str, Tensor]:
-    """Return the tensors of a header; `ValueError` where it has others."""
+    """Return the tensors of a header; `ValueError` if it has others."""
     metadata = typed(header.pop(METADATA, None) or {}, dict)
     pairs = typed(parsed(typed(metadata.get(COMPLEX, "[]"), str).encode()), list)
-    found, ranges = {}, []
+    tensors, ranges = {}, []
     for name, entry in header.items():
         code, shape, offsets = fields(entry, "dtype", "shape", "data_offsets")
         dtype, lengths = _NAMES.get(typed(code, str)), integers(shape)
@@ -146,14 +145,14 @@ def _tensors(header: dict[str, Any], begin: int) -> dict[str, Tensor]:
                 raise ValueError(f"{name!r} is no array of pairs of floats")
             dtype, lengths = _PAIR_OF[dtype], lengths[:-1]
         first, last = integers(offsets) if len(typed(offsets, list)) == 2 else (0, -1)
-        found[name] = Tensor(dtype, lengths, begin + first)
-        if last - first != found[name].nbytes:
+        tensors[name] = Tensor(dtype, lengths, begin + first)
+        if last - first != tensors[name].nbytes:
             raise ValueError(f"{name!r} has not the bytes of its shape")
         ranges.append((first, last))
     ranges.sort()
     if [0, *(last for _, last in ranges)][: len(ranges)] != [first for first, _ in ranges]:
         raise ValueError("its tensors don't follow one another")
-    return found
+    return tensors
 
 
 def bytes_of(block: np.ndarray[Any, Any]) -> memoryview:

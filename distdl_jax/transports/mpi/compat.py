@@ -22,7 +22,7 @@ WARNING_OF_A_NEW_JAX = r"\s*The latest supported JAX version with this release o
 
 @cache
 def import_mpi4jax() -> ModuleType:
-    """mpi4jax, without its warning of a jax that is newer than it knows, where the library was tested with that jax.
+    """mpi4jax, without its warning of a jax that is newer than it knows, if the library was tested with that jax.
 
     Private: the beginning of the warning. A release of mpi4jax that knows jax 0.12 would replace it.
     """

@@ -2,7 +2,7 @@
 
 An agreement has a label and a team. Every worker of the team sends its contribution to the team's first worker, which
 replies to all; in a large team, both through others, along a tree. Between two workers messages keep their order, so in
-a correct program the next message of a partner is for the same label; where it isn't, the two run different programs,
+a correct program the next message of a partner is for the same label; if it isn't, the two run different programs,
 and all workers get to know it. Nothing blocks: a worker that waits looks for messages, and for failures that its
 monitor knows of, in turns.
 """
@@ -45,7 +45,7 @@ class Mailbox:
         return self._comm.iprobe()
 
     def next(self) -> tuple[int, Any] | None:
-        """Return the oldest message, after its sender; None where there is none."""
+        """Return the oldest message, after its sender; None if there is none."""
         if not self.has_message():
             return None
         origin = MPI.Status()
@@ -77,7 +77,7 @@ class Monitor(Protocol):
     calls: CallLog
 
     def raise_if_failed(self) -> None:
-        """Raise what all workers raise, where one of them has failed to agree."""
+        """Raise what all workers raise, if one of them has failed to agree."""
 
     def fail(self, text: str, about: Workers = ()) -> NoReturn:
         """Make all workers raise `text`, which is about these."""
@@ -100,10 +100,10 @@ class Envelope(NamedTuple):
 
 def _by_worker(team: Workers, contributions: dict[bytes, Workers]) -> Contributions:
     """Return each worker's contribution; equal ones are one and the same object."""
-    found: Contributions = {}
+    values: Contributions = {}
     for data, workers in contributions.items():
-        found.update(dict.fromkeys(workers, pickle.loads(data)))
-    return {worker: found[worker] for worker in team}
+        values.update(dict.fromkeys(workers, pickle.loads(data)))
+    return {worker: values[worker] for worker in team}
 
 
 class ControlChannel:
@@ -124,7 +124,7 @@ class ControlChannel:
     def agree(self, team: Workers, label: str, contribution: Any, decide: Callable[[Contributions], Any] = dict) -> Any:
         """Return the decision of the team's first worker on all contributions, by world rank; collective in `team`.
 
-        **Raises:** `PlanError`, on all workers of the world, where some worker of the team is about to do something
+        **Raises:** `PlanError`, on all workers of the world, if some worker of the team is about to do something
         else, or has left.
         """
         if len(team) == 1:
@@ -133,14 +133,14 @@ class ControlChannel:
         parent, children = gathered(team, self._rank)
         log.debug("the team %s agrees on %s, at %s", team, label, where)
         self.monitor.raise_if_failed()
-        mine = Envelope(self.monitor.epoch, label, team, where, None, self.monitor.calls.summary())
-        # By contribution: what many contribute alike is sent, and read, once.
+        own = Envelope(self.monitor.epoch, label, team, where, None, self.monitor.calls.summary())
+        # By contribution: equal contributions are sent, and read, once.
         contributions: dict[bytes, Workers] = {pickle.dumps(contribution): (self._rank,)}
         with worker_status().agreeing(self, label, where, children if parent is None else children or (parent,)):
             silent = dict.fromkeys(children)
             while silent:
                 worker_status().still_waits_for(tuple(silent))
-                worker, received = self._receive(silent, mine)
+                worker, received = self._receive(silent, own)
                 del silent[worker]
                 for data, workers in received.items():
                     contributions[data] = contributions.get(data, ()) + workers
@@ -149,24 +149,24 @@ class ControlChannel:
                 decision = decide(_by_worker(team, contributions))
                 packed = pickle.dumps(decision)
             else:
-                self._post(mine._replace(data=contributions), parent)
+                self._post(own._replace(data=contributions), parent)
                 worker_status().still_waits_for((parent,))
-                packed = self._receive({parent}, mine)[1]
+                packed = self._receive({parent}, own)[1]
             for worker in children:
-                self._post(mine._replace(data=packed), worker)
+                self._post(own._replace(data=packed), worker)
             return decision if parent is None else pickle.loads(packed)
 
     def _post(self, envelope: Envelope, to: int) -> None:
         self.sent[to] += 1  # before it is sent: at worst one too many seems to be on its way
         self._mailbox.post(envelope, to)
 
-    def _receive(self, sources: Container[int], mine: Envelope) -> tuple[int, Any]:
+    def _receive(self, sources: Container[int], own: Envelope) -> tuple[int, Any]:
         """Return the next of `sources` to speak, which must have the same label as `mine`, and its contribution."""
         source, received = self._next(sources)
-        if (received.label, received.team) != (mine.label, mine.team):
+        if (received.label, received.team) != (own.label, own.team):
             self.monitor.fail(
-                f"The workers' programs differ: worker {self._rank} is about to run {mine.describe(received)}, but "
-                f"worker {source} {received.describe(mine)}. {one_program((mine.label, received.label))}",
+                f"The workers' programs differ: worker {self._rank} is about to run {own.describe(received)}, but "
+                f"worker {source} {received.describe(own)}. {one_program((own.label, received.label))}",
                 (self._rank, source),
             )
         return source, received.data
@@ -175,8 +175,8 @@ class ControlChannel:
         """Return the oldest message of any of `sources`, after its sender; keep other messages."""
         looks = 0
         while True:
-            # Of an earlier epoch is what failed agreements left; of a later one what comes from who knows of a failure
-            # that this worker has yet to hear of.
+            # Failed agreements left the messages of earlier epochs; those of a later one come from a worker that knows
+            # of a failure that this worker has yet to hear of.
             epoch = self.monitor.epoch
             self._unread = [(source, envelope) for source, envelope in self._unread if envelope.epoch >= epoch]
             if self._unread:

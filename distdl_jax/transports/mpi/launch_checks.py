@@ -10,6 +10,7 @@ import socket
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +18,9 @@ import jax
 from mpi4py import MPI
 
 from distdl_jax.errors import SetupError
-from distdl_jax.settings import Reading, check_settings, difference, own_reading, warning_of_unknown
+from distdl_jax.settings import Reading, own_reading, setting_problems, warning_of_unknown
 from distdl_jax.transports.mpi.compat import import_mpi4jax
+from distdl_jax.validation import difference
 from distdl_jax.watchdog.launch.gpus import WorkerGpu, computes_on_gpu, gpu_in_use, gpu_messages, gpu_problem
 from distdl_jax.watchdog.launch.launcher import MPI_SIZES, job_size
 from distdl_jax.watchdog.launch.packages import FIRST_JAX_NOT_TRIED, PACKAGES, installed_version
@@ -47,7 +49,7 @@ def launch_problems() -> Iterator[str]:
             "MPI_THREAD_MULTIPLE. Import mpi4py (or distdl_jax) before anything else starts MPI, leave "
             "mpi4py.rc.thread_level as it is, and use an MPI library built with thread support."
         )
-    # mpi4py and mpi4jax must be bound to one libmpi, or each starts its own. Checked where there is /proc.
+    # mpi4py and mpi4jax must be bound to one libmpi, or each starts its own. Checked if there is /proc.
     if len(libraries := loaded_mpi_libraries()) > 1:
         yield (
             f"This process has loaded more than one MPI library: {', '.join(libraries)}. mpi4jax was built against "
@@ -58,7 +60,7 @@ def launch_problems() -> Iterator[str]:
         yield (
             f"The launcher started {started} processes, but this one believes that it is alone: its MPI library "
             f"({mpi_library()}) is not the one that mpirun belongs to. Use the mpirun, or mpiexec, of that library "
-            "(for an MPI from PyPI it is in the environment's bin directory, beside python); `python -m distdl_jax "
+            "(for an MPI from PyPI it is in the environment's bin directory, next to python); `python -m distdl_jax "
             "doctor` says more."
         )
 
@@ -91,17 +93,17 @@ def disagreements(everyone: Sequence[Installation]) -> Iterator[str]:
         yield problem
     for what in everyone[0].versions:
         cure = " (`python -m distdl_jax.onednn` compiles it)" if what == "oneDNN" else ""
-        if text := difference(what + cure, [worker.versions[what] for worker in everyone]):
+        if text := difference(what + cure, {rank: worker.versions[what] for rank, worker in enumerate(everyone)}):
             yield text
 
 
 def check_workers_agree(comm: MPI.Intracomm) -> None:
     """Refuse workers with different software or settings; collective in `comm`, and raises on all of its workers."""
     everyone: list[Installation] = comm.allgather(own_installation())
-    check_settings([worker.reading for worker in everyone])
-    for problem in disagreements(everyone):
+    readings = [worker.reading for worker in everyone]
+    for problem in chain(setting_problems(readings), disagreements(everyone)):
         raise SetupError(problem)
-    if comm.Get_rank() == 0 and (warning := warning_of_unknown([worker.reading for worker in everyone])):
+    if comm.Get_rank() == 0 and (warning := warning_of_unknown(readings)):
         warnings.warn(warning, RuntimeWarning, stacklevel=2)
     if comm.Get_rank() == 0 and (line := gpu_messages([worker.gpu for worker in everyone])):
         log.info("%s", line)
@@ -151,7 +153,7 @@ def thread_level() -> str:
 
 
 def loaded_mpi_libraries() -> tuple[str, ...]:
-    """Return the files of all MPI libraries in this process; () where there is no /proc."""
+    """Return the files of all MPI libraries in this process; () if there is no /proc."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return ()

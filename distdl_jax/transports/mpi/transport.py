@@ -5,7 +5,7 @@ What mpi4jax leaves to its caller is settled here, once:
 - *dtypes.* MPI has no bfloat16 or float16: they travel as bits. (They are summed in float32, by the caller.)
 - *Length.* MPI counts elements with a C int: longer messages travel in chunks.
 - *Hidden results.* On some workers mpi4jax returns its input, and drops the operation's own result; JAX may then drop
-  the operation. Here what is returned depends on the operation on every worker.
+  the operation. Here the result depends on the operation on every worker.
 - *Order.* XLA starts a receive, which has no operand, as early as it can; here it has one.
 - *Rematerialisation.* `jax.checkpoint` accepts the operations' effect.
 """
@@ -13,18 +13,23 @@ What mpi4jax leaves to its caller is settled here, once:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 from mpi4py import MPI
 
+from distdl_jax.errors import SetupError
+from distdl_jax.jax_compat import add_dependency
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.world import OutsideWorldError, Reduction, Workers
-from distdl_jax.transports.mpi.communicators import Communicators
 from distdl_jax.transports.mpi.compat import (
     as_parameter,
     import_mpi4jax,
@@ -33,9 +38,11 @@ from distdl_jax.transports.mpi.compat import (
     mpi_operation,
     mpi_reduce,
 )
-from distdl_jax.transports.mpi.order_after_send import sent_first
 from distdl_jax.watchdog.programs.ir import Operation
+from distdl_jax.watchdog.watch.abort import end_the_job
 from distdl_jax.watchdog.watch.flight_recorder import recorded
+from distdl_jax.watchdog.watch.log import log
+from distdl_jax.watchdog.watch.thread_sampler import main_line
 
 mpi4jax = import_mpi4jax()
 
@@ -47,6 +54,72 @@ _OPS = {"sum": MPI.SUM, "max": MPI.MAX}
 _MPI_DTYPES = {"bool", "float32", "float64", "complex64", "complex128"} | {
     f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)
 }
+
+BEFORE_ABORT = 2.0
+"""Seconds that the watchdog is given when MPI fails: it compares what was called, and may find out more."""
+
+
+class Communicators:
+    """The communicators of the teams of one world, as one worker has made them. Made by all workers of `comm`."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        # A copy, since the user's may be freed.
+        self._comm = comm.Dup()
+        self.rank = comm.Get_rank()
+        self._everyone = tuple(range(comm.Get_size()))
+        # Messages between two workers use it whatever the operation, so all workers make it now, at one place.
+        self._of_team: dict[Workers, MPI.Intracomm] = {self._everyone: _reporting_errors(self._comm.Dup())}
+
+    @property
+    def messages(self) -> MPI.Intracomm:
+        """That of the whole world, in which every worker's rank is its world rank."""
+        return self._of_team[self._everyone]
+
+    def of_team(self, team: Workers) -> MPI.Intracomm:
+        """Return the communicator of `team` (in the order of its ranks); its first use is collective in it."""
+        if team not in self._of_team:
+            if self.rank not in team:
+                raise SetupError(f"Worker {self.rank} is not in the team {team}, so it has no communicator of it.")
+            group = self._comm.Get_group().Incl(team)
+            log.info("a communicator of the team %s is made", team)
+            self._of_team[team] = _reporting_errors(self._comm.Create_group(group))
+            group.Free()
+        return self._of_team[team]
+
+    def team_of(self, comm: MPI.Comm) -> Workers:
+        """Return the world ranks of a communicator's workers, in the order of its ranks."""
+        for team, known in self._of_team.items():
+            if known == comm:
+                return team
+        return tuple(MPI.Group.Translate_ranks(comm.Get_group(), None, self._comm.Get_group()))
+
+    @property
+    def all_of_them(self) -> Iterable[tuple[Workers, MPI.Intracomm]]:
+        """Those that have been made, with their teams."""
+        return self._of_team.items()
+
+    def __len__(self) -> int:
+        """Return how many have been made."""
+        return len(self._of_team)
+
+
+def _reporting_errors(comm: MPI.Intracomm) -> MPI.Intracomm:
+    """Return `comm`, with an error handler that explains a failed operation before MPI's own words."""
+    comm.Set_errhandler(_failed_operation())
+    return comm
+
+
+@cache
+def _failed_operation() -> MPI.Errhandler:
+    def end(comm: MPI.Comm, code: int) -> None:
+        time.sleep(BEFORE_ABORT)
+        end_the_job(
+            f"Worker {MPI.COMM_WORLD.Get_rank()}: MPI failed in a compiled program, at {main_line()}. Most "
+            "often a message came in that is of another operation, or of another length or dtype: the workers run "
+            f"different programs. dj.jit compares them before they run. MPI says: {MPI.Get_error_string(code)}\n"
+        )
+
+    return MPI.Comm.Create_errhandler(end)
 
 
 class MPITransport:
@@ -110,10 +183,10 @@ class MPITransport:
         return sent_first(x)
 
     def operation(self, equation: Any) -> Operation | None:
-        found = mpi_operation(equation)
-        if found is None:
+        named = mpi_operation(equation)
+        if named is None:
             return None
-        operation = _operation(*found, equation, self._communicators.team_of)
+        operation = _operation(*named, equation, self._communicators.team_of)
         if MPI.UNDEFINED in (*operation.team, operation.dest, operation.source):
             raise OutsideWorldError
         return operation
@@ -124,10 +197,10 @@ class MPITransport:
             with recorded(f"recv from worker {source} ({expected.size} x {expected.dtype})", mpi_effect()):
                 received: Array = mpi4jax.recv(template, source=source, tag=tag, comm=self._communicators.messages)
             return received
-        # What is to come first, sent to nobody, is the operand: all of it where the two will be summed, on a CPU, which
-        # copies nothing for it. XLA's schedule goes by how many steps lead to an operation, and with one step more than
-        # the sender has, this worker computed what comes after the message first, for which the sender had to wait.
-        # Else one element: what would be fused with its use, need not be in memory.
+        # The array that is to come first, sent to no worker, is the operand: all of it if the two will be summed, on a
+        # CPU, which copies nothing for it. XLA's schedule goes by how many steps lead to an operation: with a step more
+        # than the sender has, this worker computed what comes after the message first, and the sender had to wait. Else
+        # one element: an array that would be fused with its use need not be in memory.
         summed = after.shape == expected.shape and jax.default_backend() == "cpu"
         operand = after if summed else _first_element(after)
         return self._exchange(_as_sendable(operand), MPI.PROC_NULL, expected, source, tag)
@@ -145,6 +218,34 @@ class MPITransport:
         return received
 
 
+# XLA runs what is ready in its own order, and an optimization barrier is gone before it decides on that. So a
+# worker that sends an array which it multiplies, too, might multiply first, while the others wait for it.
+def sent_first(x: Array) -> Array:
+    """Order the uses of `x` after the messages traced so far; nothing is copied. On CPUs alone."""
+    result: Array = _sent_first.bind(x)
+    return result
+
+
+def _on_cpu(context: Any, x: Any) -> list[Any]:
+    effect = mpi_effect()
+    token = context.tokens_in.get(effect)
+    context.set_tokens_out(mlir.TokenSet({effect: token}))
+    return [add_dependency(context, x, token)]
+
+
+def _elsewhere(context: Any, x: Any) -> list[Any]:
+    context.set_tokens_out(context.tokens_in)
+    return [x]
+
+
+_sent_first = Primitive("sent_first")
+_sent_first.def_impl(lambda x: x)
+_sent_first.def_effectful_abstract_eval(lambda x: (x, {mpi_effect()}))
+batching.primitive_batchers[_sent_first] = lambda args, dims: (sent_first(*args), *dims)
+mlir.register_lowering(_sent_first, _elsewhere)
+mlir.register_lowering(_sent_first, _on_cpu, platform="cpu")
+
+
 def _not_before(earlier: Array, x: Array) -> Array:
     """Order `x` after `earlier`."""
     return lax.optimization_barrier((x, earlier))[0]
@@ -156,13 +257,13 @@ def _together(results: list[Array]) -> Array:
 
 
 def _first_element(x: Array) -> Array:
-    # Of x behind a barrier: XLA would move the slice into what computes x, and compute that element apart.
+    # Of x behind a barrier: XLA would move the slice into what computes x, and compute that element separately.
     x = lax.optimization_barrier(x)
     return lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(1)
 
 
 def _sendable_dtype(dtype: np.dtype) -> np.dtype:
-    """Return `dtype`, or the unsigned integer of its width where MPI does not know it."""
+    """Return `dtype`, or the unsigned integer of its width if MPI does not know it."""
     return np.dtype(dtype) if np.dtype(dtype).name in _MPI_DTYPES else np.dtype(f"uint{8 * np.dtype(dtype).itemsize}")
 
 

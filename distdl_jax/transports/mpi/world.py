@@ -15,11 +15,10 @@ from mpi4py import MPI
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
 from distdl_jax.settings import current_settings
 from distdl_jax.tracing.world import Workers
-from distdl_jax.transports.mpi.communicators import Communicators
 from distdl_jax.transports.mpi.compat import comm_handle
 from distdl_jax.transports.mpi.control import ControlChannel, Mailbox
 from distdl_jax.transports.mpi.launch_checks import check_devices, check_launch, check_workers_agree
-from distdl_jax.transports.mpi.transport import MPITransport
+from distdl_jax.transports.mpi.transport import Communicators, MPITransport
 from distdl_jax.transports.nan_check import refuse_to_run_again
 from distdl_jax.watchdog.programs.ir import Program
 from distdl_jax.watchdog.source_lines import user_line
@@ -109,7 +108,7 @@ def _world_attribute() -> int:
 
 @cache
 def _leave_before_mpi_ends() -> None:
-    """Leave the watchdog where a program calls MPI.Finalize itself; MPI drops what COMM_SELF carries first."""
+    """Leave the watchdog if a program calls MPI.Finalize itself; MPI drops what COMM_SELF carries first."""
     key = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, value: watchdog_thread.leave())
     MPI.COMM_SELF.Set_attr(key, None)
 

@@ -1,1 +1,1 @@
-"""The back-end in one process: every worker is a thread with a CPU device of its own."""
+"""The back-end in one process: every worker is a thread with its own CPU device."""

@@ -18,8 +18,8 @@ It is part of the key of every cache of JAX's: a jitted function that two worker
 
 def world_here(world: Any) -> Any:
     """Return the world in which this thread's worker stands for one of `world`, if it does; else `world`."""
-    mine = simulated_world.value
-    return mine if mine is not None and mine.stands_for is world else world
+    own = simulated_world.value
+    return own if own is not None and own.stands_for is world else world
 
 
 def original_world(world: Any) -> Any:

@@ -1,21 +1,38 @@
-"""One worker of a process as the others see it: at which operation it is, and what of that still waits."""
+"""One worker of a process as the others see it, and the sentences that say why some of them can never continue.
+
+The sentences are made while the workers concerned wait, so their threads stand still.
+"""
 
 from __future__ import annotations
 
+import sys
 import threading
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from distdl_jax.tracing.world import Workers
+from distdl_jax.errors import ONE_PROGRAM, one_program, shown_label
+from distdl_jax.plans.worker_ranks import Workers
+from distdl_jax.watchdog.programs.diagnosis import describe, tags_text
 from distdl_jax.watchdog.programs.ir import Operation
+from distdl_jax.watchdog.programs.matching import Stop
+from distdl_jax.watchdog.source_lines import line_of
+from distdl_jax.watchdog.watch.call_log import Calls
+from distdl_jax.watchdog.watch.clock import seconds_text
+from distdl_jax.watchdog.watch.deadlock import State, View, different_functions, find_deadlock, workers_text
 from distdl_jax.watchdog.watch.status import WorkerStatus
 
 AGREEMENT = "agreement"
 """The kind of the operation by which workers agree on something while they trace; its `op` is the label."""
 
+_COMPARE = (
+    " Or an output is not used, or not differentiated, on one of them, and an operation of the backward pass is "
+    "missing there: dj.grad and dj.value_and_grad, in place of JAX's, see to that, jitted or not."
+)
+
 
 class Participant:
-    """One worker at the rendezvous: its operation, and what of it still waits.
+    """One worker at the rendezvous: its operation, and the parts of it that still wait.
 
     - `sends`, `receives`, `meets`: the halves of a message, or the meeting of a team, that wait for partners.
     - `listens`: whether it waits for what the first worker of its team decides.
@@ -23,7 +40,7 @@ class Participant:
     - `since`: when it came to the operation. `done`: how many operations it has completed.
     - `ended`: whether its program has ended.
     - `gave_up`: whether its operation was ended before it was complete.
-    - `raised`: what it was last made to raise here.
+    - `raised`: the error that it was last made to raise here.
     - `thread`: the one that runs its program; `status`: what that does.
     """
 
@@ -43,8 +60,14 @@ class Participant:
 
     @property
     def waits(self) -> bool:
-        """Whether something of its operation waits for others."""
+        """Whether some of its operation waits for others."""
         return self.sends or self.receives or self.meets or self.listens
+
+    @property
+    def label(self) -> str:
+        """The label of the agreement that it is in; empty outside of one."""
+        agrees = self.operation is not None and self.operation.kind == AGREEMENT and not self.ended
+        return self.operation.op if agrees and self.operation is not None else ""
 
     def begin(self, operation: Operation, given: Any) -> None:
         """Come to an operation."""
@@ -54,18 +77,18 @@ class Participant:
         self.meets = not operation.is_message
 
     def end(self) -> Any:
-        """End the operation, which is complete; what the worker gets by it."""
+        """End the operation, which is complete, and return what the worker gets by it."""
         self.done += 1
         result, self.given, self.result = self.result, None, None
         return result
 
     def release(self) -> None:
-        """Let it go, whatever it waits for."""
+        """End its wait."""
         self.sends = self.receives = self.meets = self.listens = False
         self.wake.notify()
 
     def give_up(self) -> None:
-        """End its wait, where it waits; an operation that is complete stays so."""
+        """End its wait, if it waits; an operation that is complete stays so."""
         if self.waits:
             self.gave_up = True
             self.release()
@@ -73,3 +96,105 @@ class Participant:
     def is_at(self, team: Workers) -> bool:
         """Return whether it waits in a collective of this team."""
         return self.meets and self.operation is not None and self.operation.team == team
+
+    def place(self) -> str:
+        """Describe its operation, the layer, and the user's line that the thread is at: the same in each pass."""
+        assert self.operation is not None
+        return describe(replace(self.operation, place=replace(self.operation.place, line=_line(self))))
+
+
+def deadlock_text(chain: list[Participant]) -> str:
+    """Say why workers can't continue: each of `chain` waits for the next, the last for the first, or it has ended."""
+    if (text := _watchdog_text(chain)) is not None:
+        return text
+    first, last = chain[0], chain[-1]
+    if last.ended:
+        done = "1 operation" if last.done == 1 else f"{last.done} operations"
+        what = f"{_at(first)}, but worker {last.rank} has ended its program, after {done}"
+    elif len(chain) == 2:
+        stops = (Stop(worker.rank, worker.operation, worker.done + 1, 0) for worker in chain)
+        what = f"{_at(first)}, but {_at(last)}: neither can go on{tags_text(*stops)}"
+    else:
+        what = f"{'; '.join(map(_at, chain))}: each waits for the next"
+    return f"The workers wait for each other for ever: {what}. {_advice(chain)}"
+
+
+def amounts_text(first: Participant, second: Participant) -> str:
+    """Say that two workers' operations belong together but differ in length or dtype."""
+    pair = sorted((first, second), key=lambda worker: worker.rank)
+    if not (first.label and second.label) and (text := _watchdog_text(pair)) is not None:
+        return text
+    what = f"The workers' programs differ: {_at(*pair)}, but {_at(*reversed(pair))}"
+    if first.label or second.label:
+        return f"{what}. {_advice(pair)}"
+    return (
+        f"{what}: the two belong together, and must mean the same data. Look for a shape, dtype or argument that "
+        "differs between these workers."
+    )
+
+
+def wait_text(first: Participant, seconds: float, awaited: list[Participant], others: Workers) -> str:
+    """Say that a worker has waited so long for `awaited`, which run; `others` wait, too."""
+    doing = _at(first).removeprefix(f"worker {first.rank} ")
+    lines = [f"Worker {first.rank} has waited for {seconds_text(seconds)}: it {doing}"]
+    lines += [f"Worker {worker.rank} is at {_line(worker) or 'its end'}" for worker in awaited[:8]]
+    if others:
+        lines.append(f"{workers_text(others).capitalize()} {'wait' if others[1:] else 'waits'}, too")
+    return f"distdl_jax: {'. '.join(lines)}. The job goes on.\n"
+
+
+def _advice(workers: list[Participant]) -> str:
+    """Return the end of a report; with a hint if a worker is in an operation that was never compared."""
+    advice = one_program(worker.label for worker in workers)
+    uncompared = any(worker.waits and not worker.label and not worker.status.in_call for worker in workers)
+    return advice + _COMPARE if uncompared and advice is ONE_PROGRAM else advice
+
+
+def _watchdog_text(workers: list[Participant]) -> str | None:
+    """Return what the watchdog of a job of processes would conclude; None if that is nothing."""
+    states = {worker.rank: _state(worker, workers) for worker in workers}
+    if not any(worker.label for worker in workers):
+        # Then the operations tell more, unless the workers have called different functions.
+        states = {rank: replace(state, kind="running") for rank, state in states.items()}
+    names = {worker.rank: dict(worker.status.calls) for worker in workers}
+    if (text := different_functions(names)) is not None:
+        return text
+    deadlock = find_deadlock(View(states))
+    return None if deadlock is None else deadlock.text
+
+
+def _at(worker: Participant, other: Participant | None = None) -> str:
+    """Describe what a waiting worker is doing, next to another one."""
+    if worker.label and worker.operation is not None:
+        label = shown_label(worker.label, "" if other is None else other.label)
+        return f"worker {worker.rank} is about to run {label} ({worker.operation.place.line})"
+    return f"worker {worker.rank} is in its operation {worker.done + 1}, {worker.place()}"
+
+
+def _line(worker: Participant) -> str:
+    frame = sys._current_frames().get(worker.thread)
+    return "" if frame is None else line_of(frame)
+
+
+def _state(worker: Participant, workers: list[Participant]) -> State:
+    """Return the worker's state as the watchdog of a job of processes has it.
+
+    In an agreement it waits for those of `workers` that take part in it, and, as over MPI, the first worker of the team
+    for the others, these for the first.
+    """
+    number, name = worker.status.calls[-1]
+    inside, operation = worker.status.in_call, worker.operation
+    # A worker in a call, in an operation that is no agreement, has passed its trace.
+    passed = number - (inside and (not worker.waits or bool(worker.label)))
+    state = State("running", calls=Calls(number, name, (number,), inside, worker.status.tracing, passed=passed))
+    if worker.ended:
+        return replace(state, kind="left")
+    if not worker.waits or operation is None:
+        return state
+    if not worker.label:
+        return replace(state, kind="executing", where=_line(worker))
+    first, *others = operation.team
+    awaited = {other.rank for other in workers if other is not worker} & {*operation.team}
+    awaited.update(others if worker.rank == first else [first])
+    where = operation.place.line
+    return replace(state, kind="agreeing", label=worker.label, where=where, waits_for=tuple(sorted(awaited)))

@@ -1,8 +1,8 @@
 """Where the workers of one process meet: every operation waits here for its partners, and mistakes are found.
 
 Nothing is buffered: a send waits for its receive, and a collective for its team, as `programs.matching` plays them. So
-a worker is blocked exactly while its operation waits here, for partners that it names. Where they wait for each other
-in a cycle, or for one that has ended its program, none of them can ever go on: then all workers raise, at once.
+a worker is blocked exactly while its operation waits here, for partners that it names. If they wait for each other in a
+cycle, or for one that has ended its program, none of them can ever continue: then all workers raise, at once.
 """
 
 from __future__ import annotations
@@ -16,19 +16,24 @@ import numpy as np
 
 from distdl_jax.errors import PlanError, SetupError
 from distdl_jax.tracing.world import Workers
-from distdl_jax.transports.threads.deadlock_text import amounts_text, deadlock_text, place_of, wait_text
-from distdl_jax.transports.threads.participant import AGREEMENT, Participant
+from distdl_jax.transports.threads.participant import (
+    AGREEMENT,
+    Participant,
+    amounts_text,
+    deadlock_text,
+    wait_text,
+)
 from distdl_jax.watchdog.programs.ir import Operation
-from distdl_jax.watchdog.programs.matching import collective, expected, fit, sent
+from distdl_jax.watchdog.programs.matching import collective, expected, find_cycle, fit, sent
 from distdl_jax.watchdog.watch.clock import LINES, last_line
 
 
 class WorkerStopped(BaseException):
-    """Ends a worker whose run has ended: another has failed, or the user has. No `Exception`: nobody is to catch it."""
+    """Ends a worker whose run has ended: another has failed, or the user has. No `Exception`: none may catch it."""
 
 
 class Rendezvous:
-    """That of the workers of one world."""
+    """The rendezvous of the workers of one world."""
 
     def __init__(self, size: int) -> None:
         self._lock = threading.Lock()
@@ -36,7 +41,7 @@ class Rendezvous:
         self._failures = 0
         self._failure = ""
         self._stopped = ""
-        self._told = frozenset[tuple[float, str]]()
+        self._said = frozenset[tuple[float, str]]()
 
     def begin(self) -> None:
         """Begin the next program; the workers know of no failure of the one before."""
@@ -48,14 +53,14 @@ class Rendezvous:
     def perform(self, rank: int, operation: Operation, given: Any) -> Any:
         """Carry out one operation of a worker, and wait until it is complete; what the worker gets by it.
 
-        **Raises:** `PlanError`, on all workers, where some of them can never go on; `WorkerStopped` after `stop`.
+        **Raises:** `PlanError`, on all workers, if some of them can never continue; `WorkerStopped` after `stop`.
         """
         me = self.workers[rank]
         with self._lock:
             self._raise_if_failed(me)
             if me.operation is not None:
                 raise SetupError(
-                    f"Worker {rank} is about to run {operation}, while {me.operation} of it goes on in another thread. "
+                    f"Worker {rank} is about to run {operation}, while its {me.operation} runs in another thread. "
                     "A worker of dj.simulate communicates in its own thread, on its own device: put no array on a "
                     "device by hand (`jax.device_put(x, device)`)."
                 )
@@ -63,7 +68,7 @@ class Rendezvous:
             try:
                 if (problem := self._match(me)) is not None:
                     self._fail(problem)
-                elif stuck := self._found_stuck(me):
+                elif stuck := self._stuck(me):
                     self._fail(deadlock_text(stuck))
                 while me.waits:
                     me.wake.wait()
@@ -82,12 +87,12 @@ class Rendezvous:
                     worker.release()
 
     def leave(self, rank: int) -> None:
-        """Note that a worker's program has ended; who waits for it will wait no longer."""
+        """Note that a worker's program has ended; workers that wait for it will wait no longer."""
         with self._lock:
             me = self.workers[rank]
             me.ended = True
             for worker in self.workers:
-                if stuck := self._found_stuck(worker):
+                if stuck := self._stuck(worker):
                     self._fail(deadlock_text(stuck))
 
     def stop(self, reason: str) -> None:
@@ -98,27 +103,20 @@ class Rendezvous:
                 worker.give_up()
 
     def line_about_a_wait(self) -> str:
-        """Return who waits where, for whom, where that is due: one line for all who wait, once for each place."""
+        """Return a line about all workers that wait, where and for whom, if that is due: once for each place."""
         with self._lock:
             waiting = [worker for worker in self.workers if worker.waits]
             first = min(waiting, key=lambda worker: worker.since, default=None)
             if first is None or (seconds := monotonic() - first.since) < LINES[0]:
                 return ""
-            if (last_line(LINES, seconds), place_of(first)) in self._told:
+            if (last_line(LINES, seconds), first.place()) in self._said:
                 return ""
-            places = [place_of(worker) for worker in waiting]
-            self._told = self._told.union((line, place) for line in LINES if line <= seconds for place in places)
+            places = [worker.place() for worker in waiting]
+            self._said = self._said.union((line, place) for line in LINES if line <= seconds for place in places)
             others = tuple(worker.rank for worker in waiting if worker is not first)
-            return wait_text(first, seconds, self._run_ahead_of(first), others)
-
-    def _run_ahead_of(self, start: Participant) -> list[Participant]:
-        """Return the workers that do not wait, of those that `start` waits for, or that these wait for."""
-        chain, seen = [start], {start.rank}
-        for worker in chain:
-            more = [rank for rank in self._awaited(worker) if rank not in seen] if worker.waits else []
-            seen.update(more)
-            chain.extend(self.workers[rank] for rank in more)
-        return [worker for worker in chain if not worker.waits]
+            awaited = dict.fromkeys(rank for ranks in self._waits(first).values() for rank in ranks)
+            running = [self.workers[rank] for rank in awaited if not self.workers[rank].waits]
+            return wait_text(first, seconds, running, others)
 
     def _fail(self, text: str) -> None:
         self._failures += 1
@@ -137,7 +135,7 @@ class Rendezvous:
             raise me.raised
 
     def _match(self, me: Participant) -> str | None:
-        """Match what can be matched of a worker's new operation; what is wrong, where partners don't mean the same."""
+        """Match a worker's new operation as far as possible; return a sentence if partners don't mean the same."""
         operation = me.operation
         assert operation is not None
         if not me.meets:
@@ -174,35 +172,39 @@ class Rendezvous:
             other.wake.notify()
         return None
 
-    def _awaited(self, worker: Participant) -> list[int]:
-        """Return the workers without which this one can't go on."""
-        operation = worker.operation
-        assert operation is not None
+    def _awaited(self, rank: int) -> list[int]:
+        """Return the workers without which this one can't continue."""
+        worker, operation = self.workers[rank], self.workers[rank].operation
+        if operation is None or not worker.waits:
+            return []
         if worker.listens:
             return [operation.team[0]]
         if worker.meets:
-            return [rank for rank in operation.team if not self.workers[rank].is_at(operation.team)]
+            return [other for other in operation.team if not self.workers[other].is_at(operation.team)]
         halves = [operation.dest if worker.sends else None, operation.source if worker.receives else None]
-        return [rank for rank in halves if rank is not None]
+        return [other for other in halves if other is not None]
 
-    def _found_stuck(self, start: Participant) -> list[Participant]:
-        """Workers that can never go on, each waiting for the next: up to one that has ended, or back to `start`.
+    def _waits(self, start: Participant) -> dict[int, list[int]]:
+        """Return which workers `start` waits for, which those of them wait for that wait, and so on, by rank."""
+        waits: dict[int, list[int]] = {}
+        ranks = [start.rank]
+        for rank in ranks:
+            if rank not in waits:
+                waits[rank] = self._awaited(rank)
+                ranks.extend(other for other in waits[rank] if self.workers[other].waits)
+        return waits
 
-        The shortest such chain; none where `start` waits for workers that run.
+    def _stuck(self, start: Participant) -> list[Participant]:
+        """Return workers that can never continue, each waiting for the next: a pair of which the second has ended its
+        program, or the shortest cycle through `start`; none if `start` waits for workers that run.
         """
-        chains = [[start]] if start.waits else []
-        seen = {start.rank}
-        for chain in chains:
-            for rank in self._awaited(chain[-1]):
-                other = self.workers[rank]
-                if other is start:
-                    return chain
-                if other.ended:
-                    return [chain[-1], other]
-                if other.waits and rank not in seen:
-                    seen.add(rank)
-                    chains.append([*chain, other])
-        return []
+        waits = self._waits(start)
+        for rank, others in waits.items():
+            if ended := [self.workers[other] for other in others if self.workers[other].ended]:
+                return [self.workers[rank], ended[0]]
+        if not any(start.rank in others for others in waits.values()):
+            return []
+        return [self.workers[rank] for rank in find_cycle(start.rank, lambda rank: waits.get(rank, ()))]
 
 
 def _complete(operation: Operation, team: list[Participant]) -> None:

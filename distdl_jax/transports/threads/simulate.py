@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from html import escape
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, TypeVar
@@ -13,7 +16,6 @@ import jax
 
 from distdl_jax.errors import InvalidTypeError, SetupError
 from distdl_jax.transports.threads.current_world import simulated_world, where_none_runs
-from distdl_jax.transports.threads.worker_output import shown_by_worker
 from distdl_jax.transports.threads.workers import Workers
 from distdl_jax.validation import checked_integer
 
@@ -27,8 +29,8 @@ def simulate(n: int, program: Callable[..., R], *args: Any) -> list[R]:
     """Run `program(*args)` on `n` workers in this process, each in a thread, without `mpirun` and without MPI.
 
     In the program `dj.Partition()` is the partition of the `n` workers, and everything works as over MPI: jit, all
-    transformations, agreements, `dj.jit` and `dj.check`, and the errors. Every worker has a CPU device of its own.
-    A function that the workers share is traced and compiled for each of them, and anew in every call of `simulate`,
+    transformations, agreements, `dj.jit` and `dj.check`, and the errors. Every worker has its own CPU device.
+    A function that the workers share is traced and compiled for each of them, and again in every call of `simulate`,
     which frees its programs, and JAX's other caches with them, when it ends.
 
     A mistake that would have workers wait for ever is found where they begin to: all of them raise at once. An
@@ -47,7 +49,7 @@ def simulate(n: int, program: Callable[..., R], *args: Any) -> list[R]:
 
     **Returns:** the list of what `program` returns on worker 0, 1, ...
 
-    **Raises:** the first error of any worker, with a note that names it; `PlanError` where workers would wait for
+    **Raises:** the first error of any worker, with a note that names it; `PlanError` if workers would wait for
     ever; `SetupError` inside another `simulate`.
 
     >>> import jax, distdl_jax as dj
@@ -74,7 +76,7 @@ def simulate(n: int, program: Callable[..., R], *args: Any) -> list[R]:
 def _free_programs() -> None:
     """Free what was compiled for workers that are no more: JAX's caches have it by their worlds, and never ask again.
 
-    The caches are those of the process. They stay where a world of MPI is open: a worker that traced anew what the
+    The caches are those of the process. They stay if a world of MPI is open: a worker that traced again what the
     others have in their caches would wait for them.
     """
     mpi = sys.modules.get("distdl_jax.transports.mpi.world")
@@ -97,7 +99,7 @@ def simulate_script(n: int, path: str, arguments: Sequence[str] = ()) -> None:
     try:
         simulate(n, _run, main, code, path)
     except SystemExit as end:
-        # Python ends in silence then; who looks at several workers wants to know which of them it was.
+        # Python ends in silence then; with several workers it matters which of them it was.
         print(f"SystemExit({end.code!r}):", *getattr(end, "__notes__", ()), file=sys.stderr)
         raise
     finally:
@@ -110,11 +112,11 @@ class _MainOfEachWorker(ModuleType):
 
     def __init__(self) -> None:
         super().__init__("__main__")
-        self.of_worker: dict[Any, dict[str, Any]] = {}
+        self.namespaces: dict[Any, dict[str, Any]] = {}
 
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
-        return self.of_worker.get(simulated_world.value, {})
+        return self.namespaces.get(simulated_world.value, {})
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -126,5 +128,80 @@ class _MainOfEachWorker(ModuleType):
 def _run(main: _MainOfEachWorker, code: CodeType, path: str) -> None:
     """Run the program on this worker."""
     names = {"__name__": "__main__", "__file__": path, "__doc__": None, "__builtins__": __builtins__}
-    main.of_worker[simulated_world.value] = names
+    main.namespaces[simulated_world.value] = names
     exec(code, names)
+
+
+# --- what workers print, in a notebook ---
+
+MOST = 100_000
+"""Characters up to which the table is shown again while the workers run: a front end gets all of it each time."""
+
+CELL = "vertical-align: top; text-align: left; padding: 2px 10px"
+TEXT = "margin: 0; background: none; font-family: monospace"
+
+
+class Columns:
+    """Stands for `sys.stdout`: keeps what workers write, each by itself, and hands on what anyone else writes."""
+
+    def __init__(self, usual: Any) -> None:
+        self._usual = usual
+        self._texts: defaultdict[int, str] = defaultdict(str)
+        self._shown: tuple[Any, int] | None = None  # a display handle, and the characters that it shows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._usual, name)
+
+    def write(self, text: str) -> int:
+        if simulated_world.value is None:
+            return int(self._usual.write(text))
+        self._texts[simulated_world.value.rank] += text  # in the worker's own thread
+        return len(text)
+
+    def show(self, is_end: bool = False) -> None:
+        """Show what there is to show, if it is more than before."""
+        size = sum(map(len, list(self._texts.values())))
+        if not size or (self._shown and (size == self._shown[1] or (size > MOST and not is_end))):
+            return
+        from IPython.display import display
+
+        table = Table({rank: self._texts[rank] for rank in sorted(self._texts)})
+        if self._shown:
+            self._shown[0].update(table)
+        self._shown = (self._shown[0] if self._shown else display(table, display_id=True), size)
+
+
+class Table:
+    """Texts of workers as a front end shows them: HTML, or text with one worker after the other."""
+
+    def __init__(self, texts: dict[int, str]) -> None:
+        self._texts = texts
+
+    def _repr_html_(self) -> str:
+        from distdl_jax.tools.draw.svg import tint
+
+        heads = (f'<th style="{CELL}; background: {tint(w)}; color: black">worker {w}</th>' for w in self._texts)
+        cells = (
+            f'<td style="{CELL}"><pre style="{TEXT}">{escape(text.rstrip())}</pre></td>'
+            for text in self._texts.values()
+        )
+        rows = f"<tr>{''.join(heads)}</tr><tr>{''.join(cells)}</tr>"
+        return f'<div style="overflow-x: auto"><table>{rows}</table></div>'
+
+    def __repr__(self) -> str:
+        return "\n".join(f"worker {w}\n{text.rstrip()}" for w, text in self._texts.items())
+
+
+@contextmanager
+def shown_by_worker() -> Iterator[Columns | None]:
+    """Inside, show what workers print side by side if a kernel of IPython's runs; elsewhere do nothing."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if not hasattr(shell, "kernel"):
+        yield None
+        return
+    columns = Columns(sys.stdout)
+    with redirect_stdout(columns):
+        try:
+            yield columns
+        finally:
+            columns.show(is_end=True)

@@ -1,4 +1,4 @@
-"""The threads of a simulated world, each with a CPU device of its own: started, watched and ended together."""
+"""The threads of a simulated world, each with its own CPU device: started, watched and ended together."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Workers:
         self._running: dict[int, threading.Thread] = {}
         self._results: list[Any] = []
         self._error: BaseException | None = None
-        self._others_fault = False  # whether that error says no more than that workers can't go on
+        self._others_fault = False  # whether that error says no more than that workers can't continue
 
     def run(self, program: Callable[..., Any], *args: Any) -> list[Any]:
         """Run `program(*args)` on each worker and return the results; raise the first error of any, when all have
@@ -124,7 +124,7 @@ class Workers:
             error = worker.raised if _is_caused_by(raised, worker.raised) else raised
         with self._changed:
             del self._running[rank]
-            # What a worker raises by itself says more than that the others can't go on, which they may know before it.
+            # A worker's own error says more than that the others can't continue, which they may know before it.
             is_first = self._error is None or (self._others_fault and error is not worker.raised)
             if error is not None and is_first and not isinstance(error, WorkerStopped):
                 error.add_note(f"Raised on worker {rank} of {len(self._worlds)}, in dj.simulate.")
@@ -178,7 +178,7 @@ def interrupts_ignored() -> Iterator[None]:
 
 
 def _result_or_exit(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Return what `program(*args)` returns; None where it exits with success, which ends a worker as a return does."""
+    """Return what `program(*args)` returns; None if it exits with success, which ends a worker as a return does."""
     try:
         return program(*args)
     except SystemExit as end:
@@ -194,9 +194,26 @@ def _is_caused_by(error: BaseException, raised: BaseException | None) -> bool:
     )
 
 
+def on_stand_ins(world: World, program: Callable[[int], Any]) -> list[Any]:
+    """Return what `program(rank)` returns for each worker of `world`, in a thread that stands for that worker.
+
+    There the partitions of `world` are that worker's, so layers that were made outside can be traced as on it. The
+    workers agree as in a job; nothing may run.
+    """
+
+    def on_worker() -> Any:
+        return program(simulated_world.value.rank)
+
+    workers = Workers(world.size, stands_for=world)
+    try:
+        return workers.run(on_worker)
+    finally:
+        workers.close()
+
+
 # --- devices ---
-# Each worker has a client of its own, which runs programs in the thread that calls them. On a client that all share,
-# programs of one worker could hold what others need to go on: a place in the queue, or a thread of the pool.
+# Each worker has its own client, which runs programs in the thread that calls them. On a client that all share,
+# programs of one worker could hold what others need to continue: a place in the queue, or a thread of the pool.
 
 FEWEST = 2
 """Threads that a client has at least. A program whose inputs are copied from elsewhere runs in one of them, and waits
@@ -212,14 +229,14 @@ def threads_of_each(workers: int) -> int:
 
 
 def take_devices(count: int, threads: int) -> list[Any]:
-    """Take as many devices that nobody else uses, each with as many threads."""
+    """Take as many free devices, each with as many threads."""
     with _lock:
         free = _free[threads]
         return [free.pop() if free else new_cpu_device(max(threads, FEWEST)) for _ in range(count)]
 
 
 def new_cpu_device(threads: int) -> jax.Device:
-    """Return a CPU device on a client of its own, which runs programs in the thread that calls them.
+    """Return a CPU device on its own client, which runs programs in the thread that calls them.
 
     Private: `jaxlib.xla_client.make_cpu_client`, and that it sizes its pool by NPROC. A public way to make a client, or
     to have a device dispatch synchronously, would replace it.

@@ -44,7 +44,7 @@ def test_the_slabs_bring_the_part(row: int, slab: int) -> None:
 
 @pytest.mark.parametrize("slab", [2, 6, 40])
 @pytest.mark.parametrize("run", [2, 8, 10**6])
-def test_it_goes_to_its_place(run: int, slab: int) -> None:
+def test_the_part_goes_to_its_place(run: int, slab: int) -> None:
     """In an array that has room around it, or none, by long runs or by slabs; nothing else changes."""
     for number in range(examples(60)):
         draw = np.random.default_rng([run, slab, number])

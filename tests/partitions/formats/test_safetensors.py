@@ -89,7 +89,7 @@ def test_what_the_package_writes_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 40, (9).to_bytes(8, "little") + b"{not json", b"\0" * 8])
-def test_what_is_no_such_file_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(dj.CheckpointError, match=r"x is no safetensors file, or it is damaged"):
         read_header(PlainFile(str(tmp_path / "x")))
@@ -102,5 +102,5 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
         read_header(PlainFile(str(tmp_path / "x")))
 
 
-def test_what_has_no_place_in_it() -> None:
+def test_dtypes_without_a_code_are_not_storable() -> None:
     assert is_storable("bfloat16") and not is_storable(np.dtype(jnp.int4).name)

@@ -3,7 +3,7 @@
 workers: 2
 environment: DISTDL_JAX_DEBUG=1
 says: worker 1 has y of shape (4, 4)
-says: `init` of weight (6 x 8) and bias (6) had another `key` on worker 1
+says: must have the same `key` in `init` of weight (6 x 8) and bias (6)
 """
 
 from parts import P_W, P_all, P_root, dj, jax, linear, nn, on_root, params, rank
