@@ -13,12 +13,11 @@ of a conditional, each in turn, on the premise that all take the same.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
-from distdl_jax.plans.waits import follow
 from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.watchdog.programs.ir import (
     Cond,
@@ -350,27 +349,52 @@ class Play:
         return other is not None and other.joins and other.operation is not None and other.operation.team == op.team
 
     def _stuck(self) -> Mismatch | None:
-        """Return why workers still wait: followed from one to the next until that is plain."""
-        waiting = [worker for _, worker in sorted(self._workers.items()) if worker.waits]
-        if not waiting:
-            return None
-        # A partner that is through, or that waits for the same worker, says more than a cycle of many.
-        for worker in waiting:
-            for rank in self._partners(worker):
-                partner = self._workers.get(rank)
-                if partner is None or not partner.waits:
-                    return Mismatch("ended", (self.stop(worker.rank), *self._ended(rank)), self._branch)
-        for worker in waiting:
-            for rank in self._partners(worker):
-                if worker.rank in self._partners(self._workers[rank]):
-                    return self._mismatch("partner", worker, self._workers[rank])
-        path, start = follow(waiting[0], lambda worker: self._workers[self._partners(worker)[0]])
-        return self._mismatch("cycle", *path[start:])
+        """Return why workers still wait."""
+        waiting = {rank: self._partners(worker) for rank, worker in sorted(self._workers.items()) if worker.waits}
+        # A partner whose program has ended says more than a cycle.
+        for rank, partners in waiting.items():
+            if ended := [partner for partner in partners if partner not in waiting]:
+                stop = self.stop(ended[0]) if ended[0] in self._workers else Stop(ended[0], None, 0, 0)
+                return Mismatch("ended", (self.stop(rank), stop), self._branch)
+        for rank, partners in waiting.items():
+            if mutual := [partner for partner in partners if rank in waiting[partner]]:
+                return self._mismatch("partner", self._workers[rank], self._workers[mutual[0]])
+        cycle = find_cycle(min(waiting), waiting.__getitem__) if waiting else []
+        return self._mismatch("cycle", *(self._workers[rank] for rank in cycle)) if cycle else None
 
-    def _ended(self, rank: int) -> tuple[Stop, ...]:
-        if rank in self._workers:
-            return (self.stop(rank),)
-        return (Stop(rank, None, 0, 0),)
+
+T = TypeVar("T")
+
+
+def find_cycle(start: T, waits_for: Callable[[T], Iterable[T]]) -> list[T]:
+    """Return a cycle of workers each of which waits for the next, and the last one for the first; [] if there is none.
+
+    The shortest one through `start`; if there is none, the shortest through a worker that the first partners of
+    `start`, of that partner, and so on lead to twice.
+
+    >>> waits = {0: [1], 1: [3, 2], 2: [1], 3: [2]}
+    >>> find_cycle(1, waits.__getitem__), find_cycle(0, waits.__getitem__), find_cycle(4, lambda worker: [])
+    ([1, 2], [1, 2], [])
+    """
+    met, worker = {start}, start
+    while (following := next(iter(waits_for(worker)), None)) is not None:
+        worker = following
+        if worker in met:
+            break
+        met.add(worker)
+    return _cycle_through(start, waits_for) or _cycle_through(worker, waits_for)
+
+
+def _cycle_through(start: T, waits_for: Callable[[T], Iterable[T]]) -> list[T]:
+    chains, seen = [[start]], {start}
+    for chain in chains:
+        for following in waits_for(chain[-1]):
+            if following == start:
+                return chain
+            if following not in seen:
+                seen.add(following)
+                chains.append([*chain, following])
+    return []
 
 
 def fit(sender: AtOperation, receiver: AtOperation) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from distdl_jax.errors import ONE_PROGRAM, one_program, shown_label
-from distdl_jax.plans.waits import follow
+from distdl_jax.watchdog.programs.matching import find_cycle
 from distdl_jax.watchdog.watch.call_log import Calls, Earlier
 from distdl_jax.watchdog.watch.dependencies import Dependencies, Plans
 
@@ -260,17 +260,16 @@ def _cycle(view: View) -> Deadlock | None:
             needed[other].discard(worker)
             if not needed[other]:
                 moves.append(other)
-    # Who has left explains more than who waits.
-    reasons = {w: min(others, key=lambda o: (view.states[o].kind != "left", o)) for w, others in needed.items()}
-    for start in sorted(reasons):
-        path, first = follow(start, reasons.get)
-        if not (cycle := path[first:]):
-            return _gone(view, path[-1], path[-2])
-        listed = "; ".join(f"worker {w} {view.states[w].describe()}" for w in cycle)
-        advice = one_program(view.states[w].label for w in cycle)
-        text = f"The workers wait for each other in a cycle: {listed}. {advice}"
-        return Deadlock(text, tuple(sorted(cycle)), tuple(sorted(cycle)))
-    return None
+    for worker, others in sorted(needed.items()):  # who has left explains more than who waits
+        if left := [other for other in others if view.states[other].kind == "left"]:
+            return _gone(view, min(left), worker)
+    if not needed:
+        return None
+    cycle = find_cycle(min(needed), lambda worker: sorted(needed[worker]))
+    listed = "; ".join(f"worker {worker} {view.states[worker].describe()}" for worker in cycle)
+    advice = one_program(view.states[worker].label for worker in cycle)
+    text = f"The workers wait for each other in a cycle: {listed}. {advice}"
+    return Deadlock(text, tuple(sorted(cycle)), tuple(sorted(cycle)))
 
 
 def _needed(view: View, waiting: int, stuck: set[int], absent: Callable[[State], frozenset[int]]) -> Iterable[int]:
