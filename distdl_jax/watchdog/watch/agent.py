@@ -6,11 +6,9 @@ It decides nothing. The program's thread asks it for failures; the watchdog's th
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from time import monotonic
 from typing import NoReturn
 
@@ -25,7 +23,7 @@ from distdl_jax.watchdog.watch.coordinator import COORDINATOR
 from distdl_jax.watchdog.watch.core import Core, Facts
 from distdl_jax.watchdog.watch.deadlock import Kind, State
 from distdl_jax.watchdog.watch.flight_recorder import last_operations
-from distdl_jax.watchdog.watch.messages import Answer, CannotAgree, Detail, EndJob, Mailbox, Message, Say
+from distdl_jax.watchdog.watch.messages import Answer, CannotAgree, Detail, EndJob, Mailbox, Message, Posts, Say
 from distdl_jax.watchdog.watch.status import Channel, worker_status
 from distdl_jax.watchdog.watch.thread_sampler import (
     Sample,
@@ -79,19 +77,19 @@ class Agent:
         self._rank = rank
         self._size = len(members)
         self._status = worker_status()
-        self._core = Core.new(rank, members, limits)
-        self._lock = threading.Lock()
+        self._core = Core(rank, members, limits)
         self._done = 0
         self._run = Run()
         self._seen = Facts()
         self._left: int | None = None
+        self._has_reported = False
         self._ends_at = 0.0
 
     # --- in the program's thread ---
 
     def raise_if_failed(self) -> None:
         """Raise what all workers raise, where the coordinator has said so."""
-        if (failure := self._core.reporter.failure(self.epoch)) is not None:
+        if (failure := self._core.reporter.failures.get(self.epoch)) is not None:
             self.epoch += 1
             raise PlanError(failure.text)
 
@@ -104,8 +102,8 @@ class Agent:
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
         """Keep the workers' programs of the function `name`."""
-        with self._lock:
-            self._core = self._core.remember(name, programs)
+        if self._core.coordinator is not None:
+            self._core.coordinator.remember(name, programs)
 
     # --- at the end of the program ---
 
@@ -135,27 +133,25 @@ class Agent:
     def turn(self, sample: Sample, now: float) -> None:
         """Hear the others, tell them what changed; `now` in seconds in which the watchdog was awake."""
         while (received := self._mailbox.next()) is not None:
-            self._step(partial(Core.hear, message=received[1], now=now))
+            self._do(self._core.hear(received[1], now))
         try:
             self._seen = self._facts(sample)
         finally:  # what can't be seen of the worker must not stop the clock
-            self._step(partial(Core.turn, facts=self._seen, now=now))
+            self._do(self._core.turn(self._seen, now))
             end, coordinator = self._core.reporter.end, self._core.coordinator
-            have_all_reported = coordinator is not None and coordinator.end.is_complete
+            have_all_reported = coordinator is not None and coordinator.end is not None and coordinator.end.is_complete
             if end is not None and (monotonic() > self._ends_at or have_all_reported):
                 end_the_job(f"distdl_jax ends the job. {end.text}\n")
 
-    def _step(self, step: Callable[[Core], tuple[Core, list[tuple[int, Message]]]]) -> None:
-        """Let the core take a step, and do what it says."""
-        goes_on = self._core.reporter.end is None
-        with self._lock:
-            self._core, posts = step(self._core)
+    def _do(self, posts: Posts) -> None:
+        """Do what the core says: pass messages on, and report where the worker is if the job is to end."""
         for worker, message in posts:
             if isinstance(message, Say) and worker == self._rank:
                 say(message.text)
             else:
                 self._post(message, worker)
-        if goes_on and (end := self._core.reporter.end) is not None:
+        if (end := self._core.reporter.end) is not None and not self._has_reported:
+            self._has_reported = True
             self._report(end)
             # Without a question nobody collects the reports of others.
             self._ends_at = monotonic() + (TO_REPORT[self._rank != COORDINATOR] if end.question else 0.0)
