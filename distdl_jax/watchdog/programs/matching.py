@@ -295,27 +295,28 @@ class Play:
         return None
 
     def _skip_equal_passes(self, worker: _Worker, loop: _Pass) -> None:
-        """Skip passes of a loop where all workers are as they were one pass ago, but for passes left: they are equal.
+        """Skip equal passes, when a pass of a loop begins.
 
-        So many are skipped that every loop concerned keeps at least as many as one period takes.
+        **Lemma.** What the workers do next depends on their positions alone, until a loop has no pass left. So if their
+        positions are those of an earlier time, and since then each worker's pass counts have changed in one loop at
+        most, where they went down by `period`, what they have done since then is done again and again, as long as each
+        of these loops has `period` passes left. All repetitions but one can be skipped: the last one is played, so that
+        every loop ends in play.
         """
         key = (worker.rank, len(worker.stack), id(loop.items), tuple(w.position() for w in self._workers.values()))
         now = tuple(w.passes_left() for w in self._workers.values())
         before, self._seen[key] = self._seen.get(key), now
         if before is None:
             return
-        spare = []
-        for w, then, left in zip(self._workers.values(), before, now, strict=True):
-            changed = [level for level in range(len(left)) if then[level] != left[level]]
-            if any(then[level] < left[level] for level in changed) or len(changed) > 1:
+        repeated: list[tuple[_Pass, int]] = []
+        for w, earlier, left in zip(self._workers.values(), before, now, strict=True):
+            changed = [level for level in range(len(left)) if earlier[level] != left[level]]
+            if any(earlier[level] < left[level] for level in changed) or len(changed) > 1:
                 return
-            for level in changed:
-                period = then[level] - left[level]
-                spare.append((w.stack[level], period, left[level] // period - 1))
-        times = min((count for _, _, count in spare), default=0)
-        if times > 0:
-            for level_pass, period, _ in spare:
-                level_pass.left -= times * period
+            repeated += [(w.stack[level], earlier[level] - left[level]) for level in changed]
+        times = min((level_pass.left // period - 1 for level_pass, period in repeated), default=0)
+        for level_pass, period in repeated if times > 0 else ():
+            level_pass.left -= times * period
 
     def stop(self, rank: int) -> Stop:
         worker = self._workers[rank]

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from distdl_jax.errors import PlanError
 from distdl_jax.plans.worker_ranks import Workers
@@ -21,7 +21,7 @@ from distdl_jax.watchdog.watch.call_log import CallLog
 from distdl_jax.watchdog.watch.clock import PATIENCE
 from distdl_jax.watchdog.watch.coordinator import COORDINATOR
 from distdl_jax.watchdog.watch.core import Core, Facts
-from distdl_jax.watchdog.watch.deadlock import Kind, State
+from distdl_jax.watchdog.watch.deadlock import State
 from distdl_jax.watchdog.watch.flight_recorder import last_operations
 from distdl_jax.watchdog.watch.messages import Answer, CannotAgree, Detail, EndJob, Mailbox, Message, Posts, Say
 from distdl_jax.watchdog.watch.status import Channel, worker_status
@@ -48,8 +48,7 @@ REPORTED_EVENTS = 16
 """How many of the coordinator's last transitions worker 0's report lists."""
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """The run of a program: its number, where it is, the function whose program it is, and the call, where known."""
 
     number: int = 0
@@ -190,25 +189,20 @@ class Agent:
         )
 
     def _agreement(self) -> State | None:
-        """Return the agreement that the worker is in, of this world or another."""
-        waiting = self._status.waiting
-        if waiting is None:
+        """Return the agreement that the worker is in, of this world or another.
+
+        Of a world of some of these workers, or one that they open, it waits for workers of this one; of any other,
+        nothing is known here.
+        """
+        if (waiting := self._status.waiting) is None:
             return None
         agent, waits_for = waiting.channel and waiting.channel.monitor, waiting.waits_for
-        kind: Kind = "agreeing" if agent is self else "elsewhere"
         if agent is self:
-            pass
-        elif isinstance(agent, Agent):
-            waits_for = self._here(agent.members, tuple(agent.members[worker] for worker in waits_for))
-        elif agent is None:  # they open a world
-            waits_for = self._here(waits_for, waits_for)
-        else:
-            return None
-        return State(kind, waiting.where, waiting.label, waits_for, waiting.number)
-
-    def _here(self, world: Workers, workers: Workers) -> Workers:
-        """Return the ranks in this world of `workers`, ranks in COMM_WORLD, if it has all of their `world`."""
-        return tuple(map(self.members.index, workers)) if set(self.members) >= set(world) else ()
+            return State("agreeing", waiting.where, waiting.label, waits_for, waiting.number)
+        awaited = waits_for if agent is None else tuple(agent.members[worker] for worker in waits_for)
+        world = awaited if agent is None else agent.members
+        here = tuple(map(self.members.index, awaited)) if set(world) <= set(self.members) else ()
+        return State("elsewhere", waiting.where, waiting.label, here, waiting.number)
 
     def watches(self, workers: Workers) -> bool:
         """Return whether this agent's timeout counts for a wait for these, by their ranks in COMM_WORLD."""
@@ -217,21 +211,22 @@ class Agent:
 
     def _look_into(self, sample: Sample) -> Run:
         """Return what is known of a run of a program, once it has lasted for a while."""
-        if self._run.number == sample.run or sample.seconds < PATIENCE:
-            return self._run if self._run.number == sample.run else Run()
-        status = self._status
-        record, number = status.threads.get(status.shown), self.calls.number
-        stack = main_stack()
-        lines = user_frames(stack)
-        run = Run(sample.run, str(lines[0]) if lines else "")
-        if sample.token is not None:
-            if (of := status.run_of(sample.token)) is not None:
-                run = replace(run, function=of.name, program=of.number if of.log is self.calls else 0)
-        elif record is not None and record.call and runs_own_program(stack):
-            is_counted = record.log is self.calls and self.calls.inside and number == self.calls.number
-            run = replace(run, function=record.call, program=number if is_counted else 0)
-        self._run = run
-        return run
+        if sample.run != self._run.number and sample.seconds < PATIENCE:
+            return Run()
+        if sample.run != self._run.number:
+            status = self._status
+            record, number = status.threads.get(status.shown), self.calls.number
+            stack = main_stack()
+            function, call = "", 0
+            if sample.token is not None:
+                if (run := status.run_of(sample.token)) is not None:
+                    function, call = run.name, run.number if run.log is self.calls else 0
+            elif record is not None and record.call and runs_own_program(stack):
+                is_counted = record.log is self.calls and self.calls.inside and number == self.calls.number
+                function, call = record.call, number if is_counted else 0
+            where = next(map(str, user_frames(stack)), "")
+            self._run = Run(sample.run, where, function, call)
+        return self._run
 
     # --- the end ---
 

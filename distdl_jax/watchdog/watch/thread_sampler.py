@@ -86,37 +86,36 @@ class Sampler:
 
     def look(self, now: float) -> Sample:
         """Return what the worker does `now`, in seconds in which the watchdog was awake."""
-        since, self._looked_at = now - self._looked_at, now
         frames = sys._current_frames()
         threads = self._status.threads
         for thread in [thread for thread in list(threads) if thread not in frames]:
             threads.pop(thread)
         activities = {thread: _activity(frame) for thread, frame in frames.items()}
-        if "compiling" in activities.values():  # in any thread: the others may wait for it
-            self._compiles, self._compiled_at = self._compiles + since, now
-        else:
-            self._compiles = 0.0
-        self._look_at_runs(activities, now)
-        # A program that goes on beside its thread has begun before the one that the thread is in.
-        runs = sorted(self._runs.values(), key=lambda run: (run.token is None, run.number))
-        run = runs[0] if runs else SampledRun(0, now, self._status.home, None, [])
+        compiles = "compiling" in activities.values()  # in any thread: the others may wait for it
+        self._compiles = self._compiles + now - self._looked_at if compiles else 0.0
+        self._compiled_at, self._looked_at = now if compiles else self._compiled_at, now
+        self._runs = self._running(activities, now)
+        # A program that goes on concurrently with its thread has begun before the one that the thread is in.
+        first = min(self._runs.values(), key=lambda run: (run.token is None, run.number), default=None)
+        run = first or SampledRun(0, now, self._status.home, None, [])
         waiting = self._status.waiting
         self._status.shown = run.thread if waiting is None else waiting.thread
         return Sample(run.number, now - run.began, run.token, self._compiles, now - self._compiled_at)
 
-    def _look_at_runs(self, activities: Mapping[int, str | None], now: float) -> None:
-        in_calls: dict[tuple[int, ...], SampledRun] = {}
-        beside = {key: run for key, run in self._runs.items() if run.token is not None}
+    def _running(self, activities: Mapping[int, str | None], now: float) -> dict[tuple[int, ...], SampledRun]:
+        """Return the runs that go on: of programs that threads are in, by their tokens meanwhile, and of those that go
+        on concurrently with their threads, by their own token."""
+        runs = {key: run for key, run in self._runs.items() if run.token is not None}
         for thread in list(self._status.threads) or [threading.main_thread().ident or 0]:
             record = self._status.threads.get(thread)
             tokens = [] if record is None else record.programs()
             if activities.get(thread) == "executing":
                 key = (thread, *map(id, tokens))
-                in_calls[key] = self._runs.get(key) or self._new_run(now, thread, None, tokens)
+                runs[key] = self._runs.get(key) or self._new_run(now, thread, None, tokens)
             for token in tokens:
-                if (0, id(token)) not in beside:
-                    beside[0, id(token)] = self._new_run(now, thread, token, [])
-        self._runs = in_calls | {key: run for key, run in beside.items() if is_pending(run.token, False)}
+                if (0, id(token)) not in runs:
+                    runs[0, id(token)] = self._new_run(now, thread, token, [])
+        return {key: run for key, run in runs.items() if run.token is None or is_pending(run.token, False)}
 
     def _new_run(self, now: float, thread: int, token: Any, tokens: list[Any]) -> SampledRun:
         self._number += 1
