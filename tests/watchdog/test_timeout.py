@@ -238,7 +238,7 @@ def test_what_is_concluded_follows_from_the_answers_not_from_what_came_since():
     assert played.answer(1, 0) == []
     played.hear(Answer(0, IN_CALL))
     ((_, failure), _) = played.answer(1, 1)
-    assert isinstance(failure, Fail) and "Worker 0 traces f anew in call 3" in failure.text
+    assert isinstance(failure, Fail) and "Worker 0 traces f again in call 3" in failure.text
 
 
 @pytest.mark.parametrize(

@@ -211,3 +211,77 @@ def most_branches(program: Program) -> int:
             case Cond(branches):
                 most = max(most, len(branches), *(most_branches(branch) for branch in branches))
     return most
+
+
+UNKNOWN_LENGTH = 2
+"""How many passes are played of a loop whose length is not known: what one leaves behind comes upon the next."""
+
+
+class Pass:
+    """How far a worker is in a program or in the body of a loop: the next item, and the passes left after this one."""
+
+    __slots__ = ("items", "left", "next")
+
+    def __init__(self, items: Program, left: int) -> None:
+        self.items, self.next, self.left = items, 0, left
+
+
+class Cursor:
+    """How far one worker is in its program, and which halves of its operation still wait."""
+
+    def __init__(self, rank: int, program: Program, total: int, branch: int) -> None:
+        self.rank = rank
+        self.operation: Operation | None = None
+        self.sends = self.receives = self.joins = False
+        self.total = total
+        self.new_pass: Pass | None = None  # the pass of a loop that has started since the last operation
+        self._branch = branch
+        self.stack = [Pass(program, 0)]
+
+    def advance(self) -> bool:
+        """Go to the next operation; false at the end of the program."""
+        self.operation = None
+        while self.stack:
+            top = self.stack[-1]
+            if top.next == len(top.items):
+                if top.left:
+                    top.left -= 1
+                    top.next = 0
+                    self.new_pass = top
+                else:
+                    self.stack.pop()
+                continue
+            item = top.items[top.next]
+            top.next += 1
+            match item:
+                case Operation():
+                    self.operation = item
+                    self.sends, self.receives = item.dest is not None, item.source is not None or item.from_any
+                    self.joins = not item.is_message
+                    if self.sends or self.receives or self.joins:
+                        return True
+                case Loop(length, body):
+                    self.stack.append(Pass(body, (UNKNOWN_LENGTH if length is None else length) - 1))
+                case Cond(branches):
+                    self.stack.append(Pass(branches[min(self._branch, len(branches) - 1)], 0))
+        return False
+
+    @property
+    def waits(self) -> bool:
+        return self.sends or self.receives or self.joins
+
+    def position(self) -> tuple[object, ...]:
+        """Everything that decides what it does next but how many passes are left."""
+        return (*((id(p.items), p.next) for p in self.stack), self.sends, self.receives, self.joins)
+
+    def passes_left(self) -> tuple[int, ...]:
+        return tuple(p.left for p in self.stack)
+
+    def place(self) -> int:
+        """Return the number of the operation that it is at, from 1 in the order in which they are written."""
+        place = 1
+        for p in self.stack:
+            place += count_operations(p.items[: p.next - 1])
+            if p.next and isinstance(item := p.items[p.next - 1], Cond):
+                place += count_operations(sum(item.branches[: min(self._branch, len(item.branches) - 1)], ()))
+        return place

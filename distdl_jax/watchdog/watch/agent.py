@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from time import monotonic
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from distdl_jax.errors import PlanError
 from distdl_jax.plans.worker_ranks import Workers
@@ -196,7 +196,8 @@ class Agent:
         """
         if (waiting := self._status.waiting) is None:
             return None
-        agent, waits_for = waiting.channel and waiting.channel.monitor, waiting.waits_for
+        agent: Any = None if waiting.channel is None else waiting.channel.monitor
+        waits_for = waiting.waits_for
         if agent is self:
             return State("agreeing", waiting.where, waiting.label, waits_for, waiting.number)
         awaited = waits_for if agent is None else tuple(agent.members[worker] for worker in waits_for)

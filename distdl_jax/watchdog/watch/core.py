@@ -164,7 +164,7 @@ class Reporter:
     def _update_waits(self, facts: Facts, now: float) -> None:
         """Begin and end waits as the facts are now."""
         before = {(wait.kind, wait.episode): wait for wait in self.waits}
-        self.waits = [before.pop(key, None) or OpenWait(*key, now) for key in facts.episodes()]
+        self.waits = [before.pop(key) if key in before else OpenWait(*key, now) for key in facts.episodes()]
         over = (now - wait.began for wait in before.values() if wait.kind == "executing")
         self.longest = max(self.longest, *over, 0.0)
 

@@ -219,7 +219,7 @@ def _traced_by_some(view: View) -> Deadlock | None:
         past = tuple(w for w in state.waits_for if _is_past(view, w, state.calls) and not view.coming(w, worker))
         if past:
             text = (
-                f"Worker {worker} traces {state.calls.name} anew in call {state.calls.number} (at {state.where}), but "
+                f"Worker {worker} traces {state.calls.name} again in call {state.calls.number} (at {state.where}), but "
                 f"{workers_text(past)} did not: {_WITHOUT_JIT if 'jax_disable_jit' in state.where else _CHANGED}"
             )
             return Deadlock(text, (worker,), (worker, *past))

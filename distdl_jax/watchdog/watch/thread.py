@@ -10,14 +10,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
 
 import jax
 
 from distdl_jax.errors import ONE_PROGRAM
-from distdl_jax.watchdog.launch import supervised
-from distdl_jax.watchdog.watch import excepthook
+from distdl_jax.watchdog.launch import run_program, supervised
 from distdl_jax.watchdog.watch.abort import end_the_job, is_forked, mpi_has_ended, mpi_lock, say, say_elsewhere
 from distdl_jax.watchdog.watch.agent import Agent
 from distdl_jax.watchdog.watch.clock import COMPILATION, FIRST_LINE, AwakeClock, last_line, lines_within, seconds_text
@@ -64,7 +65,7 @@ class WatchdogThread:
         status = worker_status()
         status.is_called_here()
         prepare_to_write_stacks()
-        excepthook.install()
+        _install_hook()
         self._thread = threading.Thread(
             target=self._run, args=(status, self._stop), name="distdl_jax watchdog", daemon=True
         )
@@ -77,7 +78,7 @@ class WatchdogThread:
         """Undo what `begin` has done, once the workers of all worlds have come to it."""
         if self._end():
             atexit.unregister(self._leave)
-            excepthook.remove()
+            _remove_hook()
             say_elsewhere.clear()
             self._forget()
 
@@ -164,7 +165,7 @@ class WatchdogThread:
         except Exception as error:
             sys.excepthook(type(error), error, error.__traceback__)
         for agent in self._agents:
-            agent.leave(supervised.exit_status or int(excepthook.has_raised()))
+            agent.leave(supervised.exit_status or int(_has_raised()))
         while not all(agent.all_have_left() for agent in self._agents):
             time.sleep(0.005)
         supervised.tell(supervised.ENDS)
@@ -195,6 +196,79 @@ def _look_at_what_remains(status: WorkerStatus, limit: float) -> None:
             end_the_job(f"distdl_jax ends the job: {text} {ONE_PROGRAM}\n")
         say(f"distdl_jax: {text}\n")
         says_at, pause = now + 2 * pause, 2 * pause
+
+
+# --- the exception hook ---
+
+_ExceptionHook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+
+
+class _Hook:
+    """Prints an exception by the hook that was there before, and ends the job: the others would wait for ever."""
+
+    def __init__(self, previous: _ExceptionHook) -> None:
+        self.previous = previous
+        self.is_on = True
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        # A process that a worker has forked inherits the hook, and must not end the job.
+        if not self.is_on or is_forked() or _main_program_goes_on() or _is_of_a_prompt(trace):
+            self.previous(kind, error, trace)
+            return
+        text = ""
+        try:
+            if self.previous is sys.__excepthook__:
+                status = worker_status()
+                text = f"Worker {status.rank} of {status.size} raised; the job ends.\n"
+                text += "".join(traceback.format_exception(kind, error, trace))
+            else:
+                self.previous(kind, error, trace)
+        finally:
+            end_the_job(text)
+
+
+def _install_hook() -> None:
+    """Put the hook in front of the one that is there."""
+    if not isinstance(sys.excepthook, _Hook):
+        sys.excepthook = _Hook(sys.excepthook)
+
+
+def _remove_hook() -> None:
+    """Take the hook out; if another one stands in front of it, it only passes on from now on."""
+    if isinstance(hook := sys.excepthook, _Hook):
+        hook.is_on = False
+        sys.excepthook = hook.previous
+
+
+def _main_program_goes_on() -> bool:
+    """Return whether the main program itself shows an exception (as consoles do), and has not ended by it.
+
+    Python calls the hook, or one that calls it in turn, when no line of the program is left to run.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        code, name = frame.f_code, frame.f_globals.get("__name__")
+        if code.co_name == "<module>" and name == "__main__" and code.co_filename != run_program.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_of_a_prompt(trace: TracebackType | None) -> bool:
+    """Return whether a line at Python's own prompt has raised, which asks for the next one."""
+    return hasattr(sys, "ps1") and (trace is None or trace.tb_frame.f_code.co_filename.startswith("<"))
+
+
+def _has_raised() -> bool:
+    """Return whether an exception has ended the main program, which has replaced this hook by its own.
+
+    Python keeps such an exception for debuggers. An interactive one does so for each that it continues after.
+    """
+    trace: TracebackType | None = getattr(sys, "last_traceback", None)
+    is_interactive = sys.flags.interactive or hasattr(sys, "ps1")
+    return trace is not None and not is_interactive and trace.tb_frame.f_back is None
 
 
 watchdog_thread = WatchdogThread()
