@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from time import monotonic
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from distdl_jax.errors import PlanError
 from distdl_jax.plans.worker_ranks import Workers
@@ -18,7 +18,6 @@ from distdl_jax.settings import TimeLimits, current_settings
 from distdl_jax.watchdog.programs.ir import Program
 from distdl_jax.watchdog.watch.abort import end_the_job, mpi_lock, say
 from distdl_jax.watchdog.watch.call_log import CallLog
-from distdl_jax.watchdog.watch.clock import PATIENCE
 from distdl_jax.watchdog.watch.coordinator import COORDINATOR
 from distdl_jax.watchdog.watch.core import Core, Facts
 from distdl_jax.watchdog.watch.deadlock import State
@@ -29,7 +28,6 @@ from distdl_jax.watchdog.watch.thread_sampler import (
     Sample,
     main_line,
     main_stack,
-    runs_own_program,
     stack_text,
     user_frames,
 )
@@ -46,15 +44,6 @@ REPORTED_OPERATIONS = 12
 
 REPORTED_EVENTS = 16
 """How many of the coordinator's last transitions worker 0's report lists."""
-
-
-class Run(NamedTuple):
-    """The run of a program: its number, where it is, the function whose program it is, and the call, where known."""
-
-    number: int = 0
-    where: str = ""
-    function: str = ""
-    program: int = 0
 
 
 class Agent:
@@ -78,7 +67,6 @@ class Agent:
         self._status = worker_status()
         self._core = Core(rank, members, limits)
         self._done = 0
-        self._run = Run()
         self._seen = Facts()
         self._left: int | None = None
         self._has_reported = False
@@ -162,27 +150,28 @@ class Agent:
     # --- what is seen of the worker ---
 
     def _facts(self, sample: Sample) -> Facts:
-        status, channel = self._status, self.channel
+        status, channel, run = self._status, self.channel, sample.run
         # A message that moves meanwhile must seem to be on its way: what came is counted first, what went last.
         received = {} if channel is None else dict(channel.received)
         agreement = self._agreement()
         ended = self.calls.ended()  # before the programs are looked at
-        if not sample.run and not status.tokens_pending():
+        if run is None and not status.tokens_pending():
             self._done = max(self._done, ended)
-        run = self._look_into(sample) if sample.run else Run()
-        calls = self.calls.summary(self._done, any(question.in_full for question in self._core.reporter.questions))
-        calls = replace(calls, passed=max(calls.passed, run.program), mixed=status.mixed)
-        # Where it is costs a stack; so it is looked up for what runs long, and for those who ask.
-        where = main_line() if self._core.reporter.questions and not run.where else run.where
-        where = where if self._left is None else ""
+        program = run.call if run is not None and run.log is self.calls else 0
+        questions = self._core.reporter.questions
+        calls = self.calls.summary(self._done, any(question.in_full for question in questions))
+        calls = replace(calls, passed=max(calls.passed, program), mixed=status.mixed)
+        where = "" if run is None else run.where
+        if questions and not where:  # a stack costs: it is looked up for what runs long, and for those who ask
+            where = main_line()
         return Facts(
             calls,
             agreement,
-            sample.run,
-            run.program,
-            run.function,
+            0 if run is None else run.number,
+            program,
+            "" if run is None else run.function,
             sample.compiles > 0,
-            where,
+            where if self._left is None else "",
             self._left,
             self.is_covered,
             Detail(sample.compiled, {} if channel is None else dict(channel.sent), received),
@@ -209,25 +198,6 @@ class Agent:
         """Return whether this agent's timeout counts for a wait for these, by their ranks in COMM_WORLD."""
         goes_on = self._left is None or not self.all_have_left()
         return set(self.members) >= set(workers) and not self.is_covered and goes_on
-
-    def _look_into(self, sample: Sample) -> Run:
-        """Return what is known of a run of a program, once it has lasted for a while."""
-        if sample.run != self._run.number and sample.seconds < PATIENCE:
-            return Run()
-        if sample.run != self._run.number:
-            status = self._status
-            record, number = status.threads.get(status.shown), self.calls.number
-            stack = main_stack()
-            function, call = "", 0
-            if sample.token is not None:
-                if (run := status.run_of(sample.token)) is not None:
-                    function, call = run.name, run.number if run.log is self.calls else 0
-            elif record is not None and record.call and runs_own_program(stack):
-                is_counted = record.log is self.calls and self.calls.inside and number == self.calls.number
-                function, call = record.call, number if is_counted else 0
-            where = next(map(str, user_frames(stack)), "")
-            self._run = Run(sample.run, where, function, call)
-        return self._run
 
     # --- the end ---
 
