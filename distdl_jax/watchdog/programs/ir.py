@@ -16,7 +16,7 @@ from distdl_jax.plans.worker_ranks import Workers
 class Place:
     """Where an operation comes from; ignored in comparisons.
 
-    - `line`: the user's source line, `train.py:31 in loss`; empty where it is not known.
+    - `line`: the user's source line, `train.py:31 in loss`; empty if it is not known.
     - `layer`: the layers and primitives around it, outermost first.
     - `backward`: whether it belongs to a derivative.
     """
@@ -73,15 +73,15 @@ class Operation:
 
     - `kind`: MPI's name for it: send, recv, sendrecv, or a collective's.
     - `team`: the workers of its communicator (world ranks).
-    - `dest`, `source`: the partners' world ranks; None where there is none. `from_any`: whether it receives from
+    - `dest`, `source`: the partners' world ranks; None if there is none. `from_any`: whether it receives from
       whoever of the team is the first to send.
-    - `send_tag`, `recv_tag`: of its messages; None where one with any tag is received.
+    - `send_tag`, `recv_tag`: of its messages; None if one with any tag is received.
     - `root`: of a collective that has one, a world rank.
     - `count`, `dtype`: of what is sent, or, by the root's or each worker's account, of what a collective moves.
-    - `received`, `received_dtype`: elements that a message received holds, and their dtype where it is not `dtype`.
+    - `received`, `received_dtype`: elements that a message received holds, and their dtype if it is not `dtype`.
     - `op`: what a reduction computes.
     - `movements`: the movement that it is part of, in each of the ways to tell that a reader of programs knows; none
-      where it is no part of one. `call`: that movement's number in the program's `Flow`. Both
+      if it is no part of one. `call`: that movement's number in the program's `Flow`. Both
       ignored in comparisons.
     """
 
@@ -140,7 +140,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop: `length` times `body`; None where only the running program knows how often."""
+    """A loop: `length` times `body`; None if only the running program knows how often."""
 
     length: int | None
     body: Program

@@ -56,7 +56,7 @@ class Mismatch:
       another order) or "undecided" (loops so long, and so different, that the play was given up).
     - `stops`: where the workers concerned are, the waiting one first.
     - `mixed`: what they mix.
-    - `branch`: which branch of its conditionals was played; None where there are none.
+    - `branch`: which branch of its conditionals was played; None if there are none.
     """
 
     reason: str
@@ -66,7 +66,7 @@ class Mismatch:
 
 
 def find_mismatch(programs: Mapping[int, Program], flows: Mapping[int, Flow] | None = None) -> Mismatch | None:
-    """Return what keeps the programs (by world rank) from completing; None where they complete, or can't be compared.
+    """Return what keeps the programs (by world rank) from completing; None if they complete, or can't be compared.
 
     With `flows`, where values come from, also what they mix.
     Workers with one and the same program cost little more than one of them.
@@ -186,8 +186,8 @@ class Play:
             for other in members:
                 if collective(other.operation) != collective(op):
                     return self._mismatch("amount", worker, other)
-            if (apart := self._met(members)) is not None:
-                return apart
+            if (mismatch := self._met(members)) is not None:
+                return mismatch
             self._note(members[0], op.team)
             for other in members:
                 other.joins = False
@@ -199,8 +199,8 @@ class Play:
             partner = receiver if sender is worker else sender
             if sent(sender) != expected(receiver):
                 return self._mismatch("amount", worker, partner)
-            if (apart := self._met([worker, partner])) is not None:
-                return apart
+            if (mismatch := self._met([worker, partner])) is not None:
+                return mismatch
             self._note(sender, (sender.rank, receiver.rank))
             sender.sends = receiver.receives = False
             moved.append(partner)
@@ -215,12 +215,12 @@ class Play:
                 yield self._workers[source], worker
 
     def _note(self, worker: Cursor, team: Workers) -> None:
-        """Keep what happens, in order, where somebody wants to know."""
+        """Keep what happens, in order, if that is asked for."""
         if self.happened is not None and worker.operation is not None:
             self.happened.append(Happening(worker.operation, team, worker.place()))
 
     def _met(self, workers: Sequence[Cursor]) -> Mismatch | None:
-        """Note that the workers' operations have met; a mismatch where they are adjoints of different movements."""
+        """Note that the workers' operations have met; a mismatch if they are adjoints of different movements."""
         if self._origins is not None:
             self._origins.meet([(w.rank, w.operation) for w in workers if w.operation is not None])
         known = [(w.rank, w.operation.movements) for w in workers if w.operation is not None and w.operation.movements]
@@ -360,6 +360,6 @@ def expected(receiver: AtOperation) -> tuple[int, str]:
 
 
 def collective(op: Operation | None) -> tuple[object, ...]:
-    """Return the facts of a collective that all workers of its team must name alike."""
+    """Return the facts of a collective that must be the same on all workers of its team."""
     assert op is not None
     return (op.kind, op.root, op.count, op.dtype, op.op)

@@ -22,7 +22,7 @@ class Report:
 
     - `name`: the function.
     - `programs`: what each worker communicates, by world rank.
-    - `problem`: what doesn't fit, as a sentence; None where the programs complete.
+    - `problem`: what doesn't fit, as a sentence; None if the programs complete.
 
     A loop whose length is not known before counts as one pass.
     """
@@ -111,7 +111,7 @@ class Report:
         return draw_messages(title, sorted(self.programs), events, waits, [self.problem] if self.problem else [])
 
     def picture(self, path: str | Path | None = None) -> Drawing:
-        """Draw who sends how much to whom; the SVG is also written to `path` where that is given.
+        """Draw who sends how much to whom; the SVG is also written to `path` if that is given.
 
         **Returns:** a `Drawing`, as `draw` does; its text is the `matrix`.
         """

@@ -75,7 +75,7 @@ class Agent:
     # --- in the program's thread ---
 
     def raise_if_failed(self) -> None:
-        """Raise what all workers raise, where the coordinator has said so."""
+        """Raise what all workers raise, if the coordinator has said so."""
         if (failure := self._core.reporter.failures.get(self.epoch)) is not None:
             self.epoch += 1
             raise PlanError(failure.text)
@@ -95,7 +95,7 @@ class Agent:
     # --- at the end of the program ---
 
     def leave(self, status: int) -> None:
-        """Tell the others that this worker's program has ended, with an exit status where that is known."""
+        """Tell the others that this worker's program has ended, with an exit status if that is known."""
         self._left = status
         with mpi_lock:
             self._mailbox.begin_barrier()
@@ -108,7 +108,7 @@ class Agent:
     # --- in any thread ---
 
     def say_elsewhere(self, text: str) -> None:
-        """Have another worker write what this one can't; nothing is done where MPI is in use for long."""
+        """Have another worker write what this one can't; nothing is done if MPI is in use for long."""
         if mpi_lock.acquire(timeout=2):
             try:
                 self._mailbox.post(Say(text[:MOST_ELSEWHERE]), 1 if self._rank == COORDINATOR else COORDINATOR)
@@ -140,7 +140,7 @@ class Agent:
         if (end := self._core.reporter.end) is not None and not self._has_reported:
             self._has_reported = True
             self._report(end)
-            # Without a question nobody collects the reports of others.
+            # Without a question no worker collects the reports of others.
             self._ends_at = monotonic() + (TO_REPORT[self._rank != COORDINATOR] if end.question else 0.0)
 
     def _post(self, message: Message, to: int) -> None:

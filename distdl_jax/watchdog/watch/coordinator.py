@@ -48,7 +48,7 @@ EVENTS = 256
 """How many events the story has."""
 
 IDLE = ("running", "compiling")
-"""The kinds of states in which a worker waits for nobody."""
+"""The kinds of states in which a worker waits for no other."""
 
 MOST_DUMPED = 500
 """How many characters the dump has of each field."""

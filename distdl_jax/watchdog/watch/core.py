@@ -46,9 +46,9 @@ class Facts:
 
     - `calls`: those of checked functions.
     - `agreement`: the state, without calls, of a worker in an agreement: "agreeing", or "elsewhere" in one of another
-      world. There it waits for nobody here, unless all of that world are here.
-    - `run`: the number of the run of a compiled program that goes on, 0 where there is none. `program`, `function`: the
-      call whose program that is, 0 where that is not known, and of which function.
+      world. There it waits for no worker of this world, unless all of that world are here.
+    - `run`: the number of the run of a compiled program that goes on, 0 if there is none. `program`, `function`: the
+      call whose program that is, 0 if that is not known, and of which function.
     - `compiles`: whether it compiles now. `where`: its line, if known.
     - `left`: its exit status, once its program has ended.
     - `covered`: whether another world has all workers of this one, so that its timeout is enough.

@@ -34,7 +34,7 @@ class Detail:
 
 @dataclass(frozen=True)
 class Answer:
-    """The state of a worker: the answer to `question`, or (0) a change that nobody has asked for.
+    """The state of a worker: the answer to `question`, or (0) a change, unasked.
 
     `waits`: the waits that have lasted long enough for the timeout to look at them.
     """
@@ -105,7 +105,7 @@ class Mailbox(Protocol):
         """Send to a worker."""
 
     def next(self) -> tuple[int, Message] | None:
-        """Return a message that has arrived, after its sender; None where there is none."""
+        """Return a message that has arrived, after its sender; None if there is none."""
 
     def begin_barrier(self) -> None:
         """Tell all workers that this one is here."""

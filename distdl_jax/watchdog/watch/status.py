@@ -49,7 +49,7 @@ class Channel(Protocol):
 @dataclass(frozen=True)
 class Waiting:
     """An agreement that the worker takes part in: its number, over which channel (None before there is one), for what
-    label, from which source line, for which workers it still waits (by rank in COMM_WORLD, where there is no channel
+    label, from which source line, for which workers it still waits (by rank in COMM_WORLD, if there is no channel
     yet), and in which thread."""
 
     number: int
@@ -75,9 +75,9 @@ class ThreadRecord:
     """What one thread does.
 
     - `thread`: its number. `programs`: what tells how far the programs are that it has dispatched.
-    - `call`: the checked function that it is in, "" outside. `log`: where the call counts; None where not known.
+    - `call`: the checked function that it is in, "" outside. `log`: where the call counts; None if not known.
     - `traces`: whether it traces the function. `waiting`: the agreement that it is in.
-    - `worlds`: the worlds whose partitions it has used; None where nobody wants to know.
+    - `worlds`: the worlds whose partitions it has used; None if that is not asked for.
     - `before`: the tokens of its programs when its last call began, or ended.
     """
 
@@ -165,12 +165,12 @@ class WorkerStatus:
             worlds.append(world)
 
     def run_of(self, token: Any) -> Dispatched | None:
-        """Return the run of a call's program that has this token; None where that is not known."""
+        """Return the run of a call's program that has this token; None if that is not known."""
         # The first that has it: later calls that have dispatched nothing have the same.
         return next((run for run in list(self.dispatched) if any(token is buffer for buffer in run.buffers)), None)
 
     def tokens_pending(self) -> bool:
-        """Return whether a program that communicates goes on beside the threads that call."""
+        """Return whether a program that communicates goes on concurrently with the threads that call."""
         records = list(self.threads.values())
         return any(is_pending(buffer, True) for record in records for buffer in record.programs())
 
@@ -257,7 +257,7 @@ class WorkerStatus:
 
     @contextmanager
     def traced(self) -> Iterator[None]:
-        """Record that this thread traces the function that it calls; where it calls none, nothing follows."""
+        """Record that this thread traces the function that it calls; if it calls none, nothing follows."""
         here = self.here
         outer, here.traces = here.traces, True
         if here.log is not None:
@@ -271,7 +271,7 @@ class WorkerStatus:
 
 
 def is_pending(token: Any, unknown: bool) -> bool:
-    """Return whether the program that gives this token goes on, and `unknown` where JAX can't say.
+    """Return whether the program that gives this token goes on, and `unknown` if JAX can't say.
 
     To ask opens a file now and then (jaxlib's random numbers), and a worker may have no descriptor left.
     """

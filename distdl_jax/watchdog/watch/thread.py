@@ -102,7 +102,7 @@ class WatchdogThread:
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
-        """Log what is raised inside, once, and go on: without its watchdog a worker is silent."""
+        """Log what is raised inside, once, and continue: without its watchdog a worker is silent."""
         try:
             yield
         except Exception as error:
@@ -123,7 +123,7 @@ class WatchdogThread:
             )
 
     def _look_at_the_clock(self, status: WorkerStatus, now: float) -> None:
-        """End the job where the worker waits for too long to open a world whose workers no other one has all of."""
+        """End the job if the worker waits for too long to open a world whose workers no other one has all of."""
         waiting = status.waiting
         if waiting is None or waiting.channel is not None:
             return
@@ -157,7 +157,7 @@ class WatchdogThread:
                 threading.Thread(target=_look_at_what_remains, args=(status, self._limit), daemon=True).start()
 
     def _end(self) -> bool:
-        """Wait for the ends of all programs, and stop; return False where there is nothing to stop."""
+        """Wait for the ends of all programs, and stop; return False if there is nothing to stop."""
         if is_forked() or mpi_has_ended() or self._stop.is_set() or self._thread is None:
             return False
         try:
@@ -175,7 +175,7 @@ class WatchdogThread:
 
 
 def _look_at_what_remains(status: WorkerStatus, limit: float) -> None:
-    """Beside what a process still does when the programs of all workers have ended: the exit handlers that were there
+    """Watch what a process still does when the programs of all workers have ended: the exit handlers that were there
     before the first world, which may wait for another worker that is past its own. The clock ends only what agrees."""
     clock, pause = AwakeClock(time.monotonic()), min(FIRST_LINE, limit or FIRST_LINE)
     says_at, agreement, began = pause, 0, 0.0

@@ -99,7 +99,7 @@ class Sample:
 
 
 class Sampler:
-    """Looks from time to time at the threads that have called, or at the main one where there is none."""
+    """Looks from time to time at the threads that have called, or at the main one if there is none."""
 
     def __init__(self, status: WorkerStatus) -> None:
         self._status = status
@@ -175,7 +175,7 @@ _writing_stacks = threading.Lock()
 def main_stack() -> list[Line]:
     """Return the stack of the thread that calls, the innermost line first; safe while it runs.
 
-    The main thread's, where none has called or it has ended; empty where it can't be written.
+    The main thread's, if none has called or it has ended; empty if it can't be written.
     """
     if (file := _stack_file()) is None:
         return []
@@ -222,7 +222,7 @@ def runs_own_program(stack: list[Line]) -> bool:
 
 
 def user_frames(stack: list[Line]) -> list[Line]:
-    """Return the lines outside libraries; all of them where there are none."""
+    """Return the lines outside libraries; all of them if there are none."""
     return [line for line in stack if not is_library(line.file)] or stack
 
 

@@ -121,13 +121,13 @@ class Timeout:
         return min(self.due_at, self.asked_at + ASKED[0] * self.limit if self.is_announced else NEVER)
 
     def closes_at(self) -> float:
-        """Return when it is decided, if nobody answers any more: a silent worker is waited for as long as the limit."""
+        """Return when it is decided, if no more answers come: a silent worker is waited for as long as the limit."""
         if self.question is None:
             return NEVER
         return -NEVER if self.question.is_complete else max(self.missing.values()) + (self.limit or NEVER)
 
     def speaks_at(self) -> float:
-        """Return when a line about a silent worker is due, if nobody answers any more; never if nobody waits."""
+        """Return when a line about a silent worker is due, if no worker answers any more; never if none waits."""
         if self.waiting is None:
             return NEVER
         silent = (since for worker, since in self.missing.items() if worker not in self.mentioned)
@@ -235,7 +235,7 @@ class Situation:
             else:  # it may wait for any worker, or be in a program of its own that does not end
                 is_certain, others = False, tuple(self.states)
             ahead += others
-            # Of a worker that ended before and one that waits for it, nobody can tell which has gone another way.
+            # Of a worker that ended before and one that waits for it, it is not known which has gone another way.
             if any(self.states[other].kind == "left" and not self.states[other].status for other in others):
                 about.add(worker)
         return tuple(sorted(about if about and is_certain else seen))
@@ -309,7 +309,7 @@ class Situation:
         if plan is None:
             return []
         if not absent:
-            # A program may go on beside its thread, which has left the call.
+            # A program may still run when its thread has left the call.
             others = [(w, s.calls) for w, s in sorted(states.items()) if s.kind != "executing" or s.program != call]
             gone = tuple(worker for worker, calls in others if calls.number > call or not calls.inside)
             return [_ended_the_call(gone, call, name) if gone else _by_the_data(name)]
@@ -324,7 +324,7 @@ class Situation:
         return lines
 
     def _without_a_plan(self, waiting: int) -> list[str]:
-        """Say what is most often the matter where nobody has compared the programs: a worker has left, or traces what
+        """Say what is most often the matter if the programs were not compared: a worker has left, or traces what
         another one runs."""
         states = self.states
         left = tuple(w for w, state in sorted(states.items()) if state.kind == "left")
