@@ -71,13 +71,13 @@ class WatchdogThread:
         )
         self._thread.start()
         # After everything that others register later, before MPI is finalised.
-        atexit.register(self._leave, status)
+        atexit.register(self.leave)
         supervised.tell(supervised.IN_WORLD)
 
     def close(self) -> None:
         """Undo what `begin` has done, once the workers of all worlds have come to it."""
         if self._end():
-            atexit.unregister(self._leave)
+            atexit.unregister(self.leave)
             _remove_hook()
             say_elsewhere.clear()
             self._forget()
@@ -148,13 +148,10 @@ class WatchdogThread:
 
     def leave(self) -> None:
         """Tell the others that this worker's program has ended, and wait until theirs have, too."""
-        if self._thread is not None:
-            self._leave(worker_status())
-
-    def _leave(self, status: WorkerStatus) -> None:
         if self._end():
             with suppress(RuntimeError):
-                threading.Thread(target=_look_at_what_remains, args=(status, self._limit), daemon=True).start()
+                arguments = (worker_status(), self._limit)
+                threading.Thread(target=_look_at_what_remains, args=arguments, daemon=True).start()
 
     def _end(self) -> bool:
         """Wait for the ends of all programs, and stop; return False if there is nothing to stop."""
