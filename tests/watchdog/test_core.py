@@ -99,9 +99,13 @@ def test_one_worker_says_that_the_coordinator_is_silent_long_before_the_limit(ra
         assert all("Worker 1 has waited for 120 s: it is about to run a sum (a.py:3)" in text for text in lines_said)
 
 
-def test_after_the_end_of_its_program_it_only_says_that_the_coordinator_is_silent():
-    ((line,),) = alone(Facts(left=0), 0.0, 16.0, 80.0)[2:]
-    assert isinstance(line, Say) and "Worker 0 ended 80 s ago; Worker 0, which knows" in line.text
+@pytest.mark.parametrize(("rank", "lines"), [(1, 1), (2, 0)])
+def test_after_the_end_of_its_program_one_worker_says_that_the_coordinator_is_silent(rank, lines):
+    reporter = Reporter(rank, LIMIT)
+    said = [
+        post.text for now in (0.0, 16.0, 80.0) for post in reporter.look(Facts(left=0), now) if isinstance(post, Say)
+    ]
+    assert len(said) == lines and all("Worker 1 ended 80 s ago; Worker 0, which knows" in text for text in said)
 
 
 class Letters:

@@ -212,7 +212,8 @@ class Reporter:
             if wait.announced and now >= self._given_up_at(wait):
                 seconds, self.asked_at = seconds_text(now - wait.began), now
                 if wait.kind == "left":
-                    return [Say(f"distdl_jax: Worker {self.rank} ended {seconds} ago; {_SILENT}\n")]
+                    line = Say(f"distdl_jax: Worker {self.rank} ended {seconds} ago; {_SILENT}\n")
+                    return [line] if self.rank == SPEAKS else []
                 return [EndJob(0, f"Worker {self.rank} has waited for {seconds}. {_SILENT}")]
         if self.rank != SPEAKS or 0 < self.limit <= 2 * FIRST_LINE:
             return []
