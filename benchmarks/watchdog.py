@@ -94,9 +94,9 @@ class Played:
     def __init__(self, size: int) -> None:
         self.now = 0.0
         everyone = tuple(range(size))
-        self.workers = [Worker(Core.new(rank, everyone, LIMITS), CallLog(), deque()) for rank in everyone]
+        self.workers = [Worker(Core(rank, everyone, LIMITS), CallLog(), deque()) for rank in everyone]
         programs = dict.fromkeys(everyone, tuple(Operation("allreduce", everyone, count=n) for n in range(OPERATIONS)))
-        self.workers[0].core = self.workers[0].core.remember("step", programs)
+        self.workers[0].core.coordinator.remember("step", programs)
         self.spent, self.most = [0.0] * size, [0.0] * size
 
     def post_all(self, posts: list[tuple[int, Message]]) -> None:
@@ -107,12 +107,10 @@ class Played:
     def turn(self, rank: int, facts: Facts) -> None:
         worker, begun = self.workers[rank], time.thread_time()
         while worker.inbox:
-            worker.core, posts = worker.core.hear(pickle.loads(worker.inbox.popleft()), self.now)
-            self.post_all(posts)
+            self.post_all(worker.core.hear(pickle.loads(worker.inbox.popleft()), self.now))
         calls = replace(worker.log.summary(), passed=worker.log.number)
         facts = replace(facts, calls=calls, detail=Detail(0.0 if facts.compiles else float("inf")))
-        worker.core, posts = worker.core.turn(facts, self.now)
-        self.post_all(posts)
+        self.post_all(worker.core.turn(facts, self.now))
         spent = time.thread_time() - begun
         self.spent[rank] += spent
         self.most[rank] = max(self.most[rank], spent)
@@ -202,7 +200,7 @@ def agreement(size: int) -> dict[str, float]:
     def decide(programs: dict[int, object]) -> None:
         begun = time.thread_time()
         assert find_mismatch(programs) is None and takes_all(programs)
-        Core.new(0, tuple(range(size)), LIMITS).remember("step", programs)
+        Core(0, tuple(range(size)), LIMITS).coordinator.remember("step", programs)
         spent["deciding"] = time.thread_time() - begun
 
     begun = time.thread_time()

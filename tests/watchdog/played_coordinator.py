@@ -9,23 +9,21 @@ LIMITS = TimeLimits(100.0, 1000.0)
 
 
 class Played:
-    """A coordinator, and what the workers do: it keeps the states that the coordinator, which is pure, returns."""
+    """A coordinator, and what the workers do."""
 
     def __init__(self, states, plan=None, limits=LIMITS):
         self.states, self.details, self.waits = states, {}, {}
-        self.coordinator = Coordinator.new(tuple(range(len(states))), limits)
+        self.coordinator = Coordinator(tuple(range(len(states))), limits)
         if plan is not None:
-            self.coordinator = self.coordinator.remember("f", plan)
+            self.coordinator.remember("f", plan)
         for worker, state in states.items():
             assert self.hear(Answer(worker, state)) == []
 
     def hear(self, message, now=0.0):
-        self.coordinator, posts = self.coordinator.hear(message, now)
-        return posts
+        return self.coordinator.hear(message, now)
 
     def tick(self, now=0.0):
-        self.coordinator, posts = self.coordinator.tick(now)
-        return posts
+        return self.coordinator.tick(now)
 
     def announces(self, worker, wait, now):
         """Let a worker announce a wait, and all be asked; return the number of the question."""

@@ -20,8 +20,8 @@ def answers(facts):
     """Return what the reporter answers in a wait that lasts past the limit, while the coordinator asks."""
     reporter, messages = Reporter(0, LIMIT), []
     for now in range(20):
-        reporter, posts = reporter.hear(Question(now), float(now)).look(facts, now + 0.5)
-        messages += posts
+        reporter.hear(Question(now), float(now))
+        messages += reporter.look(facts, now + 0.5)
     return messages
 
 
@@ -45,18 +45,16 @@ def test_one_timeout_for_each_wait(facts, counts):
 
 def test_all_questions_are_answered_with_details():
     facts = Facts(detail=Detail(compiled=2.0))
-    reporter = Reporter(0, LIMIT).hear(Question(1, in_full=True), 0.0).hear(Question(2), 0.0)
-    _, posts = reporter.look(facts, 0.0)
-    assert posts == [Answer(0, facts.state(), (), number, facts.detail) for number in (1, 2)]
+    reporter = Reporter(0, LIMIT)
+    for question in (Question(1, in_full=True), Question(2)):
+        reporter.hear(question, 0.0)
+    assert reporter.look(facts, 0.0) == [Answer(0, facts.state(), (), number, facts.detail) for number in (1, 2)]
 
 
 def alone(facts, *times):
     """Return what the reporter says at these times, if the coordinator is silent."""
-    reporter, messages = Reporter(0, LIMIT), []
-    for now in times:
-        reporter, posts = reporter.look(facts, now)
-        messages.append(posts)
-    return messages
+    reporter = Reporter(0, LIMIT)
+    return [reporter.look(facts, now) for now in times]
 
 
 def test_a_wait_is_announced_once_after_a_part_of_the_limit():
@@ -69,8 +67,9 @@ def test_a_wait_is_announced_once_after_a_part_of_the_limit():
 def test_without_a_limit_a_wait_is_announced_after_a_minute_and_ends_nothing():
     reporter, told = Reporter(0, 0.0), []
     for now in range(0, 10_000, 20):
-        reporter, posts = reporter.look(Facts(run=3), now)
-        told += [(now, post.waits) for post in posts if isinstance(post, EndJob) or post.waits]
+        told += [
+            (now, post.waits) for post in reporter.look(Facts(run=3), now) if isinstance(post, EndJob) or post.waits
+        ]
     assert told == [(60, (Wait("executing", 3, 60.0),))]
 
 
@@ -80,10 +79,11 @@ def test_it_gives_up_when_the_coordinator_has_been_silent_for_longer_than_the_li
     assert alone(facts, 0.0, 1.0, 17.9)[-1] == []
     ((end,),) = alone(facts, 0.0, 1.0, 18.0)[2:]
     assert isinstance(end, EndJob) and end.text.startswith("Worker 0 has waited for 18 s. Worker 0, which knows of all")
-    reporter = alone_then_asked(facts, at=9.0)
+    reporter = Reporter(0, LIMIT)
+    reporter.look(facts, 0.0)
+    reporter.hear(Question(1), 9.0)
     for now, gives_up in ((25.9, False), (26.0, True)):
-        reporter, posts = reporter.look(facts, now)
-        assert any(isinstance(post, EndJob) for post in posts) == gives_up
+        assert any(isinstance(post, EndJob) for post in reporter.look(facts, now)) == gives_up
 
 
 @pytest.mark.parametrize(("rank", "lines"), [(1, 1), (2, 0)])
@@ -92,20 +92,20 @@ def test_one_worker_says_that_the_coordinator_is_silent_long_before_the_limit(ra
     for asked, said in ((None, lines), (70.0, 0)):
         reporter, lines_said = Reporter(rank, 1800.0), []
         for now in range(0, 900, 10):
-            reporter = reporter if now != asked else reporter.hear(Question(1), float(now))
-            reporter, posts = reporter.look(facts, float(now))
-            lines_said += [post.text for post in posts if isinstance(post, Say)]
+            if now == asked:
+                reporter.hear(Question(1), float(now))
+            lines_said += [post.text for post in reporter.look(facts, float(now)) if isinstance(post, Say)]
         assert len(lines_said) == said
         assert all("Worker 1 has waited for 120 s: it is about to run a sum (a.py:3)" in text for text in lines_said)
 
 
-def alone_then_asked(facts, at):
-    return Reporter(0, LIMIT).look(facts, 0.0)[0].hear(Question(1), at)
-
-
-def test_after_the_end_of_its_program_it_only_says_that_the_coordinator_is_silent():
-    ((line,),) = alone(Facts(left=0), 0.0, 16.0, 80.0)[2:]
-    assert isinstance(line, Say) and "Worker 0 ended 80 s ago; Worker 0, which knows" in line.text
+@pytest.mark.parametrize(("rank", "lines"), [(1, 1), (2, 0)])
+def test_after_the_end_of_its_program_one_worker_says_that_the_coordinator_is_silent(rank, lines):
+    reporter = Reporter(rank, LIMIT)
+    said = [
+        post.text for now in (0.0, 16.0, 80.0) for post in reporter.look(Facts(left=0), now) if isinstance(post, Say)
+    ]
+    assert len(said) == lines and all("Worker 1 ended 80 s ago; Worker 0, which knows" in text for text in said)
 
 
 class Letters:

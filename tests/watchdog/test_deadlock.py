@@ -88,7 +88,7 @@ def test_what_may_still_go_on(states):
             },
             "in a cycle: worker 0 is in call 4, of f; worker 1 is about to run broadcast",
         ),
-        ({0: TRACING, 1: IN_CALL}, "Worker 0 traces f anew in call 3 (at a.py:1 in f), but worker 1"),
+        ({0: TRACING, 1: IN_CALL}, "Worker 0 traces f again in call 3 (at a.py:1 in f), but worker 1"),
         ({0: TRACING, 1: RUNNING}, "but worker 1 did not"),
         ({0: TRACING, 1: LEFT}, "but worker 1 did not"),
         ({0: IN_CALL, 1: replace(IN_CALL, calls=calls("fgf"))}, "call 2 is f on worker 0 and g on worker 1"),
@@ -189,7 +189,7 @@ def test_what_is_told_in_full_decides_on_calls_long_ago():
     states = {0: replace(TRACING, calls=tracing), 1: State("running", calls=passed)}
     unasked = {0: states[0], 1: State("running", calls=replace(log.summary(), passed=log.number, inside=False))}
     for view in (View(unasked), View(states, in_full=True)):
-        assert f"anew in call {early.number} " in find_deadlock(view).text
+        assert f"again in call {early.number} " in find_deadlock(view).text
     assert find_deadlock(View(unasked, in_full=True)) is None
 
 

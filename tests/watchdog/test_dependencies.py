@@ -16,11 +16,13 @@ def test_equal_programs_cost_what_one_costs(monkeypatch):
     workers = tuple(range(1000))
     program = (Operation("allreduce", workers), Operation("bcast", workers, root=3))
     programs = dict.fromkeys(workers, program)
-    coordinator = Coordinator.new(tuple(range(1000)), LIMITS).remember("f", programs)
+    coordinator = Coordinator(tuple(range(1000)), LIMITS)
+    coordinator.remember("f", programs)
     assert len(looked_at) == 1 and coordinator.plans["f"][7].required == set(workers)
     assert dependencies.takes_all(programs) and find_mismatch(programs) is None
     reduction = (Operation("reduce", workers, root=3),)
-    reduced = Coordinator.new(tuple(range(1000)), LIMITS).remember("f", dict.fromkeys(workers, reduction)).plans["f"]
+    coordinator.remember("reduced", dict.fromkeys(workers, reduction))
+    reduced = coordinator.plans["reduced"]
     assert len(looked_at) == 3 and reduced[3].required == set(workers) and not reduced[4].required
 
 

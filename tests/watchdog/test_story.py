@@ -35,7 +35,7 @@ def test_the_dump_has_the_whole_state():
     for part in (
         "members: (0, 1)",
         "label='broadcast'",
-        "timeout: Timeout(question=OpenQuestion(number=1",
+        "question=OpenQuestion(number=1",
         "plans of: f",
     ):
         assert part in dump

@@ -11,7 +11,7 @@ from distdl_jax.watchdog.programs.ir import Loop, Operation
 from distdl_jax.watchdog.watch.coordinator import Coordinator
 from distdl_jax.watchdog.watch.dependencies import Dependencies
 from distdl_jax.watchdog.watch.messages import Answer, Detail, EndJob, Fail, Question, Say, Wait
-from distdl_jax.watchdog.watch.timeout import blockers
+from distdl_jax.watchdog.watch.timeout import Situation
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,8 @@ def test_who_waits_for_one_that_has_ended_is_named_too(left, named):
     plan = {1: (Operation("send", (), dest=2),), 2: (Operation("recv", (), source=1),)}
     sends = replace(IN_CALL, calls=calls("ffff", inside=True, passed=4), program=4)
     coordinator = Played({0: replace(AGREEING, kind="elsewhere"), 1: sends, 2: left}, plan).coordinator
-    assert blockers(0, coordinator.states, coordinator.plans, ()) == named
+    situation = Situation(coordinator.states, coordinator.plans, coordinator.programs, LIMITS, {})
+    assert situation.blockers(0) == named
 
 
 def test_the_report_says_what_it_must_be_if_all_are_in_one_call():
@@ -91,13 +92,13 @@ def test_the_report_says_whose_call_has_ended_where_others_are_still_in_it():
 
 
 def test_of_several_plans_of_a_function_what_holds_in_all_is_certain():
-    coordinator = Coordinator.new((0, 1, 2), LIMITS)
+    coordinator = Coordinator((0, 1, 2), LIMITS)
     for count in range(40):
-        coordinator = coordinator.remember("f", dict.fromkeys((0, 1), (Operation("allreduce", (0, 1), count=count),)))
+        coordinator.remember("f", dict.fromkeys((0, 1), (Operation("allreduce", (0, 1), count=count),)))
         both = Dependencies(frozenset({0, 1}), frozenset({0, 1}))
         assert coordinator.plans["f"][0] is coordinator.plans["f"][1] == both
     send = {0: (Operation("send", (), dest=2),), 2: (Operation("recv", (), source=0),)}
-    coordinator = coordinator.remember("f", {**send, 1: (Loop(None, send[2]),)})
+    coordinator.remember("f", {**send, 1: (Loop(None, send[2]),)})
     assert coordinator.plans["f"] == {
         0: Dependencies(frozenset(), frozenset({0, 1, 2})),
         1: Dependencies(frozenset(), frozenset({0, 1}), fixed=False),
@@ -237,7 +238,7 @@ def test_what_is_concluded_follows_from_the_answers_not_from_what_came_since():
     assert played.answer(1, 0) == []
     played.hear(Answer(0, IN_CALL))
     ((_, failure), _) = played.answer(1, 1)
-    assert isinstance(failure, Fail) and "Worker 0 traces f anew in call 3" in failure.text
+    assert isinstance(failure, Fail) and "Worker 0 traces f again in call 3" in failure.text
 
 
 @pytest.mark.parametrize(

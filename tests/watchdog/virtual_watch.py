@@ -39,7 +39,7 @@ class World:
                 text, about = different
                 self.job.end(text, tuple(self.members[worker] for worker in about))  # all raise it
             programs = function.programs()
-            watch.core = watch.core.remember(function.name, programs)
+            watch.core.coordinator.remember(function.name, programs)
             self._agreed = 0
             if takes_all(programs):
                 self._agreed = 1 + max(w.log.number - w.log.inside for w in self.watches)
@@ -54,7 +54,7 @@ class Watch:
     def __init__(self, world: World, worker: Worker, rank: int) -> None:
         self.world, self.worker, self.rank = world, worker, rank
         self.log = CallLog()
-        self.core = Core.new(rank, world.members, world.job.limits)
+        self.core = Core(rank, world.members, world.job.limits)
         self.agreement: State | None = None
         self.sent: dict[int, int] = defaultdict(int)
         self.received: dict[int, int] = defaultdict(int)
@@ -130,11 +130,9 @@ class Watch:
         now = worker.awake()
         while self._inbox:
             message = self._inbox.popleft()
-            self.core, posts = self.core.hear(message, now)
-            self._post_all(posts)
+            self._post_all(self.core.hear(message, now))
             job.poke(worker, watch=True)  # it may be told to go on
-        self.core, posts = self.core.turn(self._facts(), now)
-        self._post_all(posts)
+        self._post_all(self.core.turn(self._facts(), now))
         if (end := self.core.reporter.end) is not None:
             job.end(end.text, (world.members[COORDINATOR],))  # the coordinator is silent
         if (wakes := self.core.wakes_at(now)) < FOREVER:

@@ -29,7 +29,7 @@ from distdl_jax.tools.draw.grids import MOST, Blocks, spec_as_blocks
 from distdl_jax.tools.draw.messages import Event
 from distdl_jax.tools.draw.movements import Step, draw_steps
 from distdl_jax.watchdog.programs.ir import Operation
-from distdl_jax.watchdog.programs.report import play_back
+from distdl_jax.watchdog.programs.matching import play_back
 
 MOST_PARAMETERS = 4
 """Of how many parameters the blocks are drawn."""

@@ -22,7 +22,7 @@ XLA_FLAG = "--xla_gpu_enable_dynamic_slice_fusion=false"
 
 
 class Choice(NamedTuple):
-    """What a worker's environment is to have besides, a line to log, and a sentence where workers have no GPU."""
+    """What a worker's environment is to have besides, a line to log, and a sentence if workers have no GPU."""
 
     added: dict[str, str]
     line: str = ""
@@ -33,7 +33,7 @@ class WorkerGpu(NamedTuple):
     """The GPU of a worker, by the host's name and the GPU's own; and how its messages travel.
 
     - `bridge`: whether mpi4jax is compiled with CUDA.
-    - `cuda_aware`: whether the MPI library reads a GPU's memory; None where it doesn't say.
+    - `cuda_aware`: whether the MPI library reads a GPU's memory; None if it doesn't say.
     - `use_cuda_mpi`, `xla_flags`: MPI4JAX_USE_CUDA_MPI, XLA_FLAGS.
     """
 
@@ -46,7 +46,7 @@ class WorkerGpu(NamedTuple):
 
 
 def cuda_plugin() -> str | None:
-    """Return JAX's package for NVIDIA's GPUs; None where there is none."""
+    """Return JAX's package for NVIDIA's GPUs; None if there is none."""
     return next((name for name in PLUGINS if installed_version(name)), None)
 
 
@@ -72,7 +72,7 @@ def choose_gpu(
 
     - `environment`: the supervisor's. What the user has set stays.
     - `gpus`: those that the process may use.
-    - `workers`: how many workers share the host; `number`: this worker's among them, None where nobody says so.
+    - `workers`: how many workers share the host; `number`: this worker's among them, None if it is not known.
     - `gpu_use`: the setting: "own", "share" or "given".
     - `host`: its name, for messages.
     """
@@ -103,7 +103,7 @@ def choose_gpu(
 
 
 def gpu_in_use() -> str:
-    """Return the name of the GPU that JAX takes in this process, the first one that CUDA shows; "" where there is none.
+    """Return the name of the GPU that JAX takes in this process, the first one that CUDA shows; "" if there is none.
 
     CUDA is asked, for a container may show each process another GPU by the same number.
     """
@@ -118,7 +118,7 @@ def gpu_in_use() -> str:
 
 
 def gpu_problem(everyone: Sequence[WorkerGpu], gpu_use: str) -> str:
-    """Return a sentence where workers can't compute on their GPUs as they are; "" where they can, as one alone can.
+    """Return a sentence if workers can't compute on their GPUs as they are; "" if they can, as one alone can.
 
     `everyone` has each worker's, by rank; `gpu` is "" of one that computes on a CPU.
     """
@@ -153,7 +153,7 @@ def gpu_problem(everyone: Sequence[WorkerGpu], gpu_use: str) -> str:
 
 
 def gpu_messages(everyone: Sequence[WorkerGpu]) -> str:
-    """Return how messages between GPUs travel, as a line to log; "" where worker 0 has no GPU."""
+    """Return how messages between GPUs travel, as a line to log; "" if worker 0 has no GPU."""
     first = everyone[0]
     if not first.gpu:
         return ""

@@ -36,22 +36,22 @@ _LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD
 
 
 def job_size(names: tuple[str, ...] = _SIZES) -> int:
-    """Return how many processes were started together; 1 where no launcher says so."""
+    """Return how many processes were started together; 1 if no launcher says so."""
     return _number(names) or 1
 
 
 def job_rank() -> int | None:
-    """Return this process's number among them; None where no launcher says so."""
+    """Return this process's number among them; None if no launcher says so."""
     return _number(_RANKS)
 
 
 def local_size() -> int:
-    """Return how many of them run on this host; 1 where no launcher says so."""
+    """Return how many of them run on this host; 1 if no launcher says so."""
     return _number(_LOCAL_SIZES) or 1
 
 
 def local_rank() -> int | None:
-    """Return this process's number among those on this host; None where no launcher says so, 0 without a launcher."""
+    """Return this process's number among those on this host; None if no launcher says so, 0 without a launcher."""
     return _number(_LOCAL_RANKS) if job_size() > 1 else 0
 
 
@@ -112,7 +112,7 @@ def abort_job(status: int) -> None:
 
 
 def report_normal_end() -> None:
-    """Tell MPICH's launcher that this worker is done with MPI, where the worker itself did not.
+    """Tell MPICH's launcher that this worker is done with MPI, if the worker itself did not.
 
     Without that the launcher ends all others.
     """
@@ -134,4 +134,4 @@ _LONGEST_ANSWER = 10.0
 """Seconds that a launcher is given to take notice."""
 
 _UNTIL_CONNECTED = 2.0
-"""Open MPI's launcher (5.0.11) hangs where a process ends badly while another one, which starts MPI, connects to it."""
+"""Open MPI's launcher (5.0.11) hangs if a process ends badly while another one, which starts MPI, connects to it."""

@@ -35,7 +35,7 @@ def made_for() -> str:
 
 @cache
 def loaded() -> ctypes.CDLL | None:
-    """Load the library once, and register its calls with JAX; None where none fits, with a warning if one doesn't."""
+    """Load the library once, and register its calls with JAX; None if none fits, with a warning if one doesn't."""
     if not path().exists():
         return None
     try:
@@ -58,7 +58,7 @@ def loaded() -> ctypes.CDLL | None:
 def _warn(found: str) -> None:
     warnings.warn(
         f"{path()} is left out, and convolutions don't use oneDNN: it must have been compiled for {made_for()}, but "
-        f"says {found}. Make it anew: python -m distdl_jax.onednn.",
+        f"says {found}. Compile it again: python -m distdl_jax.onednn.",
         RuntimeWarning,
         stacklevel=3,
     )
@@ -70,7 +70,7 @@ def target(direction: str) -> str:
 
 
 def version() -> str:
-    """Return oneDNN's version, as "3.2.0"; "none" where there is no library that fits."""
+    """Return oneDNN's version, as "3.2.0"; "none" if there is no library that fits."""
     library = loaded()
     if library is None:
         return "none"
@@ -85,7 +85,7 @@ def threads() -> int:
 
 
 def bytes_needed(direction: int, order: int, groups: int, integers: Sequence[Sequence[int]]) -> int | None:
-    """Return how many bytes a call needs beside operands and result; None where oneDNN has nothing fast for it.
+    """Return how many bytes a call needs besides operands and result; None if oneDNN has nothing fast for it.
 
     - `direction`: its place in `DIRECTIONS`.
     - `order`: in which order activations are in memory while oneDNN computes, as convolution.cc numbers them.

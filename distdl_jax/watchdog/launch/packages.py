@@ -12,7 +12,7 @@ FIRST_JAX_NOT_TRIED = (0, 13)
 
 
 def installed_version(package: str) -> str | None:
-    """Return a package's version; None where it is not installed."""
+    """Return a package's version; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -20,7 +20,7 @@ def installed_version(package: str) -> str | None:
 
 
 def minimum_versions() -> dict[str, str]:
-    """Return the oldest version of each package that distdl_jax needs; {} where it is not installed."""
+    """Return the oldest version of each package that distdl_jax needs; {} if it is not installed."""
     try:
         needed = requires("distdl_jax") or []
     except PackageNotFoundError:

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _show_stacks() -> None:
-    """Have Python write the stack where SIGTERM or a fatal signal ends this process; a program's own handler wins."""
+    """Have Python write the stack if SIGTERM or a fatal signal ends this process; a program's own handler wins."""
     with suppress(Exception):  # nothing to write to
         faulthandler.enable()
         faulthandler.register(signal.SIGTERM, all_threads=False, chain=True)
@@ -64,7 +64,7 @@ def _leave_if_forked(worker: int) -> None:
 def run_file(path: str, arguments: Sequence[str] = ()) -> None:
     """Run `python path *arguments`: a file, or a folder or zip file with a `__main__.py`.
 
-    **Raises:** `SystemExit`, with a sentence, where there is no such file.
+    **Raises:** `SystemExit`, with a sentence, if there is no such file.
     """
     folder = os.path.join(os.getcwd(), path)
     spec = PathFinder.find_spec("__main__", [folder])
@@ -89,7 +89,7 @@ def run_code(text: str, arguments: Sequence[str] = ()) -> None:
 def run_module(name: str, arguments: Sequence[str] = ()) -> None:
     """Run `python -m name *arguments`.
 
-    **Raises:** `SystemExit`, with a sentence, where there is no such module.
+    **Raises:** `SystemExit`, with a sentence, if there is no such module.
     """
     if not name.startswith("distdl_jax."):  # a command of the library's
         _set_first_path(os.getcwd())
@@ -175,7 +175,7 @@ def _exit_status(code: object) -> int:
 
 
 def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
-    """Return the part of a traceback outside this file; all of it where that is nothing (a syntax error)."""
+    """Return the part of a traceback outside this file; all of it if that is nothing (a syntax error)."""
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace

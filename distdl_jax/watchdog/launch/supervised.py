@@ -1,4 +1,4 @@
-"""What a worker tells the supervisor that has started it (`python -m distdl_jax`); nothing where there is none."""
+"""What a worker tells the supervisor that has started it (`python -m distdl_jax`); nothing if there is none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ told the others of its end, or the user of the job's; its program has ended with
 the first partition knows nothing of it."""
 
 exit_status: int | None = None
-"""What the program ends with, once that is known; plain `python` tells nobody of a `SystemExit`."""
+"""What the program ends with, once that is known; plain `python` tells no one of a `SystemExit`."""
 
 
 class _Pipe(NamedTuple):

@@ -1,4 +1,4 @@
-"""The supervisor: starts one worker as its child, stays outside MPI, and ends the job where the worker ends badly.
+"""The supervisor: starts one worker as its child, stays outside MPI, and ends the job if the worker ends badly.
 
 It sees what no code inside the worker can: a segmentation fault, the system's out-of-memory killer, `os._exit`, an end
 before MPI is up. Launchers differ in what they make of these; here each of them ends the whole job, in words.
@@ -113,7 +113,7 @@ def usable_cores(local_workers: int) -> tuple[int, bool]:
 
 
 def _gpu() -> dict[str, str]:
-    """Return what gives the worker its GPU; end the job where there is none for it."""
+    """Return what gives the worker its GPU; end the job if there is none for it."""
     if not computes_on_gpu(os.environ.get("JAX_PLATFORMS", "")):
         return {}
     gpus, use = visible_gpus(os.environ), current_settings().gpus
@@ -208,7 +208,7 @@ def _is_for_the_group(came: signal.struct_siginfo | int) -> bool:
 
 
 def _end_as(worker: subprocess.Popen[bytes], events: list[str]) -> NoReturn:
-    """End with the worker's exit status, or signal; end the whole job where the others may wait for the worker."""
+    """End with the worker's exit status, or signal; end the whole job if the others may wait for the worker."""
     status, in_world = worker.returncode, IN_WORLD in events
     if job_size() > 1 and ENDS not in events and (status or in_world):
         if not status:

@@ -26,7 +26,7 @@ _MIXED = (
 
 
 def problem_text(name: str, programs: Mapping[int, Program], flows: Mapping[int, Flow] | None = None) -> str | None:
-    """Return the message that all workers raise where programs don't complete together; `name` is the function's.
+    """Return the message that all workers raise if programs don't complete together; `name` is the function's.
 
     With `flows`, also where they mix values.
     """
@@ -85,7 +85,7 @@ def _at(stop: Stop) -> str:
 
 
 def tags_text(a: Stop, b: Stop) -> str:
-    """Return that the tags of two operations differ; "" where it is not that."""
+    """Return that the tags of two operations differ; "" if they are equal."""
     for sender, receiver in ((a, b), (b, a)):
         sent, expected = sender.operation, receiver.operation
         if not sent or not expected or expected.recv_tag in (None, sent.send_tag):

@@ -16,7 +16,7 @@ from distdl_jax.plans.worker_ranks import Workers
 class Place:
     """Where an operation comes from; ignored in comparisons.
 
-    - `line`: the user's source line, `train.py:31 in loss`; empty where it is not known.
+    - `line`: the user's source line, `train.py:31 in loss`; empty if it is not known.
     - `layer`: the layers and primitives around it, outermost first.
     - `backward`: whether it belongs to a derivative.
     """
@@ -73,15 +73,15 @@ class Operation:
 
     - `kind`: MPI's name for it: send, recv, sendrecv, or a collective's.
     - `team`: the workers of its communicator (world ranks).
-    - `dest`, `source`: the partners' world ranks; None where there is none. `from_any`: whether it receives from
+    - `dest`, `source`: the partners' world ranks; None if there is none. `from_any`: whether it receives from
       whoever of the team is the first to send.
-    - `send_tag`, `recv_tag`: of its messages; None where one with any tag is received.
+    - `send_tag`, `recv_tag`: of its messages; None if one with any tag is received.
     - `root`: of a collective that has one, a world rank.
     - `count`, `dtype`: of what is sent, or, by the root's or each worker's account, of what a collective moves.
-    - `received`, `received_dtype`: elements that a message received holds, and their dtype where it is not `dtype`.
+    - `received`, `received_dtype`: elements that a message received holds, and their dtype if it is not `dtype`.
     - `op`: what a reduction computes.
     - `movements`: the movement that it is part of, in each of the ways to tell that a reader of programs knows; none
-      where it is no part of one. `call`: that movement's number in the program's `Flow`. Both
+      if it is no part of one. `call`: that movement's number in the program's `Flow`. Both
       ignored in comparisons.
     """
 
@@ -140,7 +140,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop: `length` times `body`; None where only the running program knows how often."""
+    """A loop: `length` times `body`; None if only the running program knows how often."""
 
     length: int | None
     body: Program
@@ -211,3 +211,77 @@ def most_branches(program: Program) -> int:
             case Cond(branches):
                 most = max(most, len(branches), *(most_branches(branch) for branch in branches))
     return most
+
+
+UNKNOWN_LENGTH = 2
+"""How many passes are played of a loop whose length is not known: what one leaves behind comes upon the next."""
+
+
+class Pass:
+    """How far a worker is in a program or in the body of a loop: the next item, and the passes left after this one."""
+
+    __slots__ = ("items", "left", "next")
+
+    def __init__(self, items: Program, left: int) -> None:
+        self.items, self.next, self.left = items, 0, left
+
+
+class Cursor:
+    """How far one worker is in its program, and which halves of its operation still wait."""
+
+    def __init__(self, rank: int, program: Program, total: int, branch: int) -> None:
+        self.rank = rank
+        self.operation: Operation | None = None
+        self.sends = self.receives = self.joins = False
+        self.total = total
+        self.new_pass: Pass | None = None  # the pass of a loop that has started since the last operation
+        self._branch = branch
+        self.stack = [Pass(program, 0)]
+
+    def advance(self) -> bool:
+        """Go to the next operation; false at the end of the program."""
+        self.operation = None
+        while self.stack:
+            top = self.stack[-1]
+            if top.next == len(top.items):
+                if top.left:
+                    top.left -= 1
+                    top.next = 0
+                    self.new_pass = top
+                else:
+                    self.stack.pop()
+                continue
+            item = top.items[top.next]
+            top.next += 1
+            match item:
+                case Operation():
+                    self.operation = item
+                    self.sends, self.receives = item.dest is not None, item.source is not None or item.from_any
+                    self.joins = not item.is_message
+                    if self.sends or self.receives or self.joins:
+                        return True
+                case Loop(length, body):
+                    self.stack.append(Pass(body, (UNKNOWN_LENGTH if length is None else length) - 1))
+                case Cond(branches):
+                    self.stack.append(Pass(branches[min(self._branch, len(branches) - 1)], 0))
+        return False
+
+    @property
+    def waits(self) -> bool:
+        return self.sends or self.receives or self.joins
+
+    def position(self) -> tuple[object, ...]:
+        """Everything that decides what it does next but how many passes are left."""
+        return (*((id(p.items), p.next) for p in self.stack), self.sends, self.receives, self.joins)
+
+    def passes_left(self) -> tuple[int, ...]:
+        return tuple(p.left for p in self.stack)
+
+    def place(self) -> int:
+        """Return the number of the operation that it is at, from 1 in the order in which they are written."""
+        place = 1
+        for p in self.stack:
+            place += count_operations(p.items[: p.next - 1])
+            if p.next and isinstance(item := p.items[p.next - 1], Cond):
+                place += count_operations(sum(item.branches[: min(self._branch, len(item.branches) - 1)], ()))
+        return place

@@ -20,10 +20,10 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.watchdog.programs.ir import (
-    Cond,
+    Cursor,
     Flow,
-    Loop,
     Operation,
+    Pass,
     Program,
     count_operations,
     most_branches,
@@ -34,9 +34,6 @@ from distdl_jax.watchdog.programs.origins import Mixed, Origins, Pairing
 
 MOST_PLAYED = 500_000
 """How many operations are played beyond a hundred times those that are written, before a comparison is given up."""
-
-UNKNOWN_LENGTH = 2
-"""How many passes are played of a loop whose length is not known: what one leaves behind comes upon the next."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class Mismatch:
       another order) or "undecided" (loops so long, and so different, that the play was given up).
     - `stops`: where the workers concerned are, the waiting one first.
     - `mixed`: what they mix.
-    - `branch`: which branch of its conditionals was played; None where there are none.
+    - `branch`: which branch of its conditionals was played; None if there are none.
     """
 
     reason: str
@@ -69,7 +66,7 @@ class Mismatch:
 
 
 def find_mismatch(programs: Mapping[int, Program], flows: Mapping[int, Flow] | None = None) -> Mismatch | None:
-    """Return what keeps the programs (by world rank) from completing; None where they complete, or can't be compared.
+    """Return what keeps the programs (by world rank) from completing; None if they complete, or can't be compared.
 
     With `flows`, where values come from, also what they mix.
     Workers with one and the same program cost little more than one of them.
@@ -106,19 +103,23 @@ class Happening(NamedTuple):
     place: int
 
 
+def play_back(programs: Mapping[int, Program]) -> tuple[list[Happening], dict[int, Operation]]:
+    """Return what happens, in order, up to a mismatch, and the operations in which workers are left waiting.
+
+    A loop's body is played once; of a conditional, the first branch.
+    """
+    flat = {rank: tuple(op for op, _ in operations(p, first_branch=True)) for rank, p in sorted(programs.items())}
+    happened: list[Happening] = []
+    play = Play(flat, 0, happened=happened)
+    play.run()
+    stops = map(play.stop, flat)
+    return happened, {stop.worker: stop.operation for stop in stops if stop.operation is not None}
+
+
 def _is_of_all(program: Program, workers: Set[int]) -> bool:
     """Return whether the program has only collectives of all these workers: then they complete, if all run it."""
     teams = {() if op.is_message else op.team for op, _ in operations(program)}
     return all(set(team) == workers for team in teams)
-
-
-class _Pass:
-    """How far a worker is in a program or in the body of a loop: the next item, and the passes left after this one."""
-
-    __slots__ = ("items", "left", "next")
-
-    def __init__(self, items: Program, left: int) -> None:
-        self.items, self.next, self.left = items, 0, left
 
 
 class AtOperation(Protocol):
@@ -128,67 +129,6 @@ class AtOperation(Protocol):
     operation: Operation | None
     sends: bool
     receives: bool
-
-
-class _Worker:
-    """One worker in play: where it is, and which halves of its operation still wait."""
-
-    def __init__(self, rank: int, program: Program, total: int, branch: int) -> None:
-        self.rank = rank
-        self.operation: Operation | None = None
-        self.sends = self.receives = self.joins = False
-        self.total = total
-        self.new_pass: _Pass | None = None  # the pass of a loop that has started since the last operation
-        self._branch = branch
-        self.stack = [_Pass(program, 0)]
-
-    def advance(self) -> bool:
-        """Go to the next operation; false at the end of the program."""
-        self.operation = None
-        while self.stack:
-            top = self.stack[-1]
-            if top.next == len(top.items):
-                if top.left:
-                    top.left -= 1
-                    top.next = 0
-                    self.new_pass = top
-                else:
-                    self.stack.pop()
-                continue
-            item = top.items[top.next]
-            top.next += 1
-            match item:
-                case Operation():
-                    self.operation = item
-                    self.sends, self.receives = item.dest is not None, item.source is not None or item.from_any
-                    self.joins = not item.is_message
-                    if self.sends or self.receives or self.joins:
-                        return True
-                case Loop(length, body):
-                    self.stack.append(_Pass(body, (UNKNOWN_LENGTH if length is None else length) - 1))
-                case Cond(branches):
-                    self.stack.append(_Pass(branches[min(self._branch, len(branches) - 1)], 0))
-        return False
-
-    @property
-    def waits(self) -> bool:
-        return self.sends or self.receives or self.joins
-
-    def position(self) -> tuple[object, ...]:
-        """Everything that decides what it does next but how many passes are left."""
-        return (*((id(p.items), p.next) for p in self.stack), self.sends, self.receives, self.joins)
-
-    def passes_left(self) -> tuple[int, ...]:
-        return tuple(p.left for p in self.stack)
-
-    def place(self) -> int:
-        """Return the number of the operation that it is at, from 1 in the order in which they are written."""
-        place = 1
-        for p in self.stack:
-            place += count_operations(p.items[: p.next - 1])
-            if p.next and isinstance(item := p.items[p.next - 1], Cond):
-                place += count_operations(sum(item.branches[: min(self._branch, len(item.branches) - 1)], ()))
-        return place
 
 
 class Play:
@@ -206,7 +146,7 @@ class Play:
         self._branch = branch
         self._origins = Origins(programs, flows) if flows else None
         totals = {id(program): count_operations(program) for program in programs.values()}
-        self._workers = {rank: _Worker(rank, p, totals[id(p)], branch) for rank, p in programs.items()}
+        self._workers = {rank: Cursor(rank, p, totals[id(p)], branch) for rank, p in programs.items()}
         self._arrived: Counter[Workers] = Counter()
         self._absent = absent
         self._pairings: defaultdict[int, Pairing] = defaultdict(Pairing)  # one for each way to tell movements apart
@@ -232,7 +172,7 @@ class Play:
             return None
         return self._stuck() or self._mixed()
 
-    def _match(self, worker: _Worker) -> list[_Worker] | Mismatch:
+    def _match(self, worker: Cursor) -> list[Cursor] | Mismatch:
         """Match what can be matched of a worker's new operation; return the workers that were waiting for it."""
         op = worker.operation
         assert op is not None
@@ -246,8 +186,8 @@ class Play:
             for other in members:
                 if collective(other.operation) != collective(op):
                     return self._mismatch("amount", worker, other)
-            if (apart := self._met(members)) is not None:
-                return apart
+            if (mismatch := self._met(members)) is not None:
+                return mismatch
             self._note(members[0], op.team)
             for other in members:
                 other.joins = False
@@ -259,14 +199,14 @@ class Play:
             partner = receiver if sender is worker else sender
             if sent(sender) != expected(receiver):
                 return self._mismatch("amount", worker, partner)
-            if (apart := self._met([worker, partner])) is not None:
-                return apart
+            if (mismatch := self._met([worker, partner])) is not None:
+                return mismatch
             self._note(sender, (sender.rank, receiver.rank))
             sender.sends = receiver.receives = False
             moved.append(partner)
         return moved
 
-    def _pairs(self, worker: _Worker, op: Operation) -> Iterator[tuple[_Worker, _Worker]]:
+    def _pairs(self, worker: Cursor, op: Operation) -> Iterator[tuple[Cursor, Cursor]]:
         """Yield the senders and receivers, this worker one of them, that a message of its operation may have."""
         if op.dest in self._workers:
             yield worker, self._workers[op.dest]
@@ -274,13 +214,13 @@ class Play:
             if source in self._workers and worker.receives:
                 yield self._workers[source], worker
 
-    def _note(self, worker: _Worker, team: Workers) -> None:
-        """Keep what happens, in order, where somebody wants to know."""
+    def _note(self, worker: Cursor, team: Workers) -> None:
+        """Keep what happens, in order, if that is asked for."""
         if self.happened is not None and worker.operation is not None:
             self.happened.append(Happening(worker.operation, team, worker.place()))
 
-    def _met(self, workers: Sequence[_Worker]) -> Mismatch | None:
-        """Note that the workers' operations have met; a mismatch where they are adjoints of different movements."""
+    def _met(self, workers: Sequence[Cursor]) -> Mismatch | None:
+        """Note that the workers' operations have met; a mismatch if they are adjoints of different movements."""
         if self._origins is not None:
             self._origins.meet([(w.rank, w.operation) for w in workers if w.operation is not None])
         known = [(w.rank, w.operation.movements) for w in workers if w.operation is not None and w.operation.movements]
@@ -294,28 +234,29 @@ class Play:
                     return self._mismatch("adjoints", self._workers[one], self._workers[other])
         return None
 
-    def _skip_equal_passes(self, worker: _Worker, loop: _Pass) -> None:
-        """Skip passes of a loop where all workers are as they were one pass ago, but for passes left: they are equal.
+    def _skip_equal_passes(self, worker: Cursor, loop: Pass) -> None:
+        """Skip equal passes, when a pass of a loop begins.
 
-        So many are skipped that every loop concerned keeps at least as many as one period takes.
+        **Lemma.** What the workers do next depends on their positions alone, until a loop has no pass left. So if their
+        positions are those of an earlier time, and since then each worker's pass counts have changed in one loop at
+        most, where they went down by `period`, what they have done since then is done again and again, as long as each
+        of these loops has `period` passes left. All repetitions but one can be skipped: the last one is played, so that
+        every loop ends in play.
         """
         key = (worker.rank, len(worker.stack), id(loop.items), tuple(w.position() for w in self._workers.values()))
         now = tuple(w.passes_left() for w in self._workers.values())
         before, self._seen[key] = self._seen.get(key), now
         if before is None:
             return
-        spare = []
-        for w, then, left in zip(self._workers.values(), before, now, strict=True):
-            changed = [level for level in range(len(left)) if then[level] != left[level]]
-            if any(then[level] < left[level] for level in changed) or len(changed) > 1:
+        repeated: list[tuple[Pass, int]] = []
+        for w, earlier, left in zip(self._workers.values(), before, now, strict=True):
+            changed = [level for level in range(len(left)) if earlier[level] != left[level]]
+            if any(earlier[level] < left[level] for level in changed) or len(changed) > 1:
                 return
-            for level in changed:
-                period = then[level] - left[level]
-                spare.append((w.stack[level], period, left[level] // period - 1))
-        times = min((count for _, _, count in spare), default=0)
-        if times > 0:
-            for level_pass, period, _ in spare:
-                level_pass.left -= times * period
+            repeated += [(w.stack[level], earlier[level] - left[level]) for level in changed]
+        times = min((level_pass.left // period - 1 for level_pass, period in repeated), default=0)
+        for level_pass, period in repeated if times > 0 else ():
+            level_pass.left -= times * period
 
     def stop(self, rank: int) -> Stop:
         worker = self._workers[rank]
@@ -327,7 +268,7 @@ class Play:
             else Stop(rank, None, worker.total, worker.total)
         )
 
-    def _mismatch(self, reason: str, *workers: _Worker) -> Mismatch:
+    def _mismatch(self, reason: str, *workers: Cursor) -> Mismatch:
         return Mismatch(reason, tuple(self.stop(worker.rank) for worker in workers), self._branch)
 
     def _mixed(self) -> Mismatch | None:
@@ -336,7 +277,7 @@ class Play:
         stops = tuple(Stop(at.worker, at.operation, at.place, at.total) for at in mixed[:2])
         return Mismatch("mixed", stops, self._branch, mixed)
 
-    def _partners(self, worker: _Worker) -> list[int]:
+    def _partners(self, worker: Cursor) -> list[int]:
         op = worker.operation
         assert op is not None
         if worker.joins:
@@ -419,6 +360,6 @@ def expected(receiver: AtOperation) -> tuple[int, str]:
 
 
 def collective(op: Operation | None) -> tuple[object, ...]:
-    """Return the facts of a collective that all workers of its team must name alike."""
+    """Return the facts of a collective that must be the same on all workers of its team."""
     assert op is not None
     return (op.kind, op.root, op.count, op.dtype, op.op)

@@ -1,8 +1,8 @@
 """Whether the workers pass the same things to the same calls: where what meets, and what is returned, comes from.
 
-Calls alike whose order differs on some workers, in a loop over a set, complete, and mix their values. But where values
-come from need not be the same everywhere, either: a worker may hold a constant, or choose by its rank what to pass. So
-two workers are said to mix calls only where each passes in another call, alike for both, what the other passes here.
+Calls of one kind whose order differs between workers, in a loop over a set, complete, and mix their values. But values
+need not come from the same everywhere, either: a worker may hold a constant, or choose by its rank what to pass. So two
+workers are said to mix calls only if each passes, in another call of the same kind, what the other passes here.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Origins:
         if any(flow.arguments != first.arguments for flow in others):
             return None
         comparison = _Comparison(self._listed, self._flows, self._pairing.one_of_each())
-        return comparison.of_layers() or comparison.of_movements(self._meetings) or comparison.of_results()
+        return comparison.mixed_layers() or comparison.mixed_movements(self._meetings) or comparison.mixed_results()
 
 
 class _Comparison:
@@ -125,13 +125,13 @@ class _Comparison:
         self._leaves = len(next(iter(flows.values())).arguments)
         bits = {movement: 1 << self._leaves + k for k, call in enumerate(calls) for movement in call.items()}
         self._closures = {rank: _Closure(rank, flow, bits) for rank, flow in flows.items()}
-        self._of_leaves = (1 << self._leaves) - 1
+        self._leaf_mask = (1 << self._leaves) - 1
         # Of the movements, two workers can compare those in which both take part.
-        self._known = dict.fromkeys(flows, self._of_leaves)
+        self._known = dict.fromkeys(flows, self._leaf_mask)
         for (rank, _), bit in bits.items():
             self._known[rank] |= bit
 
-    def of_layers(self) -> Mixed | None:
+    def mixed_layers(self) -> Mixed | None:
         """Compare the parameters that workers pass to the calls of each layer, in order."""
         for layer in dict.fromkeys(call.layer for flow in self._flows.values() for call in flow.layers):
             calls = {rank: [call for call in flow.layers if call.layer == layer] for rank, flow in self._flows.items()}
@@ -146,12 +146,12 @@ class _Comparison:
                 )
                 for row in zip(*calls.values(), strict=True)
             ]
-            if (found := self._mixed(rows, self._of_leaves)) is not None:
+            if (found := self._mixed(rows, self._leaf_mask)) is not None:
                 n, one, other = found
                 return Mixed(one, other, f"{layer.partition('(')[0]}, {calls[one.worker][n].line}")
         return None
 
-    def of_movements(self, meetings: Mapping[tuple[Movement, ...], None]) -> Mixed | None:
+    def mixed_movements(self, meetings: Mapping[tuple[Movement, ...], None]) -> Mixed | None:
         """Compare what is passed in the calls that have met: leaves, and where these don't tell, earlier movements, and
         which leaves are new there, where values are added up."""
         operations: defaultdict[Movement, list[Operation]] = defaultdict(list)
@@ -176,7 +176,7 @@ class _Comparison:
             row._replace(origins={rank: self._closures[rank].new[number] for rank, number in call.items()})
             for row, call in zip(rows, self._calls, strict=True)
         ]
-        known = self._of_leaves
+        known = self._leaf_mask
         found = self._mixed(rows, known) or self._mixed(rows, ~known) or self._mixed(new, known, are_permuted=True)
         if found is not None:
             n, *passed = found
@@ -191,7 +191,7 @@ class _Comparison:
             return Mixed(one, other)
         return None
 
-    def of_results(self) -> Mixed | None:
+    def mixed_results(self) -> Mixed | None:
         """Compare the movements that results come from."""
         rows = [
             _Row(
@@ -201,7 +201,7 @@ class _Comparison:
             )
             for row in zip(*(flow.results for flow in self._flows.values()), strict=False)
         ]
-        if (found := self._mixed(rows, ~self._of_leaves)) is None:
+        if (found := self._mixed(rows, ~self._leaf_mask)) is None:
             return None
         n, one, other = found
         return Mixed(one, other, result=self._flows[one.worker].results[n].path)
@@ -215,23 +215,23 @@ class _Comparison:
         """
         for n, row in enumerate(rows):
             for one, other in dict.fromkeys(pair for group in row.groups for pair in _different(group, row.origins)):
-                of_one, of_other = mask & self._known[other], mask & self._known[one]
-                first, second = row.origins[one] & of_one, row.origins[other] & of_other
-                own, others = first & ~second, second & ~first
-                if not (own and others):
+                masks = mask & self._known[other], mask & self._known[one]
+                first, second = row.origins[one] & masks[0], row.origins[other] & masks[1]
+                only_first, only_second = first & ~second, second & ~first
+                if not (only_first and only_second):
                     continue
-                alike = [
-                    (each.origins[one] & of_one, each.origins[other] & of_other)
-                    for each in rows
-                    if all(rank in each.kinds and each.kinds[rank] == row.kinds[rank] for rank in (one, other))
+                same_kind = [
+                    (call.origins[one] & masks[0], call.origins[other] & masks[1])
+                    for call in rows
+                    if all(rank in call.kinds and call.kinds[rank] == row.kinds[rank] for rank in (one, other))
                 ]
-                if are_permuted and reduce(or_, (a for a, _ in alike)) != reduce(or_, (b for _, b in alike)):
+                if are_permuted and reduce(or_, (a for a, _ in same_kind)) != reduce(or_, (b for _, b in same_kind)):
                     continue
-                alike = [(a, b) for a, b in alike if _are_apart(a, b)]
-                if any(b & own and not _are_apart(first, b) for _, b in alike) and any(
-                    a & others and not _are_apart(a, second) for a, _ in alike
+                swapped = [(a, b) for a, b in same_kind if _both_have_more(a, b)]
+                if any(b & only_first and not _both_have_more(first, b) for _, b in swapped) and any(
+                    a & only_second and not _both_have_more(a, second) for a, _ in swapped
                 ):
-                    return n, Passed(one, self._words(one, own)), Passed(other, self._words(other, others))
+                    return n, Passed(one, self._words(one, only_first)), Passed(other, self._words(other, only_second))
         return None
 
     def _words(self, rank: int, origin: Origin) -> str:
@@ -256,7 +256,8 @@ def _different(group: Sequence[int], origins: Mapping[int, Origin]) -> list[tupl
     return list(combinations(sorted(first.values()), 2))
 
 
-def _are_apart(one: Origin, other: Origin) -> bool:
+def _both_have_more(one: Origin, other: Origin) -> bool:
+    """Return whether each of two origins has something that the other has not."""
     return bool(one & ~other and other & ~one)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from distdl_jax.text import Drawing
 from distdl_jax.watchdog.programs.diagnosis import describe
 from distdl_jax.watchdog.programs.ir import Operation, Program, operations
-from distdl_jax.watchdog.programs.matching import Happening, Play
+from distdl_jax.watchdog.programs.matching import play_back
 
 SHOWN_OPERATIONS = 12
 """How many of each worker's operations the printed report lists."""
@@ -22,7 +22,7 @@ class Report:
 
     - `name`: the function.
     - `programs`: what each worker communicates, by world rank.
-    - `problem`: what doesn't fit, as a sentence; None where the programs complete.
+    - `problem`: what doesn't fit, as a sentence; None if the programs complete.
 
     A loop whose length is not known before counts as one pass.
     """
@@ -111,7 +111,7 @@ class Report:
         return draw_messages(title, sorted(self.programs), events, waits, [self.problem] if self.problem else [])
 
     def picture(self, path: str | Path | None = None) -> Drawing:
-        """Draw who sends how much to whom; the SVG is also written to `path` where that is given.
+        """Draw who sends how much to whom; the SVG is also written to `path` if that is given.
 
         **Returns:** a `Drawing`, as `draw` does; its text is the `matrix`.
         """
@@ -132,19 +132,6 @@ class Report:
             if listing := self.listing(worker, SHOWN_OPERATIONS):
                 parts.append(f"Worker {worker}:\n{listing}")
         return "\n\n".join(parts)
-
-
-def play_back(programs: Mapping[int, Program]) -> tuple[list[Happening], dict[int, Operation]]:
-    """Return what happens, in order, up to a mismatch, and the operations in which workers are left waiting.
-
-    A loop's body is played once; of a conditional, the first branch.
-    """
-    flat = {rank: tuple(op for op, _ in operations(p, first_branch=True)) for rank, p in sorted(programs.items())}
-    happened: list[Happening] = []
-    play = Play(flat, 0, happened=happened)
-    play.run()
-    stops = map(play.stop, flat)
-    return happened, {stop.worker: stop.operation for stop in stops if stop.operation is not None}
 
 
 def _what(op: Operation, times: int | None) -> str:

@@ -41,7 +41,7 @@ _has_stderr = _is_open(2)  # if not, descriptor 2 may be any file that was opene
 
 
 def say(text: str) -> bool:
-    """Write to stderr in one piece, so that the workers' lines don't mix; past Python where its stderr is of no use.
+    """Write to stderr in one piece, so that the workers' lines don't mix; past Python if its stderr is of no use.
     Whether that could be done."""
     with contextlib.suppress(Exception):  # closed, replaced, on a full disk, or None
         if _has_stderr or sys.stderr is not sys.__stderr__:
@@ -101,7 +101,7 @@ def _abort(status: int) -> None:
 
 
 def remove_shared_memory() -> None:
-    """Unlink what the workers of this host share, which MPICH leaves in /dev/shm where a job aborts: 1 to 3 MB.
+    """Unlink what the workers of this host share, which MPICH leaves in /dev/shm if a job aborts: 1 to 3 MB.
 
     Since MPI has started they have all mapped it, and need its name no more.
     """

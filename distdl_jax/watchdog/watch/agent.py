@@ -6,13 +6,11 @@ It decides nothing. The program's thread asks it for failures; the watchdog's th
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 from time import monotonic
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from distdl_jax.errors import PlanError
 from distdl_jax.plans.worker_ranks import Workers
@@ -20,18 +18,16 @@ from distdl_jax.settings import TimeLimits, current_settings
 from distdl_jax.watchdog.programs.ir import Program
 from distdl_jax.watchdog.watch.abort import end_the_job, mpi_lock, say
 from distdl_jax.watchdog.watch.call_log import CallLog
-from distdl_jax.watchdog.watch.clock import PATIENCE
 from distdl_jax.watchdog.watch.coordinator import COORDINATOR
 from distdl_jax.watchdog.watch.core import Core, Facts
-from distdl_jax.watchdog.watch.deadlock import Kind, State
+from distdl_jax.watchdog.watch.deadlock import State
 from distdl_jax.watchdog.watch.flight_recorder import last_operations
-from distdl_jax.watchdog.watch.messages import Answer, CannotAgree, Detail, EndJob, Mailbox, Message, Say
+from distdl_jax.watchdog.watch.messages import Answer, CannotAgree, Detail, EndJob, Mailbox, Message, Posts, Say
 from distdl_jax.watchdog.watch.status import Channel, worker_status
 from distdl_jax.watchdog.watch.thread_sampler import (
     Sample,
     main_line,
     main_stack,
-    runs_own_program,
     stack_text,
     user_frames,
 )
@@ -48,16 +44,6 @@ REPORTED_OPERATIONS = 12
 
 REPORTED_EVENTS = 16
 """How many of the coordinator's last transitions worker 0's report lists."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """The run of a program: its number, where it is, the function whose program it is, and the call, where known."""
-
-    number: int = 0
-    where: str = ""
-    function: str = ""
-    program: int = 0
 
 
 class Agent:
@@ -79,19 +65,18 @@ class Agent:
         self._rank = rank
         self._size = len(members)
         self._status = worker_status()
-        self._core = Core.new(rank, members, limits)
-        self._lock = threading.Lock()
+        self._core = Core(rank, members, limits)
         self._done = 0
-        self._run = Run()
         self._seen = Facts()
         self._left: int | None = None
+        self._has_reported = False
         self._ends_at = 0.0
 
     # --- in the program's thread ---
 
     def raise_if_failed(self) -> None:
-        """Raise what all workers raise, where the coordinator has said so."""
-        if (failure := self._core.reporter.failure(self.epoch)) is not None:
+        """Raise what all workers raise, if the coordinator has said so."""
+        if (failure := self._core.reporter.failures.get(self.epoch)) is not None:
             self.epoch += 1
             raise PlanError(failure.text)
 
@@ -104,13 +89,13 @@ class Agent:
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
         """Keep the workers' programs of the function `name`."""
-        with self._lock:
-            self._core = self._core.remember(name, programs)
+        if self._core.coordinator is not None:
+            self._core.coordinator.remember(name, programs)
 
     # --- at the end of the program ---
 
     def leave(self, status: int) -> None:
-        """Tell the others that this worker's program has ended, with an exit status where that is known."""
+        """Tell the others that this worker's program has ended, with an exit status if that is known."""
         self._left = status
         with mpi_lock:
             self._mailbox.begin_barrier()
@@ -123,7 +108,7 @@ class Agent:
     # --- in any thread ---
 
     def say_elsewhere(self, text: str) -> None:
-        """Have another worker write what this one can't; nothing is done where MPI is in use for long."""
+        """Have another worker write what this one can't; nothing is done if MPI is in use for long."""
         if mpi_lock.acquire(timeout=2):
             try:
                 self._mailbox.post(Say(text[:MOST_ELSEWHERE]), 1 if self._rank == COORDINATOR else COORDINATOR)
@@ -135,29 +120,27 @@ class Agent:
     def turn(self, sample: Sample, now: float) -> None:
         """Hear the others, tell them what changed; `now` in seconds in which the watchdog was awake."""
         while (received := self._mailbox.next()) is not None:
-            self._step(partial(Core.hear, message=received[1], now=now))
+            self._do(self._core.hear(received[1], now))
         try:
             self._seen = self._facts(sample)
         finally:  # what can't be seen of the worker must not stop the clock
-            self._step(partial(Core.turn, facts=self._seen, now=now))
+            self._do(self._core.turn(self._seen, now))
             end, coordinator = self._core.reporter.end, self._core.coordinator
-            have_all_reported = coordinator is not None and coordinator.end.is_complete
+            have_all_reported = coordinator is not None and coordinator.end is not None and coordinator.end.is_complete
             if end is not None and (monotonic() > self._ends_at or have_all_reported):
                 end_the_job(f"distdl_jax ends the job. {end.text}\n")
 
-    def _step(self, step: Callable[[Core], tuple[Core, list[tuple[int, Message]]]]) -> None:
-        """Let the core take a step, and do what it says."""
-        goes_on = self._core.reporter.end is None
-        with self._lock:
-            self._core, posts = step(self._core)
+    def _do(self, posts: Posts) -> None:
+        """Do what the core says: pass messages on, and report where the worker is if the job is to end."""
         for worker, message in posts:
             if isinstance(message, Say) and worker == self._rank:
                 say(message.text)
             else:
                 self._post(message, worker)
-        if goes_on and (end := self._core.reporter.end) is not None:
+        if (end := self._core.reporter.end) is not None and not self._has_reported:
+            self._has_reported = True
             self._report(end)
-            # Without a question nobody collects the reports of others.
+            # Without a question no worker collects the reports of others.
             self._ends_at = monotonic() + (TO_REPORT[self._rank != COORDINATOR] if end.question else 0.0)
 
     def _post(self, message: Message, to: int) -> None:
@@ -167,75 +150,54 @@ class Agent:
     # --- what is seen of the worker ---
 
     def _facts(self, sample: Sample) -> Facts:
-        status, channel = self._status, self.channel
+        status, channel, run = self._status, self.channel, sample.run
         # A message that moves meanwhile must seem to be on its way: what came is counted first, what went last.
         received = {} if channel is None else dict(channel.received)
         agreement = self._agreement()
         ended = self.calls.ended()  # before the programs are looked at
-        if not sample.run and not status.tokens_pending():
+        if run is None and not status.tokens_pending():
             self._done = max(self._done, ended)
-        run = self._look_into(sample) if sample.run else Run()
-        calls = self.calls.summary(self._done, any(question.in_full for question in self._core.reporter.questions))
-        calls = replace(calls, passed=max(calls.passed, run.program), mixed=status.mixed)
-        # Where it is costs a stack; so it is looked up for what runs long, and for those who ask.
-        where = main_line() if self._core.reporter.questions and not run.where else run.where
-        where = where if self._left is None else ""
+        program = run.call if run is not None and run.log is self.calls else 0
+        questions = self._core.reporter.questions
+        calls = self.calls.summary(self._done, any(question.in_full for question in questions))
+        calls = replace(calls, passed=max(calls.passed, program), mixed=status.mixed)
+        where = "" if run is None else run.where
+        if questions and not where:  # a stack costs: it is looked up for what runs long, and for those who ask
+            where = main_line()
         return Facts(
             calls,
             agreement,
-            sample.run,
-            run.program,
-            run.function,
+            0 if run is None else run.number,
+            program,
+            "" if run is None else run.function,
             sample.compiles > 0,
-            where,
+            where if self._left is None else "",
             self._left,
             self.is_covered,
             Detail(sample.compiled, {} if channel is None else dict(channel.sent), received),
         )
 
     def _agreement(self) -> State | None:
-        """Return the agreement that the worker is in, of this world or another."""
-        waiting = self._status.waiting
-        if waiting is None:
-            return None
-        agent, waits_for = waiting.channel and waiting.channel.monitor, waiting.waits_for
-        kind: Kind = "agreeing" if agent is self else "elsewhere"
-        if agent is self:
-            pass
-        elif isinstance(agent, Agent):
-            waits_for = self._here(agent.members, tuple(agent.members[worker] for worker in waits_for))
-        elif agent is None:  # they open a world
-            waits_for = self._here(waits_for, waits_for)
-        else:
-            return None
-        return State(kind, waiting.where, waiting.label, waits_for, waiting.number)
+        """Return the agreement that the worker is in, of this world or another.
 
-    def _here(self, world: Workers, workers: Workers) -> Workers:
-        """Return the ranks in this world of `workers`, ranks in COMM_WORLD, if it has all of their `world`."""
-        return tuple(map(self.members.index, workers)) if set(self.members) >= set(world) else ()
+        Of a world of some of these workers, or one that they open, it waits for workers of this one; of any other,
+        nothing is known here.
+        """
+        if (waiting := self._status.waiting) is None:
+            return None
+        agent: Any = None if waiting.channel is None else waiting.channel.monitor
+        waits_for = waiting.waits_for
+        if agent is self:
+            return State("agreeing", waiting.where, waiting.label, waits_for, waiting.number)
+        awaited = waits_for if agent is None else tuple(agent.members[worker] for worker in waits_for)
+        world = awaited if agent is None else agent.members
+        here = tuple(map(self.members.index, awaited)) if set(world) <= set(self.members) else ()
+        return State("elsewhere", waiting.where, waiting.label, here, waiting.number)
 
     def watches(self, workers: Workers) -> bool:
         """Return whether this agent's timeout counts for a wait for these, by their ranks in COMM_WORLD."""
         goes_on = self._left is None or not self.all_have_left()
         return set(self.members) >= set(workers) and not self.is_covered and goes_on
-
-    def _look_into(self, sample: Sample) -> Run:
-        """Return what is known of a run of a program, once it has lasted for a while."""
-        if self._run.number == sample.run or sample.seconds < PATIENCE:
-            return self._run if self._run.number == sample.run else Run()
-        status = self._status
-        record, number = status.threads.get(status.shown), self.calls.number
-        stack = main_stack()
-        lines = user_frames(stack)
-        run = Run(sample.run, str(lines[0]) if lines else "")
-        if sample.token is not None:
-            if (of := status.run_of(sample.token)) is not None:
-                run = replace(run, function=of.name, program=of.number if of.log is self.calls else 0)
-        elif record is not None and record.call and runs_own_program(stack):
-            is_counted = record.log is self.calls and self.calls.inside and number == self.calls.number
-            run = replace(run, function=record.call, program=number if is_counted else 0)
-        self._run = run
-        return run
 
     # --- the end ---
 

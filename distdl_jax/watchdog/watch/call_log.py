@@ -21,7 +21,7 @@ DIGESTS = 32
 
 
 class Earlier(NamedTuple):
-    """How many calls a worker had made before one, and the digest of all of them; None where they can't be compared."""
+    """How many calls a worker had made before one, and the digest of all of them; None if they can't be compared."""
 
     number: int
     digest: int | None
@@ -53,7 +53,7 @@ class Calls:
     failed: tuple[int, str] = (0, "")
 
     def digest_at(self, call: int) -> int | None:
-        """Return that of the calls up to the given one; None where it is not told."""
+        """Return that of the calls up to the given one; None if it is not told."""
         place = len(self.digests) - (self.number - call) - 1
         return self.digests[place] if 0 <= place < len(self.digests) else None
 
@@ -108,7 +108,7 @@ class CallLog:
             self.inside = True
 
     def end(self, completed: bool) -> None:
-        """End the last call; if it raised, nobody knows whether others have got further in it."""
+        """End the last call; if it raised, others may have got further in it."""
         with self._lock:
             self.inside = self.tracing = False
             if completed:
@@ -117,7 +117,7 @@ class CallLog:
                 self._comparable = False
 
     def undo(self) -> None:
-        """Take the last call back. It has raised before it told anybody anything: to the others it was none."""
+        """Take the last call back. It has raised before others learned of it: to them it was none."""
         with self._lock:
             self.inside = self.tracing = False
             self._names.pop()

@@ -6,7 +6,7 @@ PATIENCE = 0.25
 """Seconds for which a worker waits before it says so."""
 
 LONGEST_PATIENCE = 10.0
-"""The same for a program, where programs have taken long before."""
+"""The same for a program, if programs have taken long before."""
 
 LONGEST_TURN = 1.0
 """A pause between two turns counts as so many seconds at most: in a longer one the job was suspended, or stood."""
@@ -18,7 +18,7 @@ ASKED = (1 / 64, 1 / 4)
 """After which parts of the limit the coordinator asks all again: at least, and at most while one of them waits."""
 
 COMPILATION = 8
-"""For how many limits nobody's wait ends the job while some worker compiles."""
+"""For how many limits no wait ends the job while some worker compiles."""
 
 GIVEN_UP = 1 + 1 / 16
 """After how many times the limit without a question a worker that has announced a wait ends the job."""
@@ -41,7 +41,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def lines_within(limit: float) -> tuple[float, ...]:
-    """Return after how many seconds a wait is told, where the clock has this limit (0: none).
+    """Return after how many seconds a line is said of a wait, if the clock has this limit (0: none).
 
     >>> lines_within(40.0)[:2], lines_within(1800.0)[:4], lines_within(0.0)[:2]
     ((20.0, 60.0), (60.0, 300.0, 900.0, 1800.0), (60.0, 300.0))
@@ -50,7 +50,7 @@ def lines_within(limit: float) -> tuple[float, ...]:
 
 
 def last_line(lines: tuple[float, ...], seconds: float) -> float:
-    """Return the last of these times that has come after so many seconds, 0 where none has."""
+    """Return the last of these times that has come after so many seconds, 0 if none has."""
     return max((line for line in lines if line <= seconds), default=0.0)
 
 

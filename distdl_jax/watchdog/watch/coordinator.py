@@ -1,37 +1,36 @@
 """Worker 0's part: from what all workers tell, whether they can go on, and what they are to do if not.
 
-Pure: a state and an event go in, a state and messages come out. One question, one answer, and two readers of answers. A
-confirmation asks the workers that a deadlock is about, before anything is concluded from their states (`deadlock`). The
-timeout, whose time the user sets, asks all where one has waited for long.
+A state machine without input and output: messages and times go in, messages come out. One question, one answer, and two
+readers of answers. A confirmation asks the workers that a deadlock is about, before anything is concluded from their
+states (`deadlock`). The timeout, whose time the user sets, asks all when one has waited for long (`timeout`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog.programs.ir import Program
-from distdl_jax.watchdog.watch.clock import ASKED, last_line, lines_within, seconds_text
+from distdl_jax.watchdog.watch.clock import ASKED, COMPILATION, last_line, lines_within, seconds_text
 from distdl_jax.watchdog.watch.deadlock import Deadlock, State, View, find_deadlock, workers_text
-from distdl_jax.watchdog.watch.dependencies import Plans, dependencies_of_all, in_both
+from distdl_jax.watchdog.watch.dependencies import Dependencies, Plans, dependencies_of_all, in_both
 from distdl_jax.watchdog.watch.messages import (
     Answer,
     CannotAgree,
     EndJob,
     Fail,
-    OpenQuestion,
+    Message,
     Posts,
     Question,
     Say,
     ToCoordinator,
-    ToWorker,
     Wait,
 )
-from distdl_jax.watchdog.watch.timeout import NEVER, UNHEARD, Place, Timeout, WaitLimits, blockers, place_of
-from distdl_jax.watchdog.watch.timeout_report import LongWait, Situation
+from distdl_jax.watchdog.watch.timeout import NEVER, UNHEARD, LongWait, OpenQuestion, Situation, Timeout, place_of
 
 COORDINATOR = 0
 """The world rank of the worker that coordinates."""
@@ -49,7 +48,7 @@ EVENTS = 256
 """How many events the story has."""
 
 IDLE = ("running", "compiling")
-"""The kinds of states in which a worker waits for nobody."""
+"""The kinds of states in which a worker waits for no other."""
 
 MOST_DUMPED = 500
 """How many characters the dump has of each field."""
@@ -63,7 +62,7 @@ class Event(NamedTuple):
     what: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Confirmation:
     """The question to the workers that a deadlock is about, whether they still wait as in `states`.
 
@@ -74,14 +73,14 @@ class Confirmation:
     question: OpenQuestion
     states: Mapping[int, State]
     pause: float
-    again_at: float = float("inf")
+    again_at: float = NEVER
 
     def is_about(self, states: Mapping[int, State]) -> bool:
         """Return whether these workers, as they are, are asked."""
         return self.states.keys() == states.keys() and all(s.is_as(self.states[worker]) for worker, s in states.items())
 
-    def view(self, plans: Plans) -> View:
-        """Return what is certain by now; nothing is of workers that have moved."""
+    def view(self, plans: Plans, failed: Mapping[int, State]) -> View:
+        """Return what is certain by now, of workers that have `failed`, too; nothing is of those that have moved."""
         answers = self.question.answers
         states = {
             worker: answer.state if answer.state.is_as(self.states[worker]) else replace(answer.state, kind="running")
@@ -92,10 +91,9 @@ class Confirmation:
             a, b = answers.get(sender), answers.get(receiver)
             return a is None or b is None or a.detail.sent.get(receiver, 0) != b.detail.received.get(sender, 0)
 
-        return View(states, plans, coming, in_full=True)
+        return View({**states, **failed}, plans, coming, in_full=True)
 
 
-@dataclass(frozen=True)
 class Coordinator:
     """The coordinator of one world; `members`: its workers, by their ranks in COMM_WORLD.
 
@@ -108,166 +106,148 @@ class Coordinator:
     - `events`: the last transitions.
     """
 
-    members: Workers
-    limits: TimeLimits
-    states: Mapping[int, State]
-    plans: Plans = field(default_factory=dict)
-    programs: Mapping[str, Mapping[int, Program]] = field(default_factory=dict)
-    seeks_at: float = NEVER
-    rests_until: float = 0.0
-    questions: int = 0
-    confirmation: Confirmation | None = None
-    timeout: Timeout = field(default=Timeout())
-    concluded: tuple[tuple[int, str, int], ...] = ()
-    epoch: int = 0
-    end: OpenQuestion = field(default=OpenQuestion())
-    events: tuple[Event, ...] = ()
+    def __init__(self, members: Workers, limits: TimeLimits) -> None:
+        self.members, self.size, self.limits = members, len(members), limits
+        self.states = dict.fromkeys(range(self.size), State("running"))
+        self.plans: dict[str, Mapping[int, Dependencies]] = {}
+        self.programs: dict[str, Mapping[int, Program]] = {}
+        self.seeks_at, self.rests_until = NEVER, 0.0
+        self.questions = 0
+        self.confirmation: Confirmation | None = None
+        self.timeout = Timeout(limits.waiting)
+        self.concluded: tuple[tuple[int, str, int], ...] = ()
+        self.epoch = 0
+        self.end: OpenQuestion | None = None
+        self.events: deque[Event] = deque(maxlen=EVENTS)
 
-    @classmethod
-    def new(cls, members: Workers, limits: TimeLimits) -> Coordinator:
-        """Begin with workers that all run."""
-        return cls(members, limits, dict.fromkeys(range(len(members)), State("running")))
-
-    @property
-    def size(self) -> int:
-        """The number of workers."""
-        return len(self.members)
-
-    def remember(self, name: str, programs: Mapping[int, Program]) -> Coordinator:
+    def remember(self, name: str, programs: Mapping[int, Program]) -> None:
         """Keep a plan of the function `name`, which all workers have agreed on; of several, what holds in all."""
         part = dependencies_of_all(programs, self.size)
-        part = in_both(self.plans[name], part) if name in self.plans else part
-        return replace(self, plans={**self.plans, name: part}, programs={**self.programs, name: programs})
+        self.plans[name] = in_both(self.plans[name], part) if name in self.plans else part
+        self.programs[name] = programs
 
-    def hear(self, message: ToCoordinator, now: float) -> tuple[Coordinator, Posts]:
+    def hear(self, message: ToCoordinator, now: float) -> Posts:
         """Take in what a worker tells."""
-        if self.end.number:
-            return (replace(self, end=self.end.with_answer(message)), []) if isinstance(message, Answer) else (self, [])
         match message:
-            case CannotAgree(epoch, text, about):
-                return self._fail(text, about, now) if epoch == self.epoch else (self, [])
+            case Answer() if self.end is not None:
+                self.end.hear(message)
+            case CannotAgree(epoch, text, about) if self.end is None and epoch == self.epoch:
+                return self._fail(text, about, now)
             case Answer(worker, state):
-                known = self if state.is_as(self.states[worker]) else self._with_event(now, worker, state.describe())
-                states, timeout = {**known.states, worker: state}, known.timeout.hear(message)
-                known = replace(known, states=states, timeout=timeout, seeks_at=self.rests_until)
-                return known._confirm(message, now)
+                if not state.is_as(self.states[worker]):
+                    self._note(now, worker, state.describe())
+                self.states[worker] = state
+                self.seeks_at = self.rests_until
+                self.timeout.hear(message)
+                return self._confirm(message, now)
+        return []
 
-    def tick(self, now: float) -> tuple[Coordinator, Posts]:
+    def tick(self, now: float) -> Posts:
         """Do what is due now: ask workers, have all of them fail, or end the job."""
-        known, posts = self, list[tuple[int, ToWorker]]()
-        for place in range(len(self._steps())):
-            due_at, step = known._steps()[place]
-            if now >= due_at and not known.end.number:
-                known, more = step(now)
-                posts = posts + more
-        return known, posts
+        posts: Posts = []
+        for due_at, step in self._steps():
+            if now >= due_at() and self.end is None:
+                posts += step(now)
+        return posts
 
     def wakes_at(self) -> float:
         """Return when it will have something to say, if nothing happens before."""
-        return min(due_at for due_at, _ in self._steps())
+        return min(due_at() for due_at, _ in self._steps())
 
-    def _steps(self) -> list[tuple[float, Callable[[float], tuple[Coordinator, Posts]]]]:
+    def _steps(self) -> list[tuple[Callable[[], float], Callable[[float], Posts]]]:
         """Return the steps that it takes, each after the time when it is due."""
-        timeout, seeks_at = self.timeout, self.seeks_at if self.confirmation is None else self.confirmation.again_at
         return [
-            (timeout.speaks_at, self._speak_of_the_silent),
-            (timeout.closes_at(self.limits.waiting), self._close),
-            (timeout.asks_at(self.limits.waiting), self._ask_all),
-            (min(self.seeks_at, seeks_at), self._seek),
+            (self.timeout.speaks_at, self._speak_of_the_silent),
+            (self.timeout.closes_at, self._close),
+            (self.timeout.asks_at, self._ask_all),
+            (lambda: min(self.seeks_at, self.confirmation.again_at if self.confirmation else NEVER), self._seek),
         ]
 
     # --- what is certain ---
 
-    def _seek(self, now: float) -> tuple[Coordinator, Posts]:
+    def _seek(self, now: float) -> Posts:
         """Look for a deadlock, and ask the workers that it is about."""
-        known = replace(self, seeks_at=NEVER, rests_until=now + SEEKS_EVERY * self.size)
+        self.seeks_at, self.rests_until = NEVER, now + SEEKS_EVERY * self.size
         found = find_deadlock(View(self.states, self.plans))
         if found is None or set(_key(found, self.states)) <= set(self.concluded):
-            return replace(known, confirmation=None), []
+            self.confirmation = None
+            return []
         # Who has ended with an error answers nothing any more, and need not.
-        concerned = {*found.waiting, *found.about} - self._failed().keys()
-        asked, pause = {worker: self.states[worker] for worker in sorted(concerned)}, PAUSES[0]
-        if (before := self.confirmation) is not None and before.is_about(asked):
-            if now < before.again_at:
-                return known, []
-            pause = before.pause
-        number = self.questions + 1
-        known = replace(known, questions=number, confirmation=Confirmation(OpenQuestion(number, asked), asked, pause))
-        known = known._with_event(now, None, f"{workers_text(tuple(asked))} asked to confirm: {found.text}")
-        return known, [(worker, Question(number, in_full=True)) for worker in asked]
+        concerned = sorted({*found.waiting, *found.about} - self._failed().keys())
+        states, pause = {worker: self.states[worker] for worker in concerned}, PAUSES[0]
+        if self.confirmation is not None and self.confirmation.is_about(states):
+            if now < self.confirmation.again_at:
+                return []
+            pause = self.confirmation.pause
+        self.questions += 1
+        self.confirmation = Confirmation(OpenQuestion(self.questions, states), states, pause)
+        self._note(now, None, f"{workers_text(tuple(states))} asked to confirm: {found.text}")
+        return [(worker, Question(self.questions, in_full=True)) for worker in states]
 
     def _failed(self) -> dict[int, State]:
         return {worker: state for worker, state in self.states.items() if state.kind == "left" and state.status}
 
-    def _confirm(self, answer: Answer, now: float) -> tuple[Coordinator, Posts]:
+    def _confirm(self, answer: Answer, now: float) -> Posts:
         """Take in an answer to the confirmation's question, if it is one; with the last one, draw the conclusion."""
-        if (confirmation := self.confirmation) is None:
-            return self, []
-        question = confirmation.question.with_answer(answer)
-        if question is confirmation.question:
-            return self, []
-        confirmation = replace(confirmation, question=question)
-        if not question.is_complete:
-            return replace(self, confirmation=confirmation), []
-        view = confirmation.view(self.plans)
-        view = replace(view, states={**view.states, **self._failed()})
-        if (found := find_deadlock(view)) is None:
-            pause = confirmation.pause
-            confirmation = replace(confirmation, again_at=now + pause, pause=min(2 * pause, PAUSES[1]))
-            return replace(self, confirmation=confirmation)._with_event(now, None, "not confirmed"), []
-        known = replace(self, confirmation=None, concluded=_key(found, view.states))
-        # What follows does so from the states when they answered: since then some may have been told to go on.
-        waiting = [view.states[worker] for worker in found.waiting]
-        if all(state.kind == "agreeing" for state in waiting):
-            return known._fail(found.text, found.about, now)
-        return known._end(found.text, found.about, now)
+        confirmation = self.confirmation
+        if confirmation is None or not confirmation.question.hear(answer) or not confirmation.question.is_complete:
+            return []
+        view = confirmation.view(self.plans, self._failed())
+        match find_deadlock(view):
+            case None:
+                confirmation.again_at = now + confirmation.pause
+                confirmation.pause = min(2 * confirmation.pause, PAUSES[1])
+                self._note(now, None, "not confirmed")
+                return []
+            case Deadlock(text, waiting, about) as found:
+                # It follows from the states when they answered: since then some may have been told to go on.
+                self.confirmation, self.concluded = None, _key(found, view.states)
+                can_raise = all(view.states[worker].kind == "agreeing" for worker in waiting)
+                return self._fail(text, about, now) if can_raise else self._end(text, about, now)
 
     # --- the timeout ---
 
-    def _ask_all(self, now: float) -> tuple[Coordinator, Posts]:
-        """Ask all workers; once more where some have yet to answer, so that the others hear of the coordinator."""
-        timeout = self.timeout.asked(self.questions + 1, self.size, now, self.limits.waiting)
-        number = timeout.question.number
-        known = replace(self, questions=max(self.questions, number), timeout=timeout)
-        return known._with_event(now, None, "all are asked, for one waits"), self._to_all(Question(number))
+    def _ask_all(self, now: float) -> Posts:
+        """Ask all workers; once more if some have yet to answer, so that the others hear of the coordinator."""
+        number = self.timeout.ask(self.questions + 1, self.size, now)
+        self.questions = max(self.questions, number)
+        self._note(now, None, "all are asked, for one waits")
+        return self._to_all(Question(number))
 
-    def _close(self, now: float) -> tuple[Coordinator, Posts]:
+    def _close(self, now: float) -> Posts:
         """Decide about all waits, once all have said what they do, who can."""
-        timeout, answered = self.timeout.closed(), self.timeout
-        limits = WaitLimits(self.states, self.plans, self.limits)
+        timeout, situation, lines = self.timeout, self._situation(now), lines_within(self.limits.waiting)
+        assert timeout.question is not None
+        answers = timeout.question.answers
+        compiled = min((answer.detail.compiled for answer in answers.values()), default=NEVER)
         least, most = (part * self.limits.waiting or NEVER for part in ASKED)
-        lines, lasting, overdue = lines_within(self.limits.waiting), list[LongWait](), list[LongWait]()
-        longest: tuple[float, int, float] | None = None
-        for worker, wait in answered.waits():
-            limit, is_in = limits.of(worker, wait), _is_in(self.states[worker], wait)
+        lasting, overdue = list[LongWait](), list[LongWait]()
+        longest, due_at = (-NEVER, 0, 0.0), NEVER
+        for worker, wait in sorted((worker, wait) for worker, answer in answers.items() for wait in answer.waits):
+            limit, is_in = situation.limit_of(worker, wait), _is_in(self.states[worker], wait)
             if is_in and (limit < NEVER or wait.kind == "left"):
                 lasting.append(LongWait(wait.seconds, worker, limit))
             limit = limit or NEVER
-            seconds = answered.counted(wait, limit)
-            longest = max(longest or (0.0, worker, 0.0), (wait.seconds, worker, seconds))
-            if seconds >= limit and is_in:
+            counted = wait.seconds if wait.seconds >= COMPILATION * limit else min(wait.seconds, compiled)
+            longest = max(longest, (wait.seconds, worker, counted))
+            if counted >= limit and is_in:
                 overdue.append(LongWait(wait.seconds, worker, limit))
             next_line = min((line for line in lines if line > wait.seconds), default=NEVER) - wait.seconds
-            soon = NEVER if wait.kind == "left" else min(max(limit - seconds, least), most)
-            due_at = timeout.asked_at + min(soon, max(next_line, SOON))
-            timeout = replace(timeout, due_at=min(timeout.due_at, due_at))
-        known = replace(self, timeout=timeout)
-        if longest is not None:
-            what = f"has waited for {seconds_text(longest[0])}, of which {seconds_text(longest[2])} count"
-            known = known._with_event(now, longest[1], what)
+            soon = NEVER if wait.kind == "left" else min(max(limit - counted, least), most)
+            due_at = min(due_at, timeout.asked_at + min(soon, max(next_line, SOON)))
+        timeout.close(due_at)
+        if longest[0] > -NEVER:
+            seconds, worker, counted = longest
+            self._note(now, worker, f"has waited for {seconds_text(seconds)}, of which {seconds_text(counted)} count")
         if not overdue:
-            told, posts = self._say_who_waits(lasting, lines, now)
-            return replace(known, timeout=replace(timeout, told=told)), posts
+            return self._say_who_waits(lasting, lines, situation)
         worst = max(overdue)
-        text = self._situation(now).time_is_up(worst)
-        return known._end(text, blockers(worst.worker, self.states, self.plans, self.timeout.missing), now)
+        return self._end(situation.time_is_up(worst), situation.blockers(worst.worker), now)
 
-    def _say_who_waits(
-        self, lasting: Iterable[LongWait], lines: tuple[float, ...], now: float
-    ) -> tuple[frozenset[tuple[float, Place]], Posts]:
+    def _say_who_waits(self, lasting: list[LongWait], lines: tuple[float, ...], situation: Situation) -> Posts:
         """Say who waits where, for whom, at the times of `lines`: one line for all who wait, once for each place; and
         one for all whose programs have ended."""
-        told, states, situation = self.timeout.told, self.states, self._situation(now)
+        told, states = self.timeout.told, self.states
         posts: Posts = []
         for have_left in (True, False):
             new = [
@@ -280,51 +260,51 @@ class Coordinator:
             if not new:
                 continue
             longest = max(new)
-            alike = [s for s in states.values() if (s.kind == "left") == have_left and s.kind not in IDLE]
-            told = told.union((line, place_of(s)) for line in lines if line <= longest.seconds for s in alike)
+            waiting = [s for s in states.values() if (s.kind == "left") == have_left and s.kind not in IDLE]
+            told.update((line, place_of(state)) for line in lines if line <= longest.seconds for state in waiting)
             if not have_left:
-                awaited = blockers(longest.worker, states, self.plans, self.timeout.missing)
-                posts.append((COORDINATOR, Say(situation.line_about_a_wait(longest, awaited))))
+                posts.append((COORDINATOR, Say(situation.line_about_a_wait(longest))))
             elif line_of_the_end := situation.line_about_the_end(longest.seconds):
                 posts.append((longest.worker, Say(line_of_the_end)))
-        return told, posts
+        return posts
 
-    def _speak_of_the_silent(self, now: float) -> tuple[Coordinator, Posts]:
+    def _speak_of_the_silent(self, now: float) -> Posts:
         """Say a line that ends nothing, long before the limit."""
-        waiting, situation = self.timeout.waiting, self._situation(now)
-        assert waiting is not None
+        situation, mentioned = self._situation(now), self.timeout.mentioned
         unheard = (worker for worker, seconds in situation.unheard.items() if seconds >= UNHEARD)
-        silent = sorted({*unheard} - self.timeout.mentioned)
-        known = replace(self, timeout=replace(self.timeout, mentioned=self.timeout.mentioned.union(silent)))
-        known = known._with_event(now, None, f"nothing was heard from {workers_text(tuple(silent))}")
-        return known, [(COORDINATOR, Say(situation.line_about_the_silent(silent, waiting)))]
+        silent = sorted({*unheard} - mentioned)
+        mentioned.update(silent)
+        self._note(now, None, f"nothing was heard from {workers_text(tuple(silent))}")
+        assert self.timeout.waiting is not None
+        return [(COORDINATOR, Say(situation.line_about_the_silent(silent, self.timeout.waiting)))]
 
     def _situation(self, now: float) -> Situation:
         unheard = {worker: now - since for worker, since in self.timeout.missing.items()}
-        return Situation(self.states, self.programs, unheard)
+        return Situation(self.states, self.plans, self.programs, self.limits, unheard)
 
     # --- the end ---
 
-    def _to_all(self, message: ToWorker) -> Posts:
+    def _to_all(self, message: Message) -> Posts:
         return [(worker, message) for worker in range(self.size)]
 
-    def _fail(self, text: str, about: Workers, now: float) -> tuple[Coordinator, Posts]:
-        fail = Fail(self.epoch, text, self._global(about))
-        return replace(self, epoch=self.epoch + 1)._with_event(now, None, f"all fail: {text}"), self._to_all(fail)
+    def _fail(self, text: str, about: Workers, now: float) -> Posts:
+        self._note(now, None, f"all fail: {text}")
+        self.epoch += 1
+        return self._to_all(Fail(self.epoch - 1, text, self._global(about)))
 
-    def _end(self, text: str, about: Workers, now: float) -> tuple[Coordinator, Posts]:
-        number = self.questions + 1
-        known = replace(self, questions=number, end=OpenQuestion(number, range(self.size)))
-        known = known._with_event(now, None, f"the job ends, because of {workers_text(about)}")
-        return known, self._to_all(EndJob(number, text, self._global(about)))
+    def _end(self, text: str, about: Workers, now: float) -> Posts:
+        self._note(now, None, f"the job ends, because of {workers_text(about)}")
+        self.questions += 1
+        self.end = OpenQuestion(self.questions, range(self.size))
+        return self._to_all(EndJob(self.questions, text, self._global(about)))
 
     def _global(self, workers: Workers) -> Workers:
         return tuple(self.members[worker] for worker in workers)
 
     # --- its story ---
 
-    def _with_event(self, now: float, worker: int | None, what: str) -> Coordinator:
-        return replace(self, events=(*self.events[1 - EVENTS :], Event(now, worker, what)))
+    def _note(self, now: float, worker: int | None, what: str) -> None:
+        self.events.append(Event(now, worker, what))
 
     def story(self) -> list[str]:
         """Return a line for each of the last transitions, the last one last."""
@@ -335,9 +315,9 @@ class Coordinator:
 
     def dump(self) -> str:
         """Return its whole state as text, one line for a field, without the story and the plans."""
-        names = [one.name for one in fields(self) if one.name not in ("events", "plans", "programs")]
-        lines = [f"{name}: {getattr(self, name)!r}" for name in names]
-        return "\n".join(line[:MOST_DUMPED] for line in [*lines, f"plans of: {', '.join(self.plans)}"])
+        left_out = ("events", "plans", "programs")
+        lines = [f"{name}: {value!r}" for name, value in vars(self).items() if name not in left_out]
+        return "\n".join(line[:MOST_DUMPED] for line in [*lines, f"plans of: {', '.join(list(self.plans))}"])
 
 
 def _key(found: Deadlock, states: Mapping[int, State]) -> tuple[tuple[int, str, int], ...]:

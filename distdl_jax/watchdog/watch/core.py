@@ -1,17 +1,15 @@
-"""The watch of one worker in one world. Pure: facts and messages go in, messages come out.
+"""The watch of one worker in one world: a state machine without input and output. Facts, messages and times go in,
+messages come out.
 
 Every worker has a reporter, which decides nothing about other workers; worker 0 has the coordinator, too, which does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.settings import TimeLimits
-from distdl_jax.watchdog.programs.ir import Program
 from distdl_jax.watchdog.watch.call_log import Calls
 from distdl_jax.watchdog.watch.clock import (
     ANNOUNCED,
@@ -30,6 +28,7 @@ from distdl_jax.watchdog.watch.messages import (
     EndJob,
     Fail,
     Message,
+    Posts,
     Question,
     Say,
     Wait,
@@ -47,9 +46,9 @@ class Facts:
 
     - `calls`: those of checked functions.
     - `agreement`: the state, without calls, of a worker in an agreement: "agreeing", or "elsewhere" in one of another
-      world. There it waits for nobody here, unless all of that world are here.
-    - `run`: the number of the run of a compiled program that goes on, 0 where there is none. `program`, `function`: the
-      call whose program that is, 0 where that is not known, and of which function.
+      world. There it waits for no worker of this world, unless all of that world are here.
+    - `run`: the number of the run of a compiled program that goes on, 0 if there is none. `program`, `function`: the
+      call whose program that is, 0 if that is not known, and of which function.
     - `compiles`: whether it compiles now. `where`: its line, if known.
     - `left`: its exit status, once its program has ended.
     - `covered`: whether another world has all workers of this one, so that its timeout is enough.
@@ -87,7 +86,8 @@ class Facts:
         return [*agreement, ("executing", self.run)] if self.run else agreement
 
 
-class OpenWait(NamedTuple):
+@dataclass(eq=False)
+class OpenWait:
     """A wait that goes on: its kind and number, when it began, whether it was announced, for the timeout to look at,
     and whether it was said that the coordinator is silent meanwhile."""
 
@@ -98,7 +98,6 @@ class OpenWait(NamedTuple):
     told: bool = False
 
 
-@dataclass(frozen=True)
 class Reporter:
     """The knowledge of one worker's reporter in one world.
 
@@ -108,20 +107,15 @@ class Reporter:
     - `failures`: what all workers raise, by epoch. `end`: how the job ends.
     """
 
-    rank: int
-    limit: float
-    reported: State = field(default=State("running"))
-    reported_at: float = 0.0
-    waits: tuple[OpenWait, ...] = ()
-    longest: float = 0.0
-    questions: tuple[Question, ...] = ()
-    asked_at: float = 0.0
-    failures: tuple[Fail, ...] = ()
-    end: EndJob | None = None
-
-    def failure(self, epoch: int) -> Fail | None:
-        """Return what is to be raised in this epoch."""
-        return next((fail for fail in self.failures if fail.epoch == epoch), None)
+    def __init__(self, rank: int, limit: float) -> None:
+        self.rank, self.limit = rank, limit
+        self.reported, self.reported_at = State("running"), 0.0
+        self.waits: list[OpenWait] = []
+        self.longest = 0.0
+        self.questions: list[Question] = []
+        self.asked_at = 0.0
+        self.failures: dict[int, Fail] = {}
+        self.end: EndJob | None = None
 
     def wakes_at(self, now: float) -> float:
         """Return when it will have something to say, if nothing happens before."""
@@ -135,56 +129,44 @@ class Reporter:
         )
         return min((time for time in due if time > now), default=float("inf"))
 
-    def hear(self, message: Question | Fail | EndJob, now: float) -> Reporter:
+    def hear(self, message: Question | Fail | EndJob, now: float) -> None:
         """Take in what the coordinator says."""
         match message:
             case Question():
-                return replace(self, questions=(*self.questions, message), asked_at=now)
+                self.questions.append(message)
+                self.asked_at = now
             case Fail(epoch):
-                return self if self.failure(epoch) else replace(self, failures=(*self.failures, message))
+                self.failures.setdefault(epoch, message)
             case EndJob():
-                return self if self.end is not None else replace(self, end=message)
+                self.end = self.end or message
 
-    def look(self, facts: Facts, now: float) -> tuple[Reporter, list[Answer | Say | EndJob]]:
+    def look(self, facts: Facts, now: float) -> list[Answer | Say | EndJob]:
         """Take in what can be seen now. Answers are the coordinator's; the other messages are the worker's own."""
         if self.end is not None:
-            return self, []
-        known = self._with_waits(facts, now)
-        long = known._long_waits(facts, now)
-        waits = tuple(Wait(wait.kind, wait.episode, now - wait.began) for wait in long)
+            return []
+        self._update_waits(facts, now)
+        long = self._long_waits(facts, now)
         is_new = not all(wait.announced for wait in long)
+        for wait in self.waits:
+            wait.announced = wait in long
+        waits = tuple(Wait(wait.kind, wait.episode, now - wait.began) for wait in long)
         state = facts.state()
-        posts: list[Answer | Say | EndJob] = [
-            Answer(self.rank, state, waits, question.number, facts.detail) for question in known.questions
-        ]
-        if not posts:
-            if not (is_new or known._is_worth_telling(state, now)):
+        answers = [Answer(self.rank, state, waits, question.number, facts.detail) for question in self.questions]
+        if not answers:
+            if not (is_new or self._is_worth_telling(state, now)):
                 state = replace(State("running"), calls=facts.calls)
-            if is_new or known._is_news(state, now):
-                posts = [Answer(self.rank, state, waits if is_new else ())]
-        known = replace(known, waits=tuple(wait._replace(announced=wait in long) for wait in known.waits))
-        if posts:
-            known = replace(known, reported=state, reported_at=now, questions=())
-        if (given_up := known._given_up(now)) is not None:
-            return replace(known, asked_at=now), [*posts, given_up]
-        if (unheard := known._unheard(now)) is not None:
-            told = tuple(wait._replace(told=wait.told or wait is unheard) for wait in known.waits)
-            text = (
-                f"Worker {self.rank} has waited for {seconds_text(now - unheard.began)}: it {known.reported.describe()}"
-            )
-            posts.append(Say(f"distdl_jax: {text}. {_SILENT} The job goes on.\n"))
-            return replace(known, waits=told), posts
-        return known, posts
+            if is_new or self._is_news(state, now):
+                answers = [Answer(self.rank, state, waits if is_new else ())]
+        if answers:
+            self.reported, self.reported_at, self.questions = state, now, []
+        return [*answers, *self._about_a_silent_coordinator(now)]
 
-    def _with_waits(self, facts: Facts, now: float) -> Reporter:
+    def _update_waits(self, facts: Facts, now: float) -> None:
         """Begin and end waits as the facts are now."""
-        episodes = facts.episodes()
-        if [(wait.kind, wait.episode) for wait in self.waits] == episodes:
-            return self
         before = {(wait.kind, wait.episode): wait for wait in self.waits}
-        waits = tuple(before.pop(key, OpenWait(*key, now)) for key in episodes)
+        self.waits = [before.pop(key) if key in before else OpenWait(*key, now) for key in facts.episodes()]
         over = (now - wait.began for wait in before.values() if wait.kind == "executing")
-        return replace(self, waits=waits, longest=max(self.longest, *over, 0.0))
+        self.longest = max(self.longest, *over, 0.0)
 
     def _long_waits(self, facts: Facts, now: float) -> list[OpenWait]:
         """Return the waits that the timeout of this world looks at; some are another world's."""
@@ -221,69 +203,55 @@ class Reporter:
             return True
         if state.kind == before.kind == "running" or state == before:
             return False
-        return state.kind != before.kind or state.episode != before.episode or now - self.reported_at >= PATIENCE
+        return not state.is_as(before) or now - self.reported_at >= PATIENCE
 
-    def _unheard(self, now: float) -> OpenWait | None:
-        """Return a wait of which the coordinator, which says who waits, has not asked: one worker says that."""
-        new = (wait for wait in self.waits if wait.announced and not wait.told)
-        unheard = (wait for wait in new if self.asked_at < self._announced_at(wait) <= now - FIRST_LINE)
-        return next(unheard, None) if self.rank == SPEAKS and not 0 < self.limit <= 2 * FIRST_LINE else None
-
-    def _given_up(self, now: float) -> Say | EndJob | None:
-        """Return the end of the job, or a line after the end of the program, where the coordinator is silent."""
+    def _about_a_silent_coordinator(self, now: float) -> list[Say | EndJob]:
+        """Return the end of the job, or a line after the end of the program, if the coordinator is silent for too long;
+        and before that a line about the first wait of which it, which says who waits, has not asked: by one worker."""
         for wait in self.waits:
-            if not wait.announced or now < self._given_up_at(wait):
-                continue
-            seconds = seconds_text(now - wait.began)
-            if wait.kind == "left":
-                return Say(f"distdl_jax: Worker {self.rank} ended {seconds} ago; {_SILENT}\n")
-            return EndJob(0, f"Worker {self.rank} has waited for {seconds}. {_SILENT}")
-        return None
+            if wait.announced and now >= self._given_up_at(wait):
+                seconds, self.asked_at = seconds_text(now - wait.began), now
+                if wait.kind == "left":
+                    line = Say(f"distdl_jax: Worker {self.rank} ended {seconds} ago; {_SILENT}\n")
+                    return [line] if self.rank == SPEAKS else []
+                return [EndJob(0, f"Worker {self.rank} has waited for {seconds}. {_SILENT}")]
+        if self.rank != SPEAKS or 0 < self.limit <= 2 * FIRST_LINE:
+            return []
+        for wait in self.waits:
+            if wait.announced and not wait.told and self.asked_at < self._announced_at(wait) <= now - FIRST_LINE:
+                wait.told = True
+                waited = f"has waited for {seconds_text(now - wait.began)}: it {self.reported.describe()}"
+                return [Say(f"distdl_jax: Worker {self.rank} {waited}. {_SILENT} The job goes on.\n")]
+        return []
 
 
-@dataclass(frozen=True)
 class Core:
-    """The reporter of a worker, and on worker 0 the coordinator."""
+    """The reporter of a worker, and on worker 0 the coordinator; `members`: the workers, by ranks in COMM_WORLD."""
 
-    reporter: Reporter
-    coordinator: Coordinator | None = None
+    def __init__(self, rank: int, members: Workers, limits: TimeLimits) -> None:
+        self.reporter = Reporter(rank, limits.waiting)
+        self.coordinator = Coordinator(members, limits) if rank == COORDINATOR else None
 
-    @classmethod
-    def new(cls, rank: int, members: Workers, limits: TimeLimits) -> Core:
-        """Begin with workers that all run; `members` by their ranks in COMM_WORLD."""
-        return cls(Reporter(rank, limits.waiting), Coordinator.new(members, limits) if rank == COORDINATOR else None)
-
-    def remember(self, name: str, programs: Mapping[int, Program]) -> Core:
-        """Keep the workers' programs of the function `name`, on worker 0."""
-        return (
-            self if self.coordinator is None else replace(self, coordinator=self.coordinator.remember(name, programs))
-        )
-
-    def hear(self, message: Message, now: float) -> tuple[Core, list[tuple[int, Message]]]:
+    def hear(self, message: Message, now: float) -> Posts:
         """Take in what another worker says, or what is said to all; return what follows, by the worker that gets it."""
         match message:
             case Answer() | CannotAgree():
-                if self.coordinator is None:
-                    return self, []
-                coordinator, posts = self.coordinator.hear(message, now)
-                return replace(self, coordinator=coordinator), [*posts]
+                return [] if self.coordinator is None else self.coordinator.hear(message, now)
             case Say():
-                return self, [(self.reporter.rank, message)]
-        return replace(self, reporter=self.reporter.hear(message, now)), []
+                return [(self.reporter.rank, message)]
+            case _:
+                self.reporter.hear(message, now)
+                return []
 
-    def turn(self, facts: Facts, now: float) -> tuple[Core, list[tuple[int, Message]]]:
+    def turn(self, facts: Facts, now: float) -> Posts:
         """Take in what can be seen now, and do what is due."""
-        reporter, messages = self.reporter.look(facts, now)
-        posts: list[tuple[int, Message]] = []
-        for message in messages:
+        posts: Posts = []
+        for message in self.reporter.look(facts, now):
             if isinstance(message, EndJob):  # the coordinator is silent
-                reporter = reporter.hear(message, now)
+                self.reporter.hear(message, now)
             else:
-                posts.append((COORDINATOR if isinstance(message, Answer) else reporter.rank, message))
-        if self.coordinator is None:
-            return Core(reporter), posts
-        coordinator, more = self.coordinator.tick(now)
-        return Core(reporter, coordinator), [*posts, *more]
+                posts.append((COORDINATOR if isinstance(message, Answer) else self.reporter.rank, message))
+        return posts if self.coordinator is None else [*posts, *self.coordinator.tick(now)]
 
     def wakes_at(self, now: float) -> float:
         """Return when it will have something to say, if nothing happens before."""

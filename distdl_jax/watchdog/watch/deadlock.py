@@ -30,7 +30,7 @@ class State:
     - `episode`: which of its agreements, or runs of programs, it is in.
     - `where`: its source line.
     - `calls`: its calls of checked functions. `program`, `function`: the call whose program it executes, and of which
-      function; 0 and "" where that is not known.
+      function; 0 and "" if that is not known.
     """
 
     kind: Kind
@@ -50,7 +50,7 @@ class State:
 
     @property
     def plan(self) -> str:
-        """The function whose plan it executes, in the call that `program` says; empty where that is not known."""
+        """The function whose plan it executes, in the call that `program` says; empty if that is not known."""
         if self.kind != "executing" or not self.program:
             return ""
         return self.function or (self.calls.name if self.program == self.calls.number else "")
@@ -116,7 +116,7 @@ class View:
 
 
 def find_deadlock(view: View) -> Deadlock | None:
-    """Return what keeps some of the workers from ever going on; None where that is not certain."""
+    """Return what keeps some of the workers from ever going on; None if that is not certain."""
     return _failed(view) or _never_runs(view) or _traced_by_some(view) or _cycle(view) or _different_calls(view)
 
 
@@ -168,7 +168,7 @@ def _different_calls(view: View) -> Deadlock | None:
 
 
 def different_functions(called: Mapping[int, Mapping[int, str]]) -> str | None:
-    """Say what is wrong where a call, by its number, is another function's on two workers."""
+    """Say what is wrong if a call, by its number, is another function's on two workers."""
     first, *others = sorted(called)
     for worker in others:
         for call, name in sorted(called[worker].items()):
@@ -185,7 +185,7 @@ def _different_text(call: int, first: int, name: str, second: int, other: str) -
 
 
 def different_earlier_calls(name: str, earlier: Mapping[int, Earlier]) -> tuple[str, tuple[int, int]] | None:
-    """Say what is wrong where two workers that trace `name` have made different calls before, and which two."""
+    """Say what is wrong if two workers that trace `name` have made different calls before, and which two."""
     known = [(worker, calls) for worker, calls in sorted(earlier.items()) if calls.digest is not None]
     for worker, calls in known[1:]:
         first, reference = known[0]
@@ -219,7 +219,7 @@ def _traced_by_some(view: View) -> Deadlock | None:
         past = tuple(w for w in state.waits_for if _is_past(view, w, state.calls) and not view.coming(w, worker))
         if past:
             text = (
-                f"Worker {worker} traces {state.calls.name} anew in call {state.calls.number} (at {state.where}), but "
+                f"Worker {worker} traces {state.calls.name} again in call {state.calls.number} (at {state.where}), but "
                 f"{workers_text(past)} did not: {_WITHOUT_JIT if 'jax_disable_jit' in state.where else _CHANGED}"
             )
             return Deadlock(text, (worker,), (worker, *past))
@@ -273,7 +273,7 @@ def _cycle(view: View) -> Deadlock | None:
 
 
 def _needed(view: View, waiting: int, stuck: set[int], absent: Callable[[State], frozenset[int]]) -> Iterable[int]:
-    """Return those of `stuck` without any of which the worker can't go on; none where it is not certain."""
+    """Return those of `stuck` without any of which the worker can't go on; none if it is not certain."""
     state = view.states[waiting]
     if state.kind == "agreeing":
         others = (w for w in state.waits_for if w in stuck)

@@ -1,4 +1,4 @@
-"""The last operations of this worker, recorded while compiled programs run, where `DISTDL_JAX_DEBUG=1` asks for it.
+"""The last operations of this worker, recorded while compiled programs run, if `DISTDL_JAX_DEBUG=1` asks for it.
 
 A record costs a call of Python from the compiled program; without the setting programs are compiled without.
 """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from distdl_jax.watchdog.watch.deadlock import Kind, State
@@ -34,7 +34,7 @@ class Detail:
 
 @dataclass(frozen=True)
 class Answer:
-    """The state of a worker: the answer to `question`, or (0) a change that nobody has asked for.
+    """The state of a worker: the answer to `question`, or (0) a change, unasked.
 
     `waits`: the waits that have lasted long enough for the timeout to look at them.
     """
@@ -44,31 +44,6 @@ class Answer:
     waits: tuple[Wait, ...] = ()
     question: int = 0
     detail: Detail = field(default=Detail())
-
-
-@dataclass(frozen=True)
-class OpenQuestion:
-    """A question to some workers, by its number, and the answers so far. Without a number nobody is asked."""
-
-    number: int = 0
-    workers: Collection[int] = ()
-    answers: Mapping[int, Answer] = field(default_factory=dict)
-
-    @property
-    def missing(self) -> tuple[int, ...]:
-        """The workers that have not answered."""
-        return tuple(worker for worker in self.workers if worker not in self.answers)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether a question was asked, and all have answered it."""
-        return self.number > 0 and len(self.answers) == len(self.workers)
-
-    def with_answer(self, answer: Answer) -> OpenQuestion:
-        """Take in an answer, if it is one to this question."""
-        if not self.number or answer.question != self.number:
-            return self
-        return replace(self, answers={**self.answers, answer.worker: answer})
 
 
 @dataclass(frozen=True)
@@ -119,7 +94,7 @@ class EndJob:
 ToCoordinator = Answer | CannotAgree
 ToWorker = Question | Fail | Say | EndJob
 Message = ToCoordinator | ToWorker
-Posts = list[tuple[int, ToWorker]]
+Posts = list[tuple[int, Message]]
 """Messages, each after the worker that is to get it."""
 
 
@@ -130,7 +105,7 @@ class Mailbox(Protocol):
         """Send to a worker."""
 
     def next(self) -> tuple[int, Message] | None:
-        """Return a message that has arrived, after its sender; None where there is none."""
+        """Return a message that has arrived, after its sender; None if there is none."""
 
     def begin_barrier(self) -> None:
         """Tell all workers that this one is here."""

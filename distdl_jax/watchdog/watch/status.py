@@ -49,7 +49,7 @@ class Channel(Protocol):
 @dataclass(frozen=True)
 class Waiting:
     """An agreement that the worker takes part in: its number, over which channel (None before there is one), for what
-    label, from which source line, for which workers it still waits (by rank in COMM_WORLD, where there is no channel
+    label, from which source line, for which workers it still waits (by rank in COMM_WORLD, if there is no channel
     yet), and in which thread."""
 
     number: int
@@ -75,10 +75,10 @@ class ThreadRecord:
     """What one thread does.
 
     - `thread`: its number. `programs`: what tells how far the programs are that it has dispatched.
-    - `call`: the checked function that it is in, "" outside. `log`: where the call counts; None where not known.
+    - `call`: the checked function that it is in, "" outside. `log`: where the call counts; None if not known.
     - `traces`: whether it traces the function. `waiting`: the agreement that it is in.
-    - `worlds`: the worlds whose partitions it has used; None where nobody wants to know.
-    - `before`: the tokens of its last call that is over.
+    - `worlds`: the worlds whose partitions it has used; None if that is not asked for.
+    - `before`: the tokens of its programs when its last call began, or ended.
     """
 
     thread: int
@@ -165,12 +165,12 @@ class WorkerStatus:
             worlds.append(world)
 
     def run_of(self, token: Any) -> Dispatched | None:
-        """Return the run of a call's program that has this token; None where that is not known."""
+        """Return the run of a call's program that has this token; None if that is not known."""
         # The first that has it: later calls that have dispatched nothing have the same.
         return next((run for run in list(self.dispatched) if any(token is buffer for buffer in run.buffers)), None)
 
     def tokens_pending(self) -> bool:
-        """Return whether a program that communicates goes on beside the threads that call."""
+        """Return whether a program that communicates goes on concurrently with the threads that call."""
         records = list(self.threads.values())
         return any(is_pending(buffer, True) for record in records for buffer in record.programs())
 
@@ -199,45 +199,47 @@ class WorkerStatus:
 
         `log`: that of the world in which the function is known to communicate.
         """
-        here, others = self.here, (record.log for record in list(self.threads.values()))
-        if here.call or (log is not None and any(log is other for other in others)):
-            yield  # a part of it; or beside one that counts in the same world, in another thread: one needs nobody
+        others = [record.log for record in list(self.threads.values())]
+        # Of two concurrent calls that count in one world, in two threads, one is enough.
+        if self.here.call or (log is not None and any(log is other for other in others)):
+            yield
             return
-        self.is_called_here()
-        tokens = here.programs()
-        self._note_runs(here, tokens)
-        self.home = here.thread if log is not None else self.home
+        here, agreements = self._begin_call(name, log), self._agreements
+        try:
+            yield
+        except BaseException:
+            self._end_call(here, completed=False, has_told=self._agreements != agreements)
+            raise
+        self._end_call(here, completed=True, has_told=True)
+
+    def _begin_call(self, name: str, log: CallLog | None) -> ThreadRecord:
+        here = self.is_called_here()
+        self._note_programs(here)
         here.log = log  # before anything says that the worker is in it, or that it has been
         here.call = name
         self.calls.append((self.calls[-1][0] + 1, name))
         if log is not None:
+            self.home = here.thread
             log.begin(name)
-        completed, agreements = False, self._agreements
-        try:
-            yield
-            completed = True
-        finally:
-            after = here.programs()
-            shared = completed or self._agreements != agreements or list(map(id, tokens)) != list(map(id, after))
-            self._end_call(here, completed, shared, after)
+        return here
 
-    def _end_call(self, here: ThreadRecord, completed: bool, shared: bool, tokens: list[Any]) -> None:
-        log, number = here.log, 0 if here.log is None else here.log.number
-        if log is None:  # others may have skipped it
-            self._note_runs(here, tokens)
-        here.before = tokens
-        self.dispatched.append(Dispatched(tokens, log, number, here.call))
+    def _end_call(self, here: ThreadRecord, completed: bool, has_told: bool) -> None:
+        log, before = here.log, here.before
+        number = 0 if log is None else log.number
+        self._note_programs(here, are_counted=log is not None)  # of one that doesn't count; others may have skipped it
+        self.dispatched.append(Dispatched(here.before, log, number, here.call))
         if log is not None:
-            if shared:
+            if has_told or list(map(id, before)) != list(map(id, here.before)):
                 log.end(completed)
             else:
                 log.undo()
         here.call, here.log = "", None
 
-    def _note_runs(self, here: ThreadRecord, tokens: list[Any]) -> None:
-        """Record whether this thread has run something since its last call."""
-        last = here.before
-        self.mixed = self.mixed or any(all(token is not other for other in last) for token in tokens)
+    def _note_programs(self, here: ThreadRecord, are_counted: bool = False) -> None:
+        """Record which programs this thread has dispatched; whether there are new ones, unless they are counted."""
+        last, here.before = here.before, here.programs()
+        new = any(all(token is not other for other in last) for token in here.before)
+        self.mixed = self.mixed or (new and not are_counted)
 
     def agreed_on(self, log: CallLog, number: int, name: str) -> None:
         """Record that all workers of a world have agreed on the plan of this thread's call."""
@@ -255,7 +257,7 @@ class WorkerStatus:
 
     @contextmanager
     def traced(self) -> Iterator[None]:
-        """Record that this thread traces the function that it calls; where it calls none, nothing follows."""
+        """Record that this thread traces the function that it calls; if it calls none, nothing follows."""
         here = self.here
         outer, here.traces = here.traces, True
         if here.log is not None:
@@ -269,7 +271,7 @@ class WorkerStatus:
 
 
 def is_pending(token: Any, unknown: bool) -> bool:
-    """Return whether the program that gives this token goes on, and `unknown` where JAX can't say.
+    """Return whether the program that gives this token goes on, and `unknown` if JAX can't say.
 
     To ask opens a file now and then (jaxlib's random numbers), and a worker may have no descriptor left.
     """

@@ -10,14 +10,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
 
 import jax
 
 from distdl_jax.errors import ONE_PROGRAM
-from distdl_jax.watchdog.launch import supervised
-from distdl_jax.watchdog.watch import excepthook
+from distdl_jax.watchdog.launch import run_program, supervised
 from distdl_jax.watchdog.watch.abort import end_the_job, is_forked, mpi_has_ended, mpi_lock, say, say_elsewhere
 from distdl_jax.watchdog.watch.agent import Agent
 from distdl_jax.watchdog.watch.clock import COMPILATION, FIRST_LINE, AwakeClock, last_line, lines_within, seconds_text
@@ -64,20 +65,20 @@ class WatchdogThread:
         status = worker_status()
         status.is_called_here()
         prepare_to_write_stacks()
-        excepthook.install()
+        _install_hook()
         self._thread = threading.Thread(
             target=self._run, args=(status, self._stop), name="distdl_jax watchdog", daemon=True
         )
         self._thread.start()
         # After everything that others register later, before MPI is finalised.
-        atexit.register(self._leave, status)
+        atexit.register(self.leave)
         supervised.tell(supervised.IN_WORLD)
 
     def close(self) -> None:
         """Undo what `begin` has done, once the workers of all worlds have come to it."""
         if self._end():
-            atexit.unregister(self._leave)
-            excepthook.remove()
+            atexit.unregister(self.leave)
+            _remove_hook()
             say_elsewhere.clear()
             self._forget()
 
@@ -101,7 +102,7 @@ class WatchdogThread:
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
-        """Log what is raised inside, once, and go on: without its watchdog a worker is silent."""
+        """Log what is raised inside, once, and continue: without its watchdog a worker is silent."""
         try:
             yield
         except Exception as error:
@@ -122,7 +123,7 @@ class WatchdogThread:
             )
 
     def _look_at_the_clock(self, status: WorkerStatus, now: float) -> None:
-        """End the job where the worker waits for too long to open a world whose workers no other one has all of."""
+        """End the job if the worker waits for too long to open a world whose workers no other one has all of."""
         waiting = status.waiting
         if waiting is None or waiting.channel is not None:
             return
@@ -147,16 +148,13 @@ class WatchdogThread:
 
     def leave(self) -> None:
         """Tell the others that this worker's program has ended, and wait until theirs have, too."""
-        if self._thread is not None:
-            self._leave(worker_status())
-
-    def _leave(self, status: WorkerStatus) -> None:
         if self._end():
             with suppress(RuntimeError):
-                threading.Thread(target=_look_at_what_remains, args=(status, self._limit), daemon=True).start()
+                arguments = (worker_status(), self._limit)
+                threading.Thread(target=_look_at_what_remains, args=arguments, daemon=True).start()
 
     def _end(self) -> bool:
-        """Wait for the ends of all programs, and stop; return False where there is nothing to stop."""
+        """Wait for the ends of all programs, and stop; return False if there is nothing to stop."""
         if is_forked() or mpi_has_ended() or self._stop.is_set() or self._thread is None:
             return False
         try:
@@ -164,7 +162,7 @@ class WatchdogThread:
         except Exception as error:
             sys.excepthook(type(error), error, error.__traceback__)
         for agent in self._agents:
-            agent.leave(supervised.exit_status or int(excepthook.has_raised()))
+            agent.leave(supervised.exit_status or int(_has_raised()))
         while not all(agent.all_have_left() for agent in self._agents):
             time.sleep(0.005)
         supervised.tell(supervised.ENDS)
@@ -174,7 +172,7 @@ class WatchdogThread:
 
 
 def _look_at_what_remains(status: WorkerStatus, limit: float) -> None:
-    """Beside what a process still does when the programs of all workers have ended: the exit handlers that were there
+    """Watch what a process still does when the programs of all workers have ended: the exit handlers that were there
     before the first world, which may wait for another worker that is past its own. The clock ends only what agrees."""
     clock, pause = AwakeClock(time.monotonic()), min(FIRST_LINE, limit or FIRST_LINE)
     says_at, agreement, began = pause, 0, 0.0
@@ -195,6 +193,79 @@ def _look_at_what_remains(status: WorkerStatus, limit: float) -> None:
             end_the_job(f"distdl_jax ends the job: {text} {ONE_PROGRAM}\n")
         say(f"distdl_jax: {text}\n")
         says_at, pause = now + 2 * pause, 2 * pause
+
+
+# --- the exception hook ---
+
+_ExceptionHook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+
+
+class _Hook:
+    """Prints an exception by the hook that was there before, and ends the job: the others would wait for ever."""
+
+    def __init__(self, previous: _ExceptionHook) -> None:
+        self.previous = previous
+        self.is_on = True
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        # A process that a worker has forked inherits the hook, and must not end the job.
+        if not self.is_on or is_forked() or _main_program_goes_on() or _is_of_a_prompt(trace):
+            self.previous(kind, error, trace)
+            return
+        text = ""
+        try:
+            if self.previous is sys.__excepthook__:
+                status = worker_status()
+                text = f"Worker {status.rank} of {status.size} raised; the job ends.\n"
+                text += "".join(traceback.format_exception(kind, error, trace))
+            else:
+                self.previous(kind, error, trace)
+        finally:
+            end_the_job(text)
+
+
+def _install_hook() -> None:
+    """Put the hook in front of the one that is there."""
+    if not isinstance(sys.excepthook, _Hook):
+        sys.excepthook = _Hook(sys.excepthook)
+
+
+def _remove_hook() -> None:
+    """Take the hook out; if another one stands in front of it, it only passes on from now on."""
+    if isinstance(hook := sys.excepthook, _Hook):
+        hook.is_on = False
+        sys.excepthook = hook.previous
+
+
+def _main_program_goes_on() -> bool:
+    """Return whether the main program itself shows an exception (as consoles do), and has not ended by it.
+
+    Python calls the hook, or one that calls it in turn, when no line of the program is left to run.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        code, name = frame.f_code, frame.f_globals.get("__name__")
+        if code.co_name == "<module>" and name == "__main__" and code.co_filename != run_program.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_of_a_prompt(trace: TracebackType | None) -> bool:
+    """Return whether a line at Python's own prompt has raised, which asks for the next one."""
+    return hasattr(sys, "ps1") and (trace is None or trace.tb_frame.f_code.co_filename.startswith("<"))
+
+
+def _has_raised() -> bool:
+    """Return whether an exception has ended the main program, which has replaced this hook by its own.
+
+    Python keeps such an exception for debuggers. An interactive one does so for each that it continues after.
+    """
+    trace: TracebackType | None = getattr(sys, "last_traceback", None)
+    is_interactive = sys.flags.interactive or hasattr(sys, "ps1")
+    return trace is not None and not is_interactive and trace.tb_frame.f_back is None
 
 
 watchdog_thread = WatchdogThread()

@@ -24,28 +24,13 @@ import jax
 
 from distdl_jax.jax_compat import activity
 from distdl_jax.watchdog.source_lines import is_library, is_of_python
+from distdl_jax.watchdog.watch.call_log import CallLog
+from distdl_jax.watchdog.watch.clock import PATIENCE
 from distdl_jax.watchdog.watch.status import WorkerStatus, is_pending, worker_status
 
 _JIT = str(Path(__file__).parents[2] / "transforms" / "checked_jit.py")
 _RUN = "_run"
 _OF_JAX = str(Path(jax.__file__).parent) + os.sep
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What the worker does.
-
-    - `run`: the number of the run of a program that goes on, 0 for none. `seconds`: for how long it has been seen.
-      `token`: that of the run, where it goes on beside the thread.
-    - `compiles`: for how many seconds the worker has compiled without a pause, 0.0 where it does not. `compiled`: how
-      many seconds ago it last did.
-    """
-
-    run: int = 0
-    seconds: float = 0.0
-    token: Any = None
-    compiles: float = 0.0
-    compiled: float = float("inf")
 
 
 class Line(NamedTuple):
@@ -59,12 +44,16 @@ class Line(NamedTuple):
         return f"{Path(self.file).name}:{self.number} in {self.function}"
 
 
-class SampledRun(NamedTuple):
-    """A run of a program: its number, since when it has been seen, the thread that has dispatched it, its own token
-    where it goes on beside the thread, and the thread's tokens meanwhile.
+@dataclass
+class Run:
+    """A run of a program: its number, since when it has been seen, the thread that has dispatched it, its own token if
+    it goes on concurrently with the thread, and the thread's tokens meanwhile.
 
     The next program that communicates finds other tokens. (One that does not is called without a frame of Python's, but
     for its first time.)
+
+    - `where`, `function`: once it has lasted for a while, its line, and the function whose program it is, if known.
+    - `log`, `call`: the call whose program it is, by its number in which world, if known.
     """
 
     number: int
@@ -72,55 +61,90 @@ class SampledRun(NamedTuple):
     thread: int
     token: Any
     tokens: list[Any]
+    where: str = ""
+    function: str = ""
+    log: CallLog | None = None
+    call: int = 0
+    is_described: bool = False
+
+    def describe(self, status: WorkerStatus) -> None:
+        """Look up what is known of it: a stack costs, so not before it has lasted for a while."""
+        self.is_described = True
+        record = status.threads.get(status.shown)
+        log = None if record is None else record.log
+        number = 0 if log is None else log.number
+        stack = main_stack()
+        self.where = next(map(str, user_frames(stack)), "")
+        if self.token is not None:
+            if (dispatched := status.run_of(self.token)) is not None:
+                self.function, self.log, self.call = dispatched.name, dispatched.log, dispatched.number
+        elif record is not None and record.call and runs_own_program(stack):
+            self.function = record.call
+            if log is not None and record.log is log and log.inside and number == log.number:
+                self.log, self.call = log, number
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the worker does.
+
+    - `run`: the run of a program that goes on; None if there is none.
+    - `compiles`: for how many seconds the worker has compiled without a pause, 0.0 if it does not. `compiled`: how
+      many seconds ago it last did.
+    """
+
+    run: Run | None = None
+    compiles: float = 0.0
+    compiled: float = float("inf")
 
 
 class Sampler:
-    """Looks from time to time at the threads that have called, or at the main one where there is none."""
+    """Looks from time to time at the threads that have called, or at the main one if there is none."""
 
     def __init__(self, status: WorkerStatus) -> None:
         self._status = status
-        self._runs: dict[tuple[int, ...], SampledRun] = {}
+        self._runs: dict[tuple[int, ...], Run] = {}
         self._number = 0
         self._compiles, self._compiled_at = 0.0, -float("inf")
         self._looked_at = 0.0
 
     def look(self, now: float) -> Sample:
         """Return what the worker does `now`, in seconds in which the watchdog was awake."""
-        since, self._looked_at = now - self._looked_at, now
         frames = sys._current_frames()
         threads = self._status.threads
         for thread in [thread for thread in list(threads) if thread not in frames]:
             threads.pop(thread)
         activities = {thread: _activity(frame) for thread, frame in frames.items()}
-        if "compiling" in activities.values():  # in any thread: the others may wait for it
-            self._compiles, self._compiled_at = self._compiles + since, now
-        else:
-            self._compiles = 0.0
-        self._look_at_runs(activities, now)
-        # A program that goes on beside its thread has begun before the one that the thread is in.
-        runs = sorted(self._runs.values(), key=lambda run: (run.token is None, run.number))
-        run = runs[0] if runs else SampledRun(0, now, self._status.home, None, [])
-        waiting = self._status.waiting
-        self._status.shown = run.thread if waiting is None else waiting.thread
-        return Sample(run.number, now - run.began, run.token, self._compiles, now - self._compiled_at)
+        compiles = "compiling" in activities.values()  # in any thread: the others may wait for it
+        self._compiles = self._compiles + now - self._looked_at if compiles else 0.0
+        self._compiled_at, self._looked_at = now if compiles else self._compiled_at, now
+        self._runs = self._running(activities, now)
+        # A program that goes on concurrently with its thread has begun before the one that the thread is in.
+        run = min(self._runs.values(), key=lambda run: (run.token is None, run.number), default=None)
+        waiting, running = self._status.waiting, self._status.home if run is None else run.thread
+        self._status.shown = running if waiting is None else waiting.thread
+        if run is not None and not run.is_described and now - run.began >= PATIENCE:
+            run.describe(self._status)
+        return Sample(run, self._compiles, now - self._compiled_at)
 
-    def _look_at_runs(self, activities: Mapping[int, str | None], now: float) -> None:
-        in_calls: dict[tuple[int, ...], SampledRun] = {}
-        beside = {key: run for key, run in self._runs.items() if run.token is not None}
+    def _running(self, activities: Mapping[int, str | None], now: float) -> dict[tuple[int, ...], Run]:
+        """Return the runs that go on: of programs that threads are in, by their tokens meanwhile, and of those that go
+        on concurrently with their threads, by their own token."""
+        runs = {key: run for key, run in self._runs.items() if run.token is not None}
         for thread in list(self._status.threads) or [threading.main_thread().ident or 0]:
             record = self._status.threads.get(thread)
             tokens = [] if record is None else record.programs()
             if activities.get(thread) == "executing":
                 key = (thread, *map(id, tokens))
-                in_calls[key] = self._runs.get(key) or self._new_run(now, thread, None, tokens)
+                runs[key] = self._runs.get(key) or self._new_run(now, thread, None, tokens)
             for token in tokens:
-                if (0, id(token)) not in beside:
-                    beside[0, id(token)] = self._new_run(now, thread, token, [])
-        self._runs = in_calls | {key: run for key, run in beside.items() if is_pending(run.token, False)}
+                if (0, id(token)) not in runs:
+                    runs[0, id(token)] = self._new_run(now, thread, token, [])
+        return {key: run for key, run in runs.items() if run.token is None or is_pending(run.token, False)}
 
-    def _new_run(self, now: float, thread: int, token: Any, tokens: list[Any]) -> SampledRun:
+    def _new_run(self, now: float, thread: int, token: Any, tokens: list[Any]) -> Run:
         self._number += 1
-        return SampledRun(self._number, now, thread, token, tokens)
+        return Run(self._number, now, thread, token, tokens)
 
 
 def _activity(innermost: FrameType) -> str | None:
@@ -151,7 +175,7 @@ _writing_stacks = threading.Lock()
 def main_stack() -> list[Line]:
     """Return the stack of the thread that calls, the innermost line first; safe while it runs.
 
-    The main thread's, where none has called or it has ended; empty where it can't be written.
+    The main thread's, if none has called or it has ended; empty if it can't be written.
     """
     if (file := _stack_file()) is None:
         return []
@@ -198,7 +222,7 @@ def runs_own_program(stack: list[Line]) -> bool:
 
 
 def user_frames(stack: list[Line]) -> list[Line]:
-    """Return the lines outside libraries; all of them where there are none."""
+    """Return the lines outside libraries; all of them if there are none."""
     return [line for line in stack if not is_library(line.file)] or stack
 
 

@@ -2,28 +2,33 @@
 
 A worker announces a wait that has lasted for a part of the limit. From then on the coordinator asks all workers time
 and again. The answers say how long each wait has lasted, and how long ago each worker has compiled: a wait counts from
-when nobody compiles any more, but for one of many limits.
+when no worker compiles any more, unless it has lasted for `COMPILATION` times the limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from distdl_jax.errors import ONE_PROGRAM
+from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.settings import TimeLimits
+from distdl_jax.watchdog.programs.ir import Program
+from distdl_jax.watchdog.programs.matching import find_stops
 from distdl_jax.watchdog.watch.call_log import Calls
-from distdl_jax.watchdog.watch.clock import ASKED, COMPILATION, FIRST_LINE
-from distdl_jax.watchdog.watch.deadlock import Kind, State
-from distdl_jax.watchdog.watch.dependencies import Dependencies, Plans
-from distdl_jax.watchdog.watch.messages import Answer, OpenQuestion, Wait
+from distdl_jax.watchdog.watch.clock import ASKED, FIRST_LINE, seconds_text
+from distdl_jax.watchdog.watch.deadlock import Kind, State, workers_text
+from distdl_jax.watchdog.watch.dependencies import Dependencies, Plans, dependencies_of
+from distdl_jax.watchdog.watch.messages import Answer, Wait
 
 UNHEARD = 12.0
 """After how many seconds without an answer it is said that a worker was not heard from."""
 
-NEVER = float("inf")
+LISTED = 64
+"""Of how many workers a report says what they do; a line names eight."""
 
+NEVER = float("inf")
 
 Place = tuple[Kind, str, str, str]
 """The kind of a wait, its label, function and source line: the same in each step of a loop."""
@@ -34,86 +39,107 @@ def place_of(state: State) -> Place:
     return state.kind, state.label, state.function, state.where
 
 
-@dataclass(frozen=True)
+@dataclass
+class OpenQuestion:
+    """A question to some workers, by its number, and the answers so far."""
+
+    number: int
+    workers: Collection[int]
+    answers: dict[int, Answer] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The workers that have not answered."""
+        return tuple(worker for worker in self.workers if worker not in self.answers)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all have answered."""
+        return len(self.answers) == len(self.workers)
+
+    def hear(self, answer: Answer) -> bool:
+        """Take in an answer; return whether it is one to this question."""
+        if answer.question == self.number:
+            self.answers[answer.worker] = answer
+        return answer.question == self.number
+
+
+@dataclass
 class Timeout:
-    """The questions to all workers.
+    """The questions to all workers, while one of them has waited for a part of the limit.
 
     - `question`: the question that goes on, if any. `asked_at`: when all were asked last; `due_at`: when they are next.
-    - `is_announced`: whether a wait was announced since.
+    - `is_announced`: whether a wait was announced since. `waiting`: the first worker that has answered that it waits.
     - `silent`: since when the workers are silent that did not answer the last question. `mentioned`: those of whose
       silence a line was said.
     - `told`: the waits of which a line was said, by the time of the line and the place of the wait.
     """
 
-    question: OpenQuestion = field(default=OpenQuestion())
+    limit: float
+    question: OpenQuestion | None = None
     asked_at: float = -NEVER
     due_at: float = NEVER
     is_announced: bool = False
-    silent: Mapping[int, float] = field(default_factory=dict)
-    mentioned: frozenset[int] = frozenset()
-    told: frozenset[tuple[float, Place]] = frozenset()
+    waiting: int | None = None
+    silent: dict[int, float] = field(default_factory=dict)
+    mentioned: set[int] = field(default_factory=set)
+    told: set[tuple[float, Place]] = field(default_factory=set)
 
-    def hear(self, answer: Answer) -> Timeout:
+    def hear(self, answer: Answer) -> None:
         """Take in an answer, to whatever question: its worker is there. A wait that it announces is looked at soon."""
-        known = self
-        if answer.worker in self.silent or answer.worker in self.mentioned:
-            silent = {worker: since for worker, since in self.silent.items() if worker != answer.worker}
-            known = replace(known, silent=silent, mentioned=self.mentioned - {answer.worker})
-        question = self.question.with_answer(answer)
-        is_announced = self.is_announced or (question is self.question and bool(answer.waits))
-        return replace(known, question=question, is_announced=is_announced)
+        self.silent.pop(answer.worker, None)
+        self.mentioned.discard(answer.worker)
+        if self.question is None or not self.question.hear(answer):
+            self.is_announced = self.is_announced or bool(answer.waits)
+        elif answer.waits and (self.waiting is None or answer.worker < self.waiting):
+            self.waiting = answer.worker
 
-    def asks_at(self, limit: float) -> float:
-        """Return when all workers are asked next."""
-        return min(self.due_at, self.asked_at + ASKED[0] * limit if self.is_announced else NEVER)
+    def ask(self, number: int, size: int, now: float) -> int:
+        """Ask all workers now: by this number, or once more by that of the question that some have yet to answer.
 
-    def asked(self, number: int, size: int, now: float, limit: float) -> Timeout:
-        """Ask all workers now: by this number, or once more by that of the question that some have yet to answer."""
-        known = replace(self, asked_at=now, due_at=now + (ASKED[1] * limit or FIRST_LINE), is_announced=False)
-        if self.question.number:
-            return replace(known, silent=self.missing)
-        return replace(known, question=OpenQuestion(number, range(size)))
+        **Returns:** the number of the question.
+        """
+        if self.question is None:
+            self.question, self.waiting = OpenQuestion(number, range(size)), None
+        else:
+            self.silent = self.missing
+        self.asked_at, self.due_at, self.is_announced = now, now + (ASKED[1] * self.limit or FIRST_LINE), False
+        return self.question.number
+
+    def close(self, due_at: float) -> None:
+        """Close the question; the next one is due by then."""
+        self.silent, self.question, self.waiting, self.due_at = self.missing, None, None, due_at
 
     @property
     def missing(self) -> dict[int, float]:
         """Since when each worker is silent that has yet to answer."""
-        return {worker: self.silent.get(worker, self.asked_at) for worker in self.question.missing}
+        missing = () if self.question is None else self.question.missing
+        return {worker: self.silent.get(worker, self.asked_at) for worker in missing}
 
-    def closes_at(self, limit: float) -> float:
-        """Return when it is decided, if nobody answers any more: a silent worker is waited for as long as the limit."""
-        if not self.question.number:
+    def asks_at(self) -> float:
+        """Return when all workers are asked next."""
+        return min(self.due_at, self.asked_at + ASKED[0] * self.limit if self.is_announced else NEVER)
+
+    def closes_at(self) -> float:
+        """Return when it is decided, if no more answers come: a silent worker is waited for as long as the limit."""
+        if self.question is None:
             return NEVER
-        return -NEVER if self.question.is_complete else max(self.missing.values()) + (limit or NEVER)
+        return -NEVER if self.question.is_complete else max(self.missing.values()) + (self.limit or NEVER)
 
-    @cached_property
-    def waiting(self) -> int | None:
-        """The first worker that has answered that it waits."""
-        return min((worker for worker, answer in self.question.answers.items() if answer.waits), default=None)
-
-    @property
     def speaks_at(self) -> float:
-        """When a line about a silent worker is due, if nobody answers any more; never where nobody waits."""
+        """Return when a line about a silent worker is due, if no worker answers any more; never if none waits."""
         if self.waiting is None:
             return NEVER
         silent = (since for worker, since in self.missing.items() if worker not in self.mentioned)
         return min(silent, default=NEVER) + UNHEARD
 
-    def closed(self) -> Timeout:
-        """Close the question."""
-        return replace(self, question=OpenQuestion(), silent=self.missing, due_at=NEVER)
 
-    def waits(self) -> list[tuple[int, Wait]]:
-        """Return the waits that the answers tell of, each after its worker."""
-        return sorted((worker, wait) for worker, answer in self.question.answers.items() for wait in answer.waits)
+class LongWait(NamedTuple):
+    """A wait of a worker of which a line may be said, and the limit of the clock; 0 for none."""
 
-    @cached_property
-    def compiled(self) -> float:
-        """How many seconds ago the last compilation was, of those who have answered."""
-        return min((answer.detail.compiled for answer in self.question.answers.values()), default=NEVER)
-
-    def counted(self, wait: Wait, limit: float) -> float:
-        """Return the seconds of a wait that count, against this limit."""
-        return wait.seconds if wait.seconds >= COMPILATION * limit else min(wait.seconds, self.compiled)
+    seconds: float
+    worker: int
+    limit: float
 
 
 class Missing(NamedTuple):
@@ -148,59 +174,189 @@ def _others(worker: int, workers: Collection[int]) -> tuple[int, ...]:
     return tuple(other for other in workers if other != worker)
 
 
-class WaitLimits:
-    """The limits of waits, by what all workers do now."""
+class Situation:
+    """What all workers do, as they have answered: how long each may wait, for whom it waits, and the texts about that.
 
-    def __init__(self, states: Mapping[int, State], plans: Plans, limits: TimeLimits) -> None:
-        self._states, self._plans, self._limits = states, plans, limits
+    - `states`: by worker. `plans`, `programs`: by function, as the coordinator has them.
+    - `unheard`: for how many seconds the workers are silent that are so.
+    """
+
+    def __init__(
+        self,
+        states: Mapping[int, State],
+        plans: Plans,
+        programs: Mapping[str, Mapping[int, Program]],
+        limits: TimeLimits,
+        unheard: Mapping[int, float],
+    ) -> None:
+        self.states, self.plans, self.programs, self.limits, self.unheard = states, plans, programs, limits, unheard
         self._are_all_in_programs = all(state.kind in ("executing", "left") for state in states.values())
-        self._known: dict[object, Missing] = {}  # the same for all in one program, whose dependencies are the same
+        self._missing: dict[object, Missing] = {}  # the same for all in one program, whose dependencies are the same
 
-    def of(self, worker: int, wait: Wait) -> float:
-        """Return the limit of a worker's wait, in seconds; for ever where its program is long and waits for nobody."""
-        limits = self._limits
+    def limit_of(self, worker: int, wait: Wait) -> float:
+        """Return the limit of a worker's wait, in seconds; for ever if its program is long and waits for no worker."""
         if wait.kind in ("agreeing", "elsewhere"):
-            return limits.waiting
+            return self.limits.waiting
         if wait.kind == "left":
             return NEVER
-        state = self._states[worker]
-        if state.plan not in self._plans:
-            return limits.program if self._are_all_in_programs else limits.waiting
-        part = self._plans[state.plan].get(worker, Dependencies())
+        state = self.states[worker]
+        if state.plan not in self.plans:
+            return self.limits.program if self._are_all_in_programs else self.limits.waiting
+        part = self.plans[state.plan].get(worker, Dependencies())
         key = (id(part), state.program, state.calls.number, state.calls.digests)
-        if key not in self._known:
-            self._known[key] = missing_of(part, state, self._states)
-        missing = self._known[key]
+        if key not in self._missing:
+            self._missing[key] = missing_of(part, state, self.states)
+        missing = self._missing[key]
         if part.fixed and not _others(worker, missing.pending) and not (missing.mixed or state.calls.mixed):
             return NEVER
-        return limits.waiting if _others(worker, missing.absent) else limits.program
+        return self.limits.waiting if _others(worker, missing.absent) else self.limits.program
+
+    def blockers(self, waiting: int) -> Workers:
+        """Return who does not wait, of those that a worker waits for, or that these wait for.
+
+        All of them are returned if no such worker is left, or if it is not certain whom one of them waits for.
+        """
+        seen: set[int] = set()
+        ahead, about, is_certain = [waiting], set[int](), True
+        while ahead:
+            if (worker := ahead.pop()) in seen:
+                continue
+            seen.add(worker)
+            state, others = self.states[worker], tuple[int, ...]()
+            if worker in self.unheard or not (state.waits or state.kind == "elsewhere"):
+                about.add(worker)
+            elif state.kind != "executing":
+                others = state.waits_for
+            elif state.plan in self.plans and not state.calls.mixed:
+                part = self.plans[state.plan].get(worker, Dependencies())
+                missing = missing_of(part, state, self.states)
+                candidates = (_others(worker, workers) for workers in (missing.absent, missing.pending, part.partners))
+                others = next(filter(None, candidates), ())
+            else:  # it may wait for any worker, or be in a program of its own that does not end
+                is_certain, others = False, tuple(self.states)
+            ahead += others
+            # Of a worker that ended before and one that waits for it, it is not known which has gone another way.
+            if any(self.states[other].kind == "left" and not self.states[other].status for other in others):
+                about.add(worker)
+        return tuple(sorted(about if about and is_certain else seen))
+
+    # --- texts ---
+
+    def describe(self, worker: int) -> str:
+        """Return what a worker does."""
+        if worker in self.unheard:
+            return f"worker {worker} was not heard from for {seconds_text(self.unheard[worker])}"
+        return f"worker {worker} {self.states[worker].describe()}"
+
+    def _describe(self, workers: Iterable[int]) -> str:
+        listed = [*workers]
+        more = [f"{len(listed) - 8} more"] if len(listed) > 8 else []
+        return "; ".join([*map(self.describe, listed[:8]), *more])
+
+    def time_is_up(self, wait: LongWait) -> str:
+        """Return what to say of a wait that was too long."""
+        first = (
+            f"Worker {wait.worker} has waited for {seconds_text(wait.seconds)}; the limit is {wait.limit:g} s "
+            "(DISTDL_JAX_TIMEOUT, in seconds; 0 turns it off)."
+        )
+        listed = [f"{_capitalized(self.describe(worker))}." for worker in range(min(len(self.states), LISTED))]
+        return "\n".join([first, *listed, *(self._in_the_plan() or self._without_a_plan(wait.worker))])
+
+    def line_about_a_wait(self, wait: LongWait) -> str:
+        """Return what to say of a wait that may be as it should."""
+        worker, awaited = wait.worker, self.blockers(wait.worker)
+        others = _others(worker, awaited)
+        verb = "has waited" if others == awaited else "has waited, or computed,"
+        lines = [f"Worker {worker} {verb} for {seconds_text(wait.seconds)}: it {self.states[worker].describe()}"]
+        if others:
+            lines.append(_capitalized(self._describe(others)))
+        too = tuple(w for w, state in sorted(self.states.items()) if state.waits and w not in (worker, *others))
+        if too:
+            lines.append(f"{workers_text(too).capitalize()} {'wait' if too[1:] else 'waits'}, too")
+        limit = f"; the limit is {wait.limit:g} s (DISTDL_JAX_TIMEOUT)" if wait.limit else ""
+        return f"distdl_jax: {'. '.join(lines)}. The job goes on{limit}.\n"
+
+    def line_about_the_silent(self, silent: Iterable[int], waiting: int) -> str:
+        """Return what to say long before the limit."""
+        return (
+            f"distdl_jax: {self._describe(silent)}: gone, stopped, cut off, or in code that does not let Python run. "
+            f"{_capitalized(self.describe(waiting))}. The clock (DISTDL_JAX_TIMEOUT) decides.\n"
+        )
+
+    def line_about_the_end(self, seconds: float) -> str:
+        """Return what to say of workers whose programs ended that long ago; nobody need hurry."""
+        left = tuple(worker for worker, state in sorted(self.states.items()) if state.kind == "left")
+        others = [worker for worker in sorted(self.states) if worker not in left]
+        ended = f"{workers_text(left).capitalize()} ended {seconds_text(seconds)} ago or more"
+        return f"distdl_jax: {ended}; the job goes on: {self._describe(others)}.\n" if others else ""
+
+    def _in_the_plan(self) -> list[str]:
+        """Say where in the plan the workers must be that wait, given who is not in the call."""
+        states, programs = self.states, self.programs
+        executing = [s for s in states.values() if s.kind == "executing"]
+        busy = [(s.program, s.plan) for s in executing if s.plan]
+        busy = busy or [(s.calls.number, s.calls.name) for s in executing if s.calls.number and s.calls.inside]
+        if not busy:
+            names = {state.function for state in executing if state.function in programs}
+            return [
+                _by_the_data(name)
+                for name in sorted(names)
+                if not dependencies_of(0, sum(programs[name].values(), ())).fixed
+            ]
+        call, name = max(busy)
+        plan = programs.get(name)
+        absent = frozenset(w for w, state in states.items() if state.calls.number < call or w in self.unheard)
+        if plan is None:
+            return []
+        if not absent:
+            # A program may still run when its thread has left the call.
+            others = [(w, s.calls) for w, s in sorted(states.items()) if s.kind != "executing" or s.program != call]
+            gone = tuple(worker for worker, calls in others if calls.number > call or not calls.inside)
+            return [_ended_the_call(gone, call, name) if gone else _by_the_data(name)]
+        lines = [f"{workers_text(tuple(sorted(absent))).capitalize()} did not come to call {call}, of {name}."]
+        for stop in find_stops(plan, absent):
+            if stop.operation is not None:
+                place = stop.operation.place
+                lines.append(
+                    f"Worker {stop.worker} waits in operation {stop.place} of {stop.total} of its plan: "
+                    f"{stop.operation}, {place.layer} at {place.line}."
+                )
+        return lines
+
+    def _without_a_plan(self, waiting: int) -> list[str]:
+        """Say what is most often the matter if the programs were not compared: a worker has left, or traces what
+        another one runs."""
+        states = self.states
+        left = tuple(w for w, state in sorted(states.items()) if state.kind == "left")
+        if left and states[waiting].kind == "executing":
+            return [f"Worker {waiting} may wait for {workers_text(left)}, which ended before. {ONE_PROGRAM}"]
+        for worker, state in sorted(states.items()):
+            past = tuple(w for w in state.waits_for if states[w].kind == "executing")
+            if state.kind == "agreeing" and past:
+                return [
+                    f"Worker {worker} asks for what others hold, which is done only while a function is traced, or "
+                    f"runs without jit; {workers_text(past)} did not come to that. Most often a shape, a dtype or a "
+                    "static argument of a jax.jit function has changed on some workers only; dj.jit finds that at "
+                    f"once. Or a call without jit is left out on {workers_text(past)}. {ONE_PROGRAM}"
+                ]
+        return []
 
 
-def blockers(waiting: int, states: Mapping[int, State], plans: Plans, unheard: Collection[int]) -> tuple[int, ...]:
-    """Return who does not wait, of those that a worker waits for, or that these wait for.
+def _capitalized(text: str) -> str:
+    return text[0].upper() + text[1:]
 
-    All of them are returned where nobody is left, or where it is not certain whom one of them waits for.
-    """
-    seen: set[int] = set()
-    ahead, about, is_certain = [waiting], set[int](), True
-    while ahead:
-        if (worker := ahead.pop()) in seen:
-            continue
-        seen.add(worker)
-        state, others = states[worker], tuple[int, ...]()
-        if worker in unheard or not (state.waits or state.kind == "elsewhere"):
-            about.add(worker)
-        elif state.kind != "executing":
-            others = state.waits_for
-        elif state.plan in plans and not state.calls.mixed:
-            part = plans[state.plan].get(worker, Dependencies())
-            missing = missing_of(part, state, states)
-            found = (_others(worker, workers) for workers in (missing.absent, missing.pending, part.partners))
-            others = next(filter(None, found), ())
-        else:  # it may wait for anybody, or be in a program of its own that does not end
-            is_certain, others = False, tuple(states)
-        ahead += others
-        # Of a worker that ended before and one that waits for it, nobody can tell which of them has gone another way.
-        if any(states[other].kind == "left" and not states[other].status for other in others):
-            about.add(worker)
-    return tuple(sorted(about if about and is_certain else seen))
+
+def _ended_the_call(gone: Workers, call: int, name: str) -> str:
+    return (
+        f"{workers_text(gone).capitalize()} came to call {call}, of {name}, whose plan was found to complete, and is "
+        "no longer in it while others are: there it ended by an exception (of a callback, say) that the program has "
+        "caught, or after another branch of a cond or fewer passes of a while loop."
+    )
+
+
+def _by_the_data(name: str) -> str:
+    return (
+        f"The workers have come to {name}, whose plan was found to complete: they must have taken different branches "
+        "of a cond, or left a while loop after different numbers of passes (a condition that is NaN on one worker, "
+        "say). Its condition must be the same on all workers: all_sum_reduce what it depends on."
+    )

@@ -28,7 +28,7 @@ def test_one_that_was_compiled_for_something_else_is_left_out_with_a_warning(mon
         assert shared_library.loaded.__wrapped__() is None
     monkeypatch.setattr(shared_library, "path", lambda: tmp_path / "broken.so")
     (tmp_path / "broken.so").write_text("no library")
-    with pytest.warns(RuntimeWarning, match="Make it anew: python -m distdl_jax.onednn"):
+    with pytest.warns(RuntimeWarning, match="Compile it again: python -m distdl_jax.onednn"):
         assert shared_library.loaded.__wrapped__() is None
 
 

@@ -11,7 +11,8 @@ import distdl_jax as dj
 from distdl_jax import functional as F
 from distdl_jax.tools.draw.messages import MOST_EVENTS, Event, draw_messages
 from distdl_jax.watchdog.programs.ir import Cond, Loop, Operation, Program
-from distdl_jax.watchdog.programs.report import Report, play_back
+from distdl_jax.watchdog.programs.matching import play_back
+from distdl_jax.watchdog.programs.report import Report
 
 
 @pytest.mark.simulated(4)

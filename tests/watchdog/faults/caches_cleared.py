@@ -1,7 +1,7 @@
 """One worker alone loses what JAX keeps of a function of dj.jit, and traces again what the others do not.
 
 workers: 2
-says: Worker 1 traces total (caches_cleared.py:13) anew in call 2 (at caches_cleared.py:15 in total), but worker 0
+says: Worker 1 traces total (caches_cleared.py:13) again in call 2 (at caches_cleared.py:15 in total), but worker 0
 says: Or that worker alone has lost what JAX keeps of traces: call jax.clear_caches()
 """
 

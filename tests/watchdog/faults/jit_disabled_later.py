@@ -4,7 +4,7 @@ when: long
 workers: 2
 says: refused: The workers' programs differ: worker
 says: the plan of <lambda> (jit_disabled_later.py:21) (jax_disable_jit)
-says: Worker 1 traces <lambda> (jit_disabled_later.py:17) anew in call 2
+says: Worker 1 traces <lambda> (jit_disabled_later.py:17) again in call 2
 says: jax_disable_jit), but worker 0 did not: without jit
 """
 

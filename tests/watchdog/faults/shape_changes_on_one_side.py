@@ -2,7 +2,7 @@
 
 workers: 2
 says: Worker 0 traces train
-says: anew in call 2
+says: again in call 2
 says: but worker 1 did not
 """
 
