@@ -20,7 +20,7 @@ from distdl_jax.text import Drawing
 from distdl_jax.tools.cost.layers import Counter, forward_movements
 from distdl_jax.tools.draw.grids import Block, Blocks, lay_out, spec_as_blocks
 from distdl_jax.tools.draw.layers import steps_of
-from distdl_jax.tools.draw.movements import draw_halos
+from distdl_jax.tools.draw.pieces import draw_halos
 from distdl_jax.tools.draw.svg import GREY, Part, below, beside, document, heading, rect, text, width_of, words
 
 P = dj.planning_world(4)
@@ -138,7 +138,7 @@ def in_a_row(title: str, tensors: list[Blocks], signs: str) -> Drawing:
     for sign, tensor in zip(f" {signs}", tensors, strict=True):
         if sign != " ":
             parts.append(Part(16, 120, (text(8, 90, sign, 22, fill=GREY),)))
-        drawn = lay_out(tensor, size=190 * max(tensor.shape[-2:]) / longest).draw()
+        drawn = lay_out(tensor, size=190 * max(tensor.shape[-2:]) / longest).part
         parts.append(below([heading(tensor.name, 12), drawn], 4))
     about = " ".join(f"{tensor.title}." for tensor in tensors)
     return Drawing(document(title, about, beside(parts, 14, 2000)), about)
