@@ -204,7 +204,7 @@ def _bars() -> Part:
         body.append(text(x + 22, 15 + height - h, f"{gb:.2f} GB", 12))
         body.append(text(x + 22, 38 + height, n, 13))
     body.append(text(62 * 2 - 9, 58 + height, "workers", 12, fill=GREY))
-    lines = [f"3-D U-Net on {SIDE} x {SIDE} x {SIDE} voxels, float32, Adam;", "foreseen by dj.cost"]
+    lines = [f"3-D U-Net on {SIDE} x {SIDE} x {SIDE} voxels, float32, Adam;", "predicted by dj.cost"]
     width = max(62.0 * len(found), *(width_of(each, 11) for each in lines))
     return below([Part(width, 64 + height, tuple(body)), words(lines, 11)], 6)
 

@@ -40,7 +40,7 @@ MOST_PARAMETERS = 4
 """Of how many parameters the blocks are drawn."""
 
 MOST_OPERATIONS = 10_000
-"""How many operations of one movement are looked at: where each of many workers sends to all others, it takes long."""
+"""How many operations of one movement are looked at: if each of many workers sends to all others, it takes long."""
 
 MOST_ARROWS = 40
 """How many messages of a movement are drawn as arrows; more are drawn as squares."""
@@ -244,7 +244,7 @@ class Step:
 
     - `name`: of the movement, and what it moves.
     - `events`: its messages and operations of teams; `left_out`: how many messages are with workers not drawn.
-    - `before`, `after`: the tensor; None where it is not known as a whole.
+    - `before`, `after`: the tensor; None if it is not known as a whole.
     - `pieces`: the messages with their boxes, or the halos of `before` that are received.
     - `shapes`: of blocks before and after, by worker.
     """
@@ -273,7 +273,7 @@ class Step:
 
     @property
     def title(self) -> str:
-        """The movement in words."""
+        """The movement as a sentence."""
         parts = []
         if self.messages:
             total = sum(message.nbytes for message in self.messages)
@@ -286,7 +286,7 @@ class Step:
 
     @property
     def lines(self) -> list[str]:
-        """The messages in words, those of equal length together."""
+        """The messages as text, those of equal length together."""
         by_size: dict[int, list[str]] = {}
         for message in sorted(self.messages, key=lambda message: message.team[0]):
             by_size.setdefault(message.nbytes, []).append("{} \N{RIGHTWARDS ARROW} {}".format(*message.team))
