@@ -25,11 +25,9 @@ import jax
 import numpy as np
 from distdl_jax import nn
 from distdl_jax.tools.advise.advise import USUAL, advice, shortlist, trials
-from distdl_jax.tools.advise.halving import typical
-from distdl_jax.tools.advise.measure import measured_plans
+from distdl_jax.tools.advise.measure import measured_plans, typical
 from distdl_jax.tools.advise.network import DescribedNetwork
-from distdl_jax.tools.advise.prices import Prices
-from distdl_jax.tools.advise.search import Search
+from distdl_jax.tools.advise.search import Prices, Search
 
 P_all = dj.Partition()
 if hasattr(os, "sched_setaffinity"):  # each worker on a core of its own, as far as there are

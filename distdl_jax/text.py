@@ -1,9 +1,9 @@
-"""What people are shown: amounts in words, tables, and pictures as values."""
+"""What people are shown: amounts as text, tables, and pictures as values."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -37,18 +37,20 @@ def number(value: float) -> str:
     return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows of a table as lines, the first column to the left and the others to the right.
+def aligned(rows: Sequence[Sequence[str]], left: Container[int] = (0,)) -> list[str]:
+    """Return the rows of a table as lines, the columns `left` set to the left and the others to the right.
 
     >>> aligned([("layer", "bytes"), ("conv", "16")])
     ['layer  bytes', 'conv      16']
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *cells]))
-    return lines
+    return [
+        "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
-from functools import cache
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -45,7 +44,7 @@ def progress(
 ) -> Progress[Any]:
     """Return an iterable of the same items, which shows on worker 0 of the job how far its loop is.
 
-    On a terminal it is a bar of [tqdm](https://tqdm.github.io), where tqdm is installed (`pip install
+    On a terminal it is a bar of [tqdm](https://tqdm.github.io), if tqdm is installed (`pip install
     'distdl_jax[progress]'`). Elsewhere, in a job's log say, it is a plain line on stderr, at most every 10 seconds;
     work that ends before writes nothing. Other workers write nothing. `DISTDL_JAX_PROGRESS=0` turns it off.
 
@@ -54,7 +53,7 @@ def progress(
     **Arguments:**
 
     - `iterable`: the items. Leave it out for work that is no loop, and call `advance` of the result inside a `with`.
-    - `total`: how many units there are. Default: the length of `iterable`, where it has one.
+    - `total`: how many units there are. Default: the length of `iterable`, if it has one.
     - `label`: what the work is.
     - `unit`: the name of one unit; "B" for bytes.
 
@@ -90,8 +89,8 @@ class Progress(Generic[T]):
         """`shows`: whether this worker is the one that shows it."""
         self._items, self._total, self._label, self._unit = items, total, label, unit
         self._shows = shows and shows_progress()
-        self._done, self._began = 0, time.monotonic()
-        self._last = self._began
+        self._done = 0
+        self._began = self._last = time.monotonic()
         self._bar: Any = None
 
     def __iter__(self) -> Iterator[T]:
@@ -136,14 +135,10 @@ class Progress(Generic[T]):
         count = self._done if self._total is None else self._total
         size, unit = (2**20, "MiB") if self._unit == "B" else (1, self._unit + "s" * (count != 1))
         total = "" if self._total is None else f" of {self._total / size:.0f}"
-        parts = [f"{self._done / size:.0f}{total} {unit}", _clock(seconds)]
+        parts = [f"{self._done / size:.0f}{total} {unit}", str(timedelta(seconds=round(seconds)))]
         if 0 < self._done < count:
-            parts.append(f"{_clock(seconds * (count - self._done) / self._done)} left")
+            parts.append(f"{timedelta(seconds=round(seconds * (count - self._done) / self._done))} left")
         return ": ".join(filter(None, (self._label, ", ".join(parts))))
-
-
-def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
 
 
 def bytes_shown(world: World, label: str, total: int) -> Progress[Any]:
@@ -164,23 +159,17 @@ def _is_worker_0() -> bool:
 
 
 def _bar(total: int | None, label: str, unit: str) -> Any:
-    """Return a bar of tqdm's; None without tqdm, and where stderr is no terminal of known width."""
-    try:
-        if not (kind := _kind_of_bar()) or not os.get_terminal_size(sys.stderr.fileno()).columns:
-            return None
-    except Exception:  # no terminal, or a program's own object in the place of stderr
-        return None
-    size: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if unit == "B" else {}
-    return kind(total=total, desc=label or None, delay=BAR_AFTER, dynamic_ncols=True, **({"unit": f" {unit}"} | size))
-
-
-@cache
-def _kind_of_bar() -> Any:
-    """Return tqdm's bar, without its thread and its lock between processes; None without tqdm."""
+    """Return a bar of tqdm's; None without tqdm, and if stderr is no terminal of known width."""
     try:
         from tqdm import tqdm
-    except ImportError:
+
+        if not os.get_terminal_size(sys.stderr.fileno()).columns:
+            return None
+    except Exception:  # no tqdm, no terminal, or a program's own object in the place of stderr
         return None
-    kind: Any = type("Bar", (tqdm,), {"monitor_interval": 0})
-    kind.set_lock(threading.RLock())
-    return kind
+    kind: Any = type("Bar", (tqdm,), {"monitor_interval": 0})  # without its thread
+    kind.set_lock(threading.RLock())  # nor its lock between processes
+    size: dict[str, Any] = {"unit": f" {unit}"}
+    if unit == "B":
+        size = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+    return kind(total=total, desc=label or None, delay=BAR_AFTER, dynamic_ncols=True, **size)

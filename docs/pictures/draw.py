@@ -20,7 +20,7 @@ from distdl_jax.text import Drawing
 from distdl_jax.tools.cost.layers import Counter, forward_movements
 from distdl_jax.tools.draw.grids import Block, Blocks, lay_out, spec_as_blocks
 from distdl_jax.tools.draw.layers import steps_of
-from distdl_jax.tools.draw.movements import draw_halos
+from distdl_jax.tools.draw.pieces import draw_halos
 from distdl_jax.tools.draw.svg import GREY, Part, below, beside, document, heading, rect, text, width_of, words
 
 P = dj.planning_world(4)
@@ -138,7 +138,7 @@ def in_a_row(title: str, tensors: list[Blocks], signs: str) -> Drawing:
     for sign, tensor in zip(f" {signs}", tensors, strict=True):
         if sign != " ":
             parts.append(Part(16, 120, (text(8, 90, sign, 22, fill=GREY),)))
-        drawn = lay_out(tensor, size=190 * max(tensor.shape[-2:]) / longest).draw()
+        drawn = lay_out(tensor, size=190 * max(tensor.shape[-2:]) / longest).part
         parts.append(below([heading(tensor.name, 12), drawn], 4))
     about = " ".join(f"{tensor.title}." for tensor in tensors)
     return Drawing(document(title, about, beside(parts, 14, 2000)), about)
@@ -204,7 +204,7 @@ def _bars() -> Part:
         body.append(text(x + 22, 15 + height - h, f"{gb:.2f} GB", 12))
         body.append(text(x + 22, 38 + height, n, 13))
     body.append(text(62 * 2 - 9, 58 + height, "workers", 12, fill=GREY))
-    lines = [f"3-D U-Net on {SIDE} x {SIDE} x {SIDE} voxels, float32, Adam;", "foreseen by dj.cost"]
+    lines = [f"3-D U-Net on {SIDE} x {SIDE} x {SIDE} voxels, float32, Adam;", "predicted by dj.cost"]
     width = max(62.0 * len(found), *(width_of(each, 11) for each in lines))
     return below([Part(width, 64 + height, tuple(body)), words(lines, 11)], 6)
 

@@ -12,9 +12,9 @@ import numpy as np
 from distdl_jax.nn.base.layer import Layer
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.tensors import TensorSpec
+from distdl_jax.text import aligned
 
 _TITLES = ("", "layer", "partitions", "parameters", "bytes per worker")
-_NUMBERS = (0, 3, 4)  # columns that are set flush right
 
 
 def network_table(layers: Iterable[Callable[..., Any]], dtype: np.dtype) -> str:
@@ -31,8 +31,7 @@ def network_table(layers: Iterable[Callable[..., Any]], dtype: np.dtype) -> str:
         placed = ", ".join(f"{name} {P.describe()}" for name, P in _partitions_of(layer).items())
         rows.append((place, _name(layer), placed, *_amounts(layer_specs, workers, dtype)))
     rows.append(("", "all", "", *_amounts([spec for layer_specs in specs for spec in layer_specs], workers, dtype)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(_line(row, widths) for row in rows)
+    return "\n".join(line.rstrip() for line in aligned(rows, (1, 2)))
 
 
 def _listed(layers: Iterable[Callable[..., Any]], before: str) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -42,14 +41,6 @@ def _listed(layers: Iterable[Callable[..., Any]], before: str) -> Iterator[tuple
             yield f"{before}{place}", layer
         else:
             yield from _listed(inner, f"{before}{place}.")
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = (
-        cell.rjust(width) if column in _NUMBERS else cell.ljust(width)
-        for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-    )
-    return "  ".join(cells).rstrip()
 
 
 def _name(layer: Callable[..., Any]) -> str:

@@ -21,20 +21,19 @@ from distdl_jax.nn.networks.sequential import Sequential
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.planning import planning_world
 from distdl_jax.partitions.tensors import TensorSpec
-from distdl_jax.tools.advise.halving import Difference, fastest, ties, typical
-from distdl_jax.tools.advise.measure import Plans, Trial, measured_plans
+from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.text import aligned
+from distdl_jax.tools.advise.measure import Difference, Plans, Trial, fastest, measured_plans, ties, typical
 from distdl_jax.tools.advise.network import DescribedNetwork, Grids, Shape
-from distdl_jax.tools.advise.prices import Prices
-from distdl_jax.tools.advise.records import keep, kept, key_of
-from distdl_jax.tools.advise.search import Search
-from distdl_jax.tools.advise.table import advice_table
+from distdl_jax.tools.advise.records import key_of, store_plans, stored_plans
+from distdl_jax.tools.advise.search import Prices, Search, memory_text
 from distdl_jax.tools.cost.cost import OPTIMISERS, Cost
 from distdl_jax.tools.cost.machine import Machine, given_machine
 from distdl_jax.transports.agreement.agree import agree
 from distdl_jax.validation import MOST_WORKERS, checked_dtype, checked_integer, checked_integers
 
 USUAL = Machine(latency=5e-6, bandwidth=5e9, flops=2e10, memory_bandwidth=1e10, memory=16e9, source="a usual core")
-"""The machine of estimates where none is given."""
+"""The machine of estimates if none is given."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Placement:
     - `messages`, `bytes`: that the worker that sends most sends in a training step.
     - `memory`: bytes that the worker that stores most needs at the fullest time of a step.
     - `estimate`: seconds of a step by the machine's five numbers. It is not for ranking.
-    - `seconds`: of a step, measured; None where it was not.
+    - `seconds`: of a step, measured; None if it was not.
     """
 
     grids: dict[str, Shape] = field(hash=False)
@@ -62,7 +61,7 @@ class Advice:
 
     - `network`: an `nn.Sequential` with the chosen partitions, and an `nn.Repartition` wherever they differ.
     - `x_spec`: the global shape and the partition of the network's input.
-    - `verdict`: how much faster the plan is, as a sentence; where nothing was measured, it says so.
+    - `verdict`: how much faster the plan is, as a sentence; if nothing was measured, it says so.
     - `faster`: by what share the better one of the obvious plans, the batch split and the split of the longest
       dimension, takes longer: `mean`, and `low` and `high` at 95 %, in so many `rounds`; None without times.
 
@@ -89,7 +88,7 @@ class Advice:
 
     @cached_property
     def runners_up(self) -> tuple[Placement, ...]:
-        """The other plans of the short list, fastest first: those that stayed longest where they were measured."""
+        """The other plans of the short list, fastest first: those that stayed longest if they were measured."""
         return tuple(self._placement(grids) for grids in self._ordered if grids != self.grids)
 
     @cached_property
@@ -106,9 +105,9 @@ class Advice:
           A normalisation has the grid of the layer before.
         - `grid`: a number of workers for each dimension of the layer's input.
 
-        **Returns:** the `Placement`: messages, bytes, memory, an estimate and, where it was measured, seconds.
+        **Returns:** the `Placement`: messages, bytes, memory, an estimate and, if it was measured, seconds.
 
-        **Raises:** `InvalidArgumentError` where there is no such layer, or it can't be on that grid.
+        **Raises:** `InvalidArgumentError` if there is no such layer, or it can't be on that grid.
         """
         node_of, place = self._search.network.node_of, str(layer)
         if place not in node_of:
@@ -195,8 +194,8 @@ def advise(
 
     **Returns:** the `Advice`.
 
-    **Raises:** `InvalidTypeError` for a layer that is no description; `InvalidArgumentError` where an argument is not
-    accepted; `PlanError` where `x_shape` does not fit a layer, or nothing fits the memory: it says what the least plan
+    **Raises:** `InvalidTypeError` for a layer that is no description; `InvalidArgumentError` if an argument is not
+    accepted; `PlanError` if `x_shape` does not fit a layer, or nothing fits the memory: it says what the least plan
     needs.
 
     >>> import jax, distdl_jax as dj
@@ -231,18 +230,18 @@ def advise(
     if path is not None:
         asked = {"x_shape": shape, "dtype": number.name, "optimiser": optimiser, "memory": limit}
         key = key_of(P.world, network, {**asked, "partition": list(P.ranks)})
-        if (found := kept(P.world, path, key)) is not None:
+        if (found := stored_plans(P.world, path, key)) is not None:
             return advice(search, P, found)
     plans = shortlist(search, P)
     measured = measured_plans(P.world, trials(search, P, plans.grids), plans.obvious.values(), measure)
     plans = replace(plans, measured=measured)
     if path is not None and len(measured.times) and not measured.is_interrupted:
-        keep(P.world, path, key, plans)
+        store_plans(P.world, path, key, plans)
     return advice(search, P, plans, "Ctrl-C came before the first round")
 
 
 def _why_not_measured(P: Partition, seconds: float) -> str:
-    """Return why an estimate has to do; nothing where plans can be measured."""
+    """Return why an estimate has to do; nothing if plans can be measured."""
     if not seconds:
         return "`measure` is 0"
     if P.size == 1:
@@ -261,7 +260,7 @@ def shortlist(search: Search, P: Partition) -> Plans:
 
 
 def trials(search: Search, P: Partition, plans: Sequence[Grids]) -> list[Trial]:
-    """Return the steps of plans; their arrays stay between steps where those of all plans fit the memory together."""
+    """Return the steps of plans; their arrays stay between steps if those of all plans fit the memory together."""
     prices, network = search.prices, search.network
     fit = sum(search.plan(grids).stored for grids in plans) <= (search.limit or prices.machine.memory)
     specs = [TensorSpec(network.x_shape, P.grid(grids[0])) for grids in plans]
@@ -314,3 +313,35 @@ def _bytes(memory: int | str) -> float:
             f'`memory` (={memory!r}) must be a number of bytes and a unit, as "40 GiB" or "512 MB".'
         )
     return float(match[1]) * (1024 if match[3] else 1000) ** "_KMGT".index(match[2].upper() or "_")
+
+
+def advice_table(search: Search, plans: Plans, ordered: Sequence[Grids], chosen: Grids) -> str:
+    """Return a line for each node of the chosen plan, then one for each plan."""
+    rows: list[tuple[str, ...]] = [("", "layer", "output", "grid", "workers", "messages", "sent", "stored")]
+    for node, grid in zip(search.network.nodes, chosen, strict=True):
+        if (price := search.prices.node(node, grid)) is not None:
+            cells = shape_text(node.y_shape), shape_text(grid), f"{math.prod(grid)}", f"{price.messages}"
+            rows.append((node.items[0][0], node.name, *cells, memory_text(price.bytes), memory_text(price.stored)))
+    times = plans.measured.times
+    names = {plans.grids[plan]: name for name, plan in plans.obvious.items()}
+    shown: list[tuple[str, ...]] = [
+        ("", "plan", "grids of the layers", "step, ms" if len(times) else "estimate, ms", "stored")
+    ]
+    for grids in ordered:
+        way = search.plan(grids)
+        seconds = typical(times[:, plans.grids.index(grids)]) if len(times) else way.seconds
+        mark, text = "->" if grids == chosen else "", _grids_text(search, grids)
+        shown.append((mark, names.get(grids, ""), text, f"{1e3 * seconds:.3g}", memory_text(way.stored)))
+    return "\n".join(line.rstrip() for line in [*aligned(rows, range(4)), "", *aligned(shown, range(3))])
+
+
+def _grids_text(search: Search, grids: Grids) -> str:
+    """Return the grids of a plan, neighbours on one grid as one."""
+    runs: list[tuple[str, str, tuple[int, ...]]] = []
+    for node, grid in zip(search.network.nodes, grids, strict=True):
+        place = node.items[0][0]
+        if runs and runs[-1][2] == grid:
+            runs[-1] = (runs[-1][0], place, grid)
+        else:
+            runs.append((place, place, grid))
+    return ", ".join(f"{a if a == b else f'{a} to {b}'}: {shape_text(grid)}" for a, b, grid in runs)

@@ -1,4 +1,7 @@
-"""Whole training steps of plans, on the workers of a job: in rounds, one step of each plan, in shuffled order."""
+"""Whole training steps of plans, on the workers of a job: in rounds, one step of each plan, in shuffled order.
+
+Which plan is faster is decided by paired differences of the times of rounds; those that are surely slower leave.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import NormalDist
 from time import perf_counter
 from types import FrameType
 from typing import Any, NamedTuple
@@ -16,33 +20,141 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
-from distdl_jax.nn.base.layer import Layer, apply_layer, keeps_state
+from distdl_jax.nn.base.layer import keeps_state
 from distdl_jax.nn.networks.sequential import Sequential
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.tensors import TensorSpec
-from distdl_jax.tools.advise.halving import CHECKS, is_decided, staying
 from distdl_jax.tools.advise.network import Grids
+from distdl_jax.tools.cost.memory import training_step
 from distdl_jax.tracing.world import World
 from distdl_jax.transforms.checked_jit import jit
-from distdl_jax.transforms.gradients import value_and_grad
 from distdl_jax.transports.agreement.agree import agree
 from distdl_jax.transports.progress import progress
 
-RATE = 1e-6
-"""Of the update: so small that the numbers stay as they are at the beginning of a training."""
+CHECKS = (3, 6, 12, 24, 48, 96)
+"""After how many rounds plans that are slower leave; after the last, measuring ends."""
+
+ENOUGH = 12
+"""Measuring ends after so many rounds, or more, once the rest are ties."""
+
+TIE = 0.02
+"""Plans whose difference is no surer than chance, and at most this share, are a tie."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """By what share one plan takes longer than another, and within which limits at 95 %.
+
+    - `rounds`: in which both were measured. With fewer than two there are no limits.
+    """
+
+    mean: float
+    low: float
+    high: float
+    rounds: int
+
+    @classmethod
+    def between(cls, slower: np.ndarray, faster: np.ndarray) -> Difference:
+        """Return the difference of the times of two plans, round by round, not a number if one took no step."""
+        logs = np.log(slower / faster)
+        mean, half, n = _trimmed(logs[np.isfinite(logs)])
+        return cls(math.expm1(mean), math.expm1(mean - half), _expm1(mean + half), n)
+
+    def __str__(self) -> str:
+        limits = "" if math.isinf(self.high) else f" ({_percent(self.low)} to {_percent(self.high)})"
+        return f"{_percent(self.mean)} %{limits}, {self.rounds} round{'' if self.rounds == 1 else 's'}"
+
+
+def _trimmed(values: np.ndarray) -> tuple[float, float, int]:
+    """Return the mean without a fifth at either end, half its interval at 95 %, and the number of values.
+
+    A round in which the machine did something else counts little so. Source: Yuen (1974), Biometrika 61.
+    """
+    n = len(values)
+    ordered, cut = np.sort(values), n // 5
+    kept = ordered[cut : n - cut]
+    if n < 2:
+        return float(kept.mean()), math.inf, n
+    spread = float(np.clip(ordered, kept[0], kept[-1]).std(ddof=1))
+    half = student(len(kept) - 1) * spread * math.sqrt((n - 1) / (len(kept) * (len(kept) - 1)))
+    return float(kept.mean()), half, n
+
+
+def student(freedom: int) -> float:
+    """Return the two-sided 95 % quantile of Student's t, within 1 % for 2 degrees of freedom or more.
+
+    >>> [round(student(n), 2) for n in (2, 5, 11, 1000)]
+    [4.27, 2.57, 2.2, 1.96]
+    """
+    if freedom == 1:
+        return 12.706
+    z = NormalDist().inv_cdf(0.975)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return sum(term / freedom**power for power, term in enumerate(terms))
+
+
+def staying(times: np.ndarray, plans: Sequence[int], obvious: Collection[int]) -> list[int]:
+    """Return the plans that are not slower than the fastest, at 95 %, and the better of the obvious ones.
+
+    - `times`: seconds: rounds x plans. `plans`: those that took a step in every round.
+    """
+    best = fastest(times, plans)
+    slower = {plan for plan in plans if Difference.between(times[:, plan], times[:, best]).low > 0}
+    if rivals := [plan for plan in plans if plan in obvious]:
+        slower.discard(fastest(times, rivals))
+    return [plan for plan in plans if plan not in slower]
+
+
+def is_decided(times: np.ndarray, plans: Sequence[int]) -> bool:
+    """Say whether more rounds would change nothing: each plan is slower than the fastest, or as fast within `TIE`."""
+    best = fastest(times, plans)
+    others = [Difference.between(times[:, plan], times[:, best]) for plan in plans if plan != best]
+    return len(times) >= CHECKS[-1] or (
+        len(times) >= ENOUGH and all(other.low > 0 or other.high <= TIE for other in others)
+    )
+
+
+def fastest(times: np.ndarray, plans: Sequence[int]) -> int:
+    """Return the plan of least typical time."""
+    return min(plans, key=lambda plan: (typical(times[:, plan]), plan))
+
+
+def typical(seconds: np.ndarray) -> float:
+    """Return the mean of the times of a plan, of their logarithms, without the longest and the shortest ones."""
+    return math.exp(_trimmed(np.log(seconds[np.isfinite(seconds)]))[0])
+
+
+def ties(times: np.ndarray, plans: Sequence[int]) -> list[int]:
+    """Return the fastest plan, and those that are as fast as can be told."""
+    best = fastest(times, plans)
+    found = {plan: Difference.between(times[:, plan], times[:, best]) for plan in plans if plan != best}
+    return [best, *(plan for plan, other in found.items() if other.low <= 0 and other.mean <= TIE)]
+
+
+def _expm1(x: float) -> float:
+    return math.inf if x > 700 else math.expm1(x)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g}" if abs(share) < 0.095 else f"{100 * share:.0f}"
 
 
 LEAST_SECONDS, MOST_STEPS = 0.02, 9
-"""A plan takes one step a round; several, of which the median counts, where steps are shorter than this."""
+"""A plan takes one step a round; several, of which the median counts, if steps are shorter than this."""
 
 
 @dataclass(frozen=True)
 class Measured:
     """The times of plans.
 
-    - `times`: seconds of the slowest worker: rounds x plans, not a number where a plan took no step.
+    - `times`: seconds of the slowest worker: rounds x plans, not a number if a plan took no step.
     - `plans`: those that took a step in every round.
     - `is_interrupted`: whether Ctrl-C ended it.
     """
@@ -71,20 +183,20 @@ class Trial:
         self._network, self._x_spec, self._copies, self._dtype = network, x_spec, copies, dtype
         self._is_kept = is_kept
         everyone = Partition.of_workers(x_spec.partition.world, range(x_spec.partition.world.size))
-        self._step = jit(_step(network, everyone), donate_argnums=(0, 1, 2))
+        self._step = jit(training_step(network, everyone), donate_argnums=(0, 1, 2))
         self._arrays: Any = None
 
     def seconds(self, steps: int = 1, ready: Callable[[], object] = lambda: None) -> float:
         """Take some steps once `ready` has returned; return how long this worker took, the median of them."""
-        arrays, self._arrays = jax.block_until_ready(self._arrays or self._new()), None
+        (*arrays, x), self._arrays = jax.block_until_ready(self._arrays or self._new()), None
         ready()
         seconds = []
         for _ in range(steps):
             start = perf_counter()
-            *arrays, _ = jax.block_until_ready(self._step(*arrays))
+            *arrays, _ = jax.block_until_ready(self._step(*arrays, x))
             seconds.append(perf_counter() - start)
         if self._is_kept:
-            self._arrays = arrays
+            self._arrays = (*arrays, x)
         return float(np.median(seconds))
 
     def _new(self) -> tuple[Any, ...]:
@@ -98,40 +210,12 @@ class Trial:
         return params, stored, state, jnp.asarray(np.random.default_rng(0).random(shape), self._dtype)
 
 
-def _step(network: Layer, P: Partition) -> Callable[..., Any]:
-    """Return a step: the value and the gradient of a loss, and an update that reads and writes all that is stored."""
-
-    def loss(params: Any, state: Any, x: Array) -> tuple[Array, Any]:
-        y, state = apply_layer(network, params, x, state, True, jax.random.key(0))
-        return jnp.sum((y * y.conj()).real), state
-
-    def step(params: Any, stored: list[Any], state: Any, x: Array) -> tuple[Any, ...]:
-        (value, state), gradient = value_and_grad(loss, has_aux=True, partition=P)(params, state, x)
-        stored = [jax.tree.map(partial(_mean, power), tree, gradient) for power, tree in enumerate(stored, start=1)]
-        moved = jax.tree.map(_direction, gradient, *stored)
-        return jax.tree.map(lambda p, m: (p - RATE * m).astype(p.dtype), params, moved), stored, state, x, value
-
-    return step
-
-
-def _told(seconds: list[float], is_interrupted: bool) -> tuple[list[float], bool]:
+def _contribution(seconds: list[float], is_interrupted: bool) -> tuple[list[float], bool]:
     return seconds, is_interrupted
 
 
 def _any(contributions: dict[int, bool]) -> bool:
     return any(contributions.values())
-
-
-def _mean(power: int, mean: Array, gradient: Array) -> Array:
-    """Return the running mean of a power of the gradient."""
-    return (0.9 * mean + 0.1 * gradient**power).astype(mean.dtype)
-
-
-def _direction(gradient: Array, *means: Array) -> Array:
-    """Return what sgd, momentum or Adam follow, with no, one or two running means."""
-    if len(means) < 2:
-        return means[0] if means else gradient
-    return means[0] / (jnp.sqrt(jnp.abs(means[1])) + 1e-8)
 
 
 class Interrupts:
@@ -185,15 +269,15 @@ def measured_plans(world: World, trials: Sequence[Trial], obvious: Collection[in
             first.append(trial.seconds())
             if agree(world, everyone, "a plan of dj.advise", lambda: bool(interrupts.noted), _any):
                 return Measured(np.empty((0, len(trials))), tuple(range(len(trials))), True)
-        following = agree(world, everyone, "the start of dj.advise", partial(_told, first, False), race.begin)
+        following = agree(world, everyone, "the start of dj.advise", partial(_contribution, first, False), race.begin)
         ready = partial(world.agree, everyone, "a step of dj.advise", None)
         with progress(label="advice: measuring", unit="round") as shown:
             while following.order:
                 mine = [math.nan] * len(trials)
                 for plan in following.order:
                     mine[plan] = trials[plan].seconds(following.steps, ready)
-                told = partial(_told, mine, bool(interrupts.noted))
-                following = agree(world, everyone, "a round of dj.advise", told, race.next)
+                own = partial(_contribution, mine, bool(interrupts.noted))
+                following = agree(world, everyone, "a round of dj.advise", own, race.next)
                 rows.append(following.times)
                 shown.advance()
     return Measured(np.array(rows).reshape(-1, len(trials)), following.plans, following.is_interrupted)

@@ -39,8 +39,8 @@ def key_of(world: World, network: Sequence[Any], asked: dict[str, Any]) -> str:
     return json.dumps({"network": text, **asked, "workers": counts, "versions": versions}, sort_keys=True)
 
 
-def kept(world: World, path: Path, key: str) -> Plans | None:
-    """Return the plans that the first worker's file has under a key, with their times; None where it has none."""
+def stored_plans(world: World, path: Path, key: str) -> Plans | None:
+    """Return the plans that the first worker's file has under a key, with their times; None if it has none."""
 
     def read() -> Any:
         return _read(path).get(key) if world.rank == 0 else None
@@ -53,8 +53,8 @@ def kept(world: World, path: Path, key: str) -> Plans | None:
     return Plans(plans, found["obvious"], Measured(times, tuple(found["stayed"])))
 
 
-def keep(world: World, path: Path, key: str, plans: Plans) -> None:
-    """Add times to the first worker's file. Collective in the world: where it can't be written, all raise."""
+def store_plans(world: World, path: Path, key: str, plans: Plans) -> None:
+    """Add times to the first worker's file. Collective in the world: if it can't be written, all raise."""
     seconds = [[None if np.isnan(time) else time for time in row] for row in plans.measured.times.tolist()]
     entry = {"plans": plans.grids, "obvious": plans.obvious, "stayed": plans.measured.plans, "seconds": seconds}
 
@@ -72,7 +72,7 @@ def keep(world: World, path: Path, key: str, plans: Plans) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the results in a file; none where there is no file."""
+    """Return the results in a file; none if there is no file."""
     try:
         content = json.loads(path.read_text())
         if content["version"] != VERSION:

@@ -11,10 +11,9 @@ import numpy as np
 from distdl_jax.functional.halo_exchange import RangesPlan
 from distdl_jax.functional.mark import Mark
 from distdl_jax.functional.repartition import RepartitionPlan
-from distdl_jax.tools.cost.classes import Index, groups, same
+from distdl_jax.tools.cost.classes import Index, as_index, groups, same, traffic
 from distdl_jax.tools.cost.layers import CountedLayer, Joined
 from distdl_jax.tools.cost.traces import Communication
-from distdl_jax.tools.cost.traffic import as_index, traffic
 from distdl_jax.watchdog.programs.ir import Operation
 
 
@@ -27,7 +26,7 @@ class Amounts:
     - `parameters`, `gradients`, `optimiser`: of the parameters, their gradients, and what the optimiser stores.
     - `bytes_forward`, `bytes_backward`: in messages that the worker sends.
     - `team_bytes_forward`, `team_bytes_backward`: that it hands to collective operations.
-    - `memory_traffic`: that arithmetic reads and writes in memory, each array once where it is read or written.
+    - `memory_traffic`: that arithmetic reads and writes in memory, each array once if it is read or written.
 
     Counts:
 
@@ -104,6 +103,7 @@ class Amounts:
 
     def _count_communication(self, back: str, of_classes: Sequence[tuple[np.ndarray, Communication]]) -> None:
         """Add what classes of workers communicate "forward", or "backward"."""
+        total = _Sent.none(len(self.parameters))
         times: dict[tuple[int, bool, int], tuple[Mark, Counter[int]]] = {}
         for number, (workers, communication) in enumerate(of_classes):
             for each in communication:
@@ -111,22 +111,15 @@ class Amounts:
                     key = id(each.plan), each.adjoint, each.copies
                     times.setdefault(key, (each, Counter()))[1][number] += 1
                 else:
-                    self._count_operation(back, workers, each)
+                    total.add(workers, each)
         for mark, counts in times.values():
-            sent = _sent(mark, len(self.parameters))
+            sent = _Sent.of(mark, len(self.parameters))
             for number, count in counts.items():
                 workers = of_classes[number][0]
-                for name in fields(sent):
-                    getattr(self, f"{name.name}_{back}")[workers] += count * getattr(sent, name.name)[workers]
-
-    def _count_operation(self, back: str, workers: Index, operation: Operation) -> None:
-        """Add an operation that each of `workers` takes part in."""
-        if not operation.is_message:
-            getattr(self, f"collectives_{back}")[workers] += 1
-            getattr(self, f"team_bytes_{back}")[workers] += operation.bytes_sent
-        elif operation.dest is not None:
-            getattr(self, f"messages_{back}")[workers] += 1
-            getattr(self, f"bytes_{back}")[workers] += operation.bytes_sent
+                for field in fields(sent):
+                    getattr(total, field.name)[workers] += count * getattr(sent, field.name)[workers]
+        for field in fields(total):
+            getattr(self, f"{field.name}_{back}")[...] += getattr(total, field.name)
 
     @property
     def flops(self) -> np.ndarray:
@@ -160,30 +153,38 @@ def alike(several: Sequence[Amounts]) -> Iterator[np.ndarray]:
 
 @dataclass
 class _Sent:
-    """What each worker sends in a movement: `Amounts` of one direction."""
+    """What each worker sends: `Amounts` of one direction."""
 
     messages: np.ndarray
     bytes: np.ndarray
     collectives: np.ndarray
     team_bytes: np.ndarray
 
+    @classmethod
+    def none(cls, workers: int) -> _Sent:
+        """Return zeros for so many workers."""
+        return cls(*(np.zeros(workers, np.int64) for _ in fields(cls)))
 
-def _sent(mark: Mark, size: int) -> _Sent:
-    """Return what each worker of a world of `size` sends in a movement."""
-    movement, found = mark.plan, _Sent(*(np.zeros(size, np.int64) for _ in fields(_Sent)))
-    if isinstance(movement, RepartitionPlan | RangesPlan):
-        workers, messages, nbytes = traffic(movement, adjoint=mark.adjoint)
-        found.messages[workers], found.bytes[workers] = messages, nbytes
-    else:
-        for alike in movement.alike:
-            workers = as_index(alike)
-            for operation in movement.operations(alike[0], adjoint=mark.adjoint):
-                if not operation.is_message:
-                    found.collectives[workers] += 1
-                    found.team_bytes[workers] += operation.bytes_sent
-                elif operation.dest is not None:
-                    found.messages[workers] += 1
-                    found.bytes[workers] += operation.bytes_sent
-    found.bytes *= mark.copies
-    found.team_bytes *= mark.copies
-    return found
+    @classmethod
+    def of(cls, mark: Mark, size: int) -> _Sent:
+        """Return what each worker of a world of `size` sends in a movement."""
+        movement, sent = mark.plan, cls.none(size)
+        if isinstance(movement, RepartitionPlan | RangesPlan):
+            workers, messages, nbytes = traffic(movement, adjoint=mark.adjoint)
+            sent.messages[workers], sent.bytes[workers] = messages, nbytes
+        else:
+            for team in movement.alike:
+                for operation in movement.operations(team[0], adjoint=mark.adjoint):
+                    sent.add(as_index(team), operation)
+        sent.bytes *= mark.copies
+        sent.team_bytes *= mark.copies
+        return sent
+
+    def add(self, workers: Index, operation: Operation) -> None:
+        """Add an operation that each of `workers` takes part in."""
+        if not operation.is_message:
+            self.collectives[workers] += 1
+            self.team_bytes[workers] += operation.bytes_sent
+        elif operation.dest is not None:
+            self.messages[workers] += 1
+            self.bytes[workers] += operation.bytes_sent

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
@@ -23,15 +24,54 @@ from distdl_jax.partitions.tensors import TensorSpec, check_spec
 from distdl_jax.plans.alike import ByClass, derived, on_grids
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import worker_ranks
-from distdl_jax.text import Drawing
+from distdl_jax.text import Drawing, aligned, number
 from distdl_jax.tools.cost.amounts import Amounts, alike
 from distdl_jax.tools.cost.classes import groups
-from distdl_jax.tools.cost.compiled import CompiledMemory, compile_step
 from distdl_jax.tools.cost.layers import Chain, Counter, nodes_in
 from distdl_jax.tools.cost.machine import Machine, given_machine
-from distdl_jax.tools.cost.memory import WorkerMemory, worker_memory
-from distdl_jax.tools.cost.show import LayerCost, in_columns, picture, table, to_json
+from distdl_jax.tools.cost.memory import CompiledMemory, WorkerMemory, compile_step, worker_memory
+from distdl_jax.tools.draw.bars import bars
 from distdl_jax.validation import checked_boolean, checked_dtype
+
+VERSION = 2
+"""Of the form of the JSON."""
+
+COLUMNS = ("Mflop", "messages", "MB sent", "MB stored")
+"""Of the table: what the worker that has most computes, sends and stores."""
+
+ESTIMATE = "estimated ms"
+NOTE = "The estimate is a third off, more or less: not for ranking partitions."
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCost:
+    """What one layer costs.
+
+    - `place`, `name`: where it is in the network, "3.body.0", and its class.
+    - `amounts`: what each worker stores, computes and sends for it.
+    - `seconds`: of each worker, an estimate; None without a machine.
+    """
+
+    place: str
+    name: str
+    amounts: Amounts
+    seconds: np.ndarray | None = None
+
+    @property
+    def title(self) -> str:
+        """Its place and its class: "3.body.0 DistributedConv2d"."""
+        return f"{self.place} {self.name}".strip()
+
+    def numbers(self, activations: np.ndarray) -> list[float]:
+        """Return its entries in the columns, of the worker that has most; `activations`: bytes that it keeps."""
+        stored = self.amounts.parameters + self.amounts.gradients + self.amounts.optimiser + activations
+        return in_columns(self.amounts, stored.max())
+
+
+def in_columns(amounts: Amounts, stored: int) -> list[float]:
+    """Return the entries of a row, of the worker that has most, with the bytes that it stores."""
+    return [amounts.flops.max() / 1e6, amounts.operations.max(), amounts.bytes.max() / 1e6, stored / 1e6]
+
 
 OPTIMISERS = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "lion": 1, "adam": 2, "adamw": 2}
 """How many numbers an optimiser stores for each parameter."""
@@ -71,7 +111,7 @@ class Cost:
 
     - `layers`: layer by layer, in order.
     - `workers`: all layers together: arrays with an entry for each worker, by world rank.
-    - `compiled`: the memory of the fullest worker by XLA, where it was asked for.
+    - `compiled`: the memory of the fullest worker by XLA, if it was asked for.
     """
 
     layers: tuple[LayerCost, ...]
@@ -110,7 +150,7 @@ class Cost:
         """The bytes that each worker needs at the fullest time of a step.
 
         The step is one jitted function of the parameters and what the optimiser stores, both donated, and of the input:
-        value and gradient of a loss, and the optimiser's update. Where they aren't donated, the new ones come on top.
+        value and gradient of a loss, and the optimiser's update. If they aren't donated, the new ones come on top.
         The bytes are those of XLA's arrays on a CPU; MPI, Python and compiled programs are not among them.
 
         """
@@ -156,15 +196,50 @@ class Cost:
 
     def table(self) -> str:
         """Return a table as text: a row for each layer; bytes and counts of the worker that has most."""
-        return table(self.layers, self.activations, in_columns(self.workers, self._most_live.max()), self.seconds)
+        activations, seconds = self.activations, self.seconds
+        rows = [["layer", *COLUMNS]]
+        rows += ([each.title, *map(number, each.numbers(activations[each.place]))] for each in self.layers)
+        rows.append(["all layers", *map(number, in_columns(self.workers, self._most_live.max()))])
+        if seconds is not None:
+            estimates = [each.seconds.max() for each in self.layers if each.seconds is not None]
+            cells = (ESTIMATE, *(number(1e3 * estimate) for estimate in (*estimates, seconds)))
+            rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
+        lines = aligned(rows)
+        lines.insert(1, "-" * max(map(len, lines)))
+        lines.insert(-1, lines[1])
+        return "\n".join(line.rstrip() for line in [*lines, *([] if seconds is None else ["", NOTE])])
 
     def to_json(self) -> str:
         """Return all numbers as JSON, in the form that docs/cost.md describes."""
-        return to_json(self.layers, self.activations, self.workers, self.seconds)
+        activations = self.activations
+        layers = [
+            {
+                "place": layer.place,
+                "name": layer.name,
+                "amounts": _lists(layer.amounts),
+                "activations": activations[layer.place].tolist(),
+                "seconds": None if layer.seconds is None else layer.seconds.tolist(),
+            }
+            for layer in self.layers
+        ]
+        content = {"version": VERSION, "workers": _lists(self.workers), "seconds": self.seconds, "layers": layers}
+        return json.dumps(content)
 
     def draw(self) -> Drawing:
         """Return a picture: for each layer a bar of what it computes, sends and stores; the table is its text."""
-        return picture(self.layers, self.activations, self.table())
+        activations = self.activations
+        numbers = np.array([layer.numbers(activations[layer.place]) for layer in self.layers])
+        shares = numbers / np.maximum(numbers.sum(0), 1e-30)
+        rows = [
+            ([layer.title, *map(number, entries)], [share[0], share[2], share[3]])
+            for layer, entries, share in zip(self.layers, numbers, shares, strict=True)
+        ]
+        parts = ("share of flops", "of bytes sent", "of bytes stored")
+        return Drawing(bars("A training step", ["layer", *COLUMNS], rows, parts).svg, self.table())
+
+
+def _lists(amounts: Amounts) -> dict[str, list[int]]:
+    return {field.name: getattr(amounts, field.name).tolist() for field in fields(amounts)}
 
 
 def cost(
@@ -197,8 +272,8 @@ def cost(
 
     **Returns:** the `Cost`.
 
-    **Raises:** `InvalidTypeError` where `network` is no layer or `x_spec` no spec; `InvalidArgumentError` where
-    `optimiser` is none of those, or there is no such machine; `PlanError` where x does not fit, or a layer that has to
+    **Raises:** `InvalidTypeError` if `network` is no layer or `x_spec` no spec; `InvalidArgumentError` if
+    `optimiser` is none of those, or there is no such machine; `PlanError` if x does not fit, or a layer that has to
     be traced for each worker is on more than that.
 
     >>> import distdl_jax as dj

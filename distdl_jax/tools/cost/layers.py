@@ -123,7 +123,7 @@ class Counter:
         if plan.join is None:
             return Joined(place, (body, None), "sum", plan.outputs, after)
         pieces = zip(plan.join.pieces, (has_gradient, after), strict=True)
-        moved = tuple((piece, its) for piece, its in pieces if piece.halos.owned.ranges != piece.halos.needed)
+        moved = tuple((piece, has) for piece, has in pieces if piece.halos.owned.ranges != piece.halos.needed)
         return Joined(place, (None, body), "concatenation", plan.outputs, after, moved)
 
     def _one_after_the_other(
@@ -145,7 +145,7 @@ class Counter:
 class LayerMovement(NamedTuple):
     """A movement in the forward pass of a layer.
 
-    - `place`: of the layer in the network. - `movement`: None where workers were traced together.
+    - `place`: of the layer in the network. - `movement`: None if workers were traced together.
     - `of_params`: whether it moves parameters alone.
     - `operations`: where there is no plan, what each worker communicates.
     """

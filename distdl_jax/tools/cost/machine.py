@@ -79,7 +79,7 @@ class Machine:
 
         Each is a number, or an array with an entry for each worker.
 
-        **Returns:** a number, or an array where one of the arguments is one.
+        **Returns:** a number, or an array if one of the arguments is one.
         """
         counts = (messages, bytes, flops, memory_traffic)
         prices = (self.latency, 1 / self.bandwidth, 1 / self.flops, 1 / self.memory_bandwidth)
@@ -157,7 +157,7 @@ def load(name: str) -> Machine:
 
     **Returns:** the `Machine`; its `source` says where the numbers come from.
 
-    **Raises:** `InvalidArgumentError` where there is none of this name.
+    **Raises:** `InvalidArgumentError` if there is none of this name.
 
     >>> load("infiniband-hdr").latency
     2.6e-06

@@ -1,18 +1,33 @@
-"""The memory of one worker in a training step: its arrays, from what layers store, and how many are live at once.
+"""The memory of one worker in a training step: from what its layers store, or by XLA.
 
 A step is a list of operations with the arrays that they read and make. An array is live from the operation that makes
-it to the last that reads it. A layer is one operation forward, and one backward.
+it to the last that reads it. A layer is one operation forward, and one backward. Or the step is compiled for one worker
+alone, and XLA says where its arrays are; nothing runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.functional.mark import Mark
+from distdl_jax.functional.plan import ShapeDtypes
+from distdl_jax.nn.base.layer import Layer, apply_layer
+from distdl_jax.partitions.partition import Partition
 from distdl_jax.tools.cost.layers import Chain, CountedLayer
+from distdl_jax.tools.cost.traced import MOST_WORKERS
 from distdl_jax.tools.cost.traces import Communication, Trace
+from distdl_jax.tracing.world import World
+from distdl_jax.transforms.gradients import value_and_grad
+from distdl_jax.transports.threads.workers import on_stand_ins
 
 
 class WorkerMemory(NamedTuple):
@@ -42,7 +57,7 @@ class _Block:
 class _Operation:
     """An operation of a step: it reads and makes arrays.
 
-    - `scratch`: bytes that it takes beside them, as buffers of messages.
+    - `scratch`: bytes that it takes besides them, as buffers of messages.
     - `in_place`: whether a result may take the place of an array of the same size that it is the last to read.
     """
 
@@ -87,18 +102,20 @@ class _Tape:
             if isinstance(node, CountedLayer):
                 x = self._compute(node, node.trace(self.worker), x)
             else:
-                x, other = (x if way is None else self.run(way, x) for way in node.ways)
+                ways = x, other = tuple(x if way is None else self.run(way, x) for way in node.ways)
                 if node.kind == "sum":
                     x = self._add(x, other)
-                elif node.kind == "product":
-                    x = self._multiply(x, other, node.place)
+                elif node.kind == "product":  # with numbers that are much fewer
+                    self.saved += [(node.place, way) for way in ways]
+                    x = self._join(ways, _Block(x.nbytes, True), ways, in_place=True)
                 else:
                     y = node.y[self.worker]
-                    x = self._concatenate((x, other), y.size * y.dtype.itemsize)
+                    has_gradient = x.has_gradient or other.has_gradient
+                    x = self._join(ways, _Block(y.size * y.dtype.itemsize, has_gradient))
         return x
 
     def _gradient(self, place: str) -> list[_Block]:
-        """Return the array of a layer's gradients, until the optimiser's update; nothing where it was made before."""
+        """Return the array of a layer's gradients, until the optimiser's update; nothing if it was made before."""
         if place in self.of_params:
             return []
         self.of_params[place] = _Block(self.gradients.get(place, 0))
@@ -135,31 +152,16 @@ class _Tape:
         """Return the most bytes of the buffers of messages in one movement: packed at once, and received."""
         return max((_packed(each, self.worker) for each in communication if isinstance(each, Mark)), default=0)
 
-    def _multiply(self, x: _Block, scales: _Block, place: str) -> _Block:
-        """Record a product with numbers that are much fewer."""
-        y = _Block(x.nbytes, True)
-        self.operations.append(_Operation((x, scales), (y,), in_place=True))
-        self.saved += [(place, x), (place, scales)]
-
-        def back() -> None:
-            if (dy := self.cotangents.pop(y, None)) is not None:
-                made = [_Block(block.nbytes) for block in (x, scales)]
-                self.operations.append(_Operation((x, scales, dy), made))
-                for block, cotangent in zip((x, scales), made, strict=True):
-                    self._add_cotangent(block, cotangent)
-
-        self.backward.append(back)
-        return y
-
-    def _concatenate(self, parts: tuple[_Block, _Block], nbytes: int) -> _Block:
-        """Record a concatenation, whose cotangent is cut into those of its parts."""
-        y = _Block(nbytes, any(part.has_gradient for part in parts))
-        self.operations.append(_Operation(parts, (y,)))
+    def _join(
+        self, parts: Sequence[_Block], y: _Block, reads: Sequence[_Block] = (), *, in_place: bool = False
+    ) -> _Block:
+        """Record an array that is made of two; the cotangents of these are made of its own and of `reads`."""
+        self.operations.append(_Operation(parts, (y,), in_place=in_place))
 
         def back() -> None:
             if (dy := self.cotangents.pop(y, None)) is not None:
                 made = [_Block(part.nbytes) for part in parts]
-                self.operations.append(_Operation((dy,), made))
+                self.operations.append(_Operation((*reads, dy), made))
                 for part, cotangent in zip(parts, made, strict=True):
                     self._add_cotangent(part, cotangent)
 
@@ -240,3 +242,93 @@ def _most_live(operations: Sequence[_Operation]) -> int:
         most = max(most, live + operation.scratch - reused)
         live -= sum(block.nbytes for block in ends)
     return most
+
+
+RATE = 1e-6
+"""Of the update: so small that the numbers stay as they are at the beginning of a training."""
+
+
+@dataclass(frozen=True)
+class CompiledMemory:
+    """The bytes of the arrays of one worker's compiled step, as XLA assigns them.
+
+    - `worker`: its world rank.
+    - `arguments`: parameters, what the optimiser stores, and the block of the input.
+    - `results`: what comes out in its own memory: the loss, and what isn't donated.
+    - `temporaries`: activations, gradients, messages, and what an operation needs besides its operands.
+    """
+
+    worker: int
+    arguments: int
+    results: int
+    temporaries: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.arguments + self.results + self.temporaries
+
+
+def compile_step(
+    network: Layer, x: ShapeDtypes, world: World, worker: int, dtype: np.dtype, copies: int, backward: bool
+) -> CompiledMemory:
+    """Compile the step of `worker`, with blocks like `x`; `copies`: the numbers that the optimiser stores for each
+    parameter, whose arrays and the parameters are donated.
+
+    All workers trace their steps, in threads, since they agree on plans. Messages are calls of the same shapes.
+    """
+    if world.size > MOST_WORKERS:
+        raise InvalidArgumentError(f"`compiled` (=True) must be False on more than {MOST_WORKERS} workers.")
+
+    def on_worker(rank: int) -> CompiledMemory | None:
+        params = jax.eval_shape(lambda: network.init(jax.random.key(0), dtype))
+        block = jax.ShapeDtypeStruct(x[rank].shape, x[rank].dtype)
+        if backward:
+            step = jax.jit(training_step(network, Partition()), donate_argnums=(0, 1))
+            lowered = step.lower(params, [params] * copies, None, block)
+        else:
+            lowered = jax.jit(lambda params, x: _apply(network, params, x)).lower(params, block)
+        if rank != worker:
+            return None
+        sizes: Any = lowered.compile().memory_analysis()
+        results = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+        return CompiledMemory(rank, sizes.argument_size_in_bytes, results, sizes.temp_size_in_bytes)
+
+    found: CompiledMemory = on_stand_ins(world, on_worker)[worker]
+    return found
+
+
+def _apply(network: Layer, params: Any, x: Array) -> Array:
+    return apply_layer(network, params, x, None, True, jax.random.key(0))[0]
+
+
+def training_step(network: Layer, P: Partition) -> Callable[..., Any]:
+    """Return a step of parameters, what the optimiser stores, the layers' state, and x.
+
+    It is the value and the gradient of a loss, and an update that reads and writes all that is stored. It returns the
+    new values of the first three, and the loss.
+    """
+
+    def loss(params: Any, state: Any, x: Array) -> tuple[Array, Any]:
+        y, state = apply_layer(network, params, x, state, True, jax.random.key(0))
+        return jnp.sum((y * y.conj()).real), state
+
+    def step(params: Any, stored: list[Any], state: Any, x: Array) -> tuple[Any, ...]:
+        (value, state), gradient = value_and_grad(loss, has_aux=True, partition=P)(params, state, x)
+        stored = [jax.tree.map(partial(_mean, power), tree, gradient) for power, tree in enumerate(stored, start=1)]
+        moved = jax.tree.map(_direction, gradient, *stored)
+        return jax.tree.map(lambda p, m: (p - RATE * m).astype(p.dtype), params, moved), stored, state, value
+
+    return step
+
+
+def _mean(power: int, mean: Array, gradient: Array) -> Array:
+    """Return the running mean of a power of the gradient."""
+    return (0.9 * mean + 0.1 * gradient**power).astype(mean.dtype)
+
+
+def _direction(gradient: Array, *means: Array) -> Array:
+    """Return what sgd, momentum or Adam follow, with no, one or two running means."""
+    if len(means) < 2:
+        return means[0] if means else gradient
+    return means[0] / (jnp.sqrt(jnp.abs(means[1])) + 1e-8)

@@ -1,17 +1,16 @@
-"""Traced programs as lists of operations, without the calls that JAX nests them in."""
+"""Traced programs as lists of operations, without the calls that JAX nests them in, and their arithmetic."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jax.extend.core import Literal
 
 from distdl_jax.functional.mark import Mark, mark_of
-from distdl_jax.tools.cost.flops import flops_of
-from distdl_jax.tracing.jaxprs import Branches, Call, Scan, While, structure
+from distdl_jax.tracing.jaxprs import Branches, Call, Scan, While, bodies, structure
 
 
 class Value(NamedTuple):
@@ -81,7 +80,7 @@ class Program(NamedTuple):
 
     @property
     def marks(self) -> list[Mark]:
-        """The movements, in order: in a loop as often as it runs, once where that is not known."""
+        """The movements, in order: in a loop as often as it runs, once if that is not known."""
         return [mark for step in self.steps for mark in marks_in(step.eqn)]
 
     @property
@@ -152,3 +151,85 @@ def marks_in(eqn: Any) -> Iterator[Mark]:
 
 def _marks(program: Any) -> list[Mark]:
     return [mark for eqn in program.jaxpr.eqns for mark in marks_in(eqn)]
+
+
+_PASSED = {
+    *("broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "concatenate", "pad", "convert_element_type"),
+    *("copy", "optimization_barrier", "dynamic_slice", "gather", "iota", "rev", "stop_gradient", "select_n"),
+    *("dynamic_update_slice", "bitcast_convert_type", "split", "real", "imag", "complex", "copy_p"),
+    *("moved", "cotangent", "layout_constraint", "random_seed", "random_wrap", "random_unwrap"),
+    *("tie", "passed_to_layer", "tangent_of_a_parameter"),
+}
+"""Operations that arrange numbers, and compute none."""
+
+
+def _flops(jaxpr: Any) -> int:
+    return sum(map(flops_of, jaxpr.eqns))
+
+
+def flops_of(eqn: Any) -> int:
+    """Return the flops of an equation.
+
+    Loops count as often as they run, one of unknown length once; of branches the dearest counts.
+    """
+    match structure(eqn):
+        case Scan(body, length):
+            return length * _flops(body.jaxpr)
+        case While(condition, body):
+            return _flops(condition.jaxpr) + _flops(body.jaxpr)
+        case Branches(branches):
+            return max(_flops(branch.jaxpr) for branch in branches)
+    name = eqn.primitive.name
+    if name in _RULES:
+        return _RULES[name](eqn)
+    if inner := bodies(eqn):
+        return _flops(inner[0])
+    if name in _PASSED or not eqn.outvars or not hasattr(eqn.outvars[0].aval, "shape"):
+        return 0
+    if name.startswith(("reduce_", "arg", "cum")):
+        return _size(eqn.invars[0].aval)
+    return _size(eqn.outvars[0].aval)
+
+
+def _size(aval: Any) -> int:
+    return math.prod(getattr(aval, "shape", ()))
+
+
+def _product(eqn: Any) -> int:
+    """Return twice the products; one of complex numbers is four of real ones."""
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    y = eqn.outvars[0].aval
+    return (
+        (8 if np.issubdtype(y.dtype, np.complexfloating) else 2)
+        * _size(y)
+        * math.prod(eqn.invars[0].aval.shape[d] for d in contracted)
+    )
+
+
+def _convolution(eqn: Any) -> int:
+    """Return twice the products, those with padding and with the zeros of a dilated input left out."""
+    x, weight, y = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape
+    lhs, rhs, out = eqn.params["dimension_numbers"]
+    pairs = 1
+    for d, (low, _) in enumerate(eqn.params["padding"]):
+        outputs, taps = np.arange(y[out[d + 2]]), np.arange(weight[rhs[d + 2]])
+        dilation = eqn.params["lhs_dilation"][d]
+        at = outputs[:, None] * eqn.params["window_strides"][d] + taps * eqn.params["rhs_dilation"][d] - low
+        inside = (at >= 0) & (at < (x[lhs[d + 2]] - 1) * dilation + 1) & (at % dilation == 0)
+        pairs *= int(inside.sum())
+    batch = x[lhs[0]] // eqn.params["batch_group_count"]
+    return 2 * batch * weight[rhs[0]] * weight[rhs[1]] * pairs
+
+
+def _fourier_transform(eqn: Any) -> int:
+    n = math.prod(eqn.params["fft_lengths"])
+    return int(5 * max(_size(eqn.invars[0].aval), _size(eqn.outvars[0].aval)) * math.log2(max(n, 2)))
+
+
+_RULES: dict[str, Callable[[Any], int]] = {
+    "dot_general": _product,
+    "conv_general_dilated": _convolution,
+    "fft": _fourier_transform,
+    "simulated_operation": lambda eqn: 0,
+    "ffi_call": lambda eqn: 0,
+}

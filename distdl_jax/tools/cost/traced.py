@@ -20,7 +20,7 @@ from distdl_jax.functional.plan import ShapeDtypes
 from distdl_jax.nn.base.layer import apply_layer
 from distdl_jax.nn.kernels.convolution import as_operations
 from distdl_jax.partitions.partition import Partition
-from distdl_jax.tools.cost.flops import flops_of
+from distdl_jax.tools.cost.program import flops_of
 from distdl_jax.tools.cost.traces import Stored, Trace, TracedClass
 from distdl_jax.tracing.program_reader import read_program
 from distdl_jax.tracing.world import World

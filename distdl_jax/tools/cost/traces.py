@@ -40,7 +40,7 @@ Communication = tuple[Mark | Operation, ...]
 
 
 class Stored(NamedTuple):
-    """What is kept from the forward to the backward pass of y = f(x), beside parameters.
+    """What is kept from the forward to the backward pass of y = f(x), apart from parameters.
 
     - `x`, `y`: whether these two are. - `others`: bytes of other arrays.
     """
@@ -256,11 +256,11 @@ class _Gradients(NamedTuple):
         structure = jax.tree.structure(params)
 
         def gradients(leaves: list[Array], x: Array) -> Any:
-            inexact = [leaf for leaf, its in zip(leaves, differs, strict=True) if its]
+            inexact = [leaf for leaf, has in zip(leaves, differs, strict=True) if has]
 
             def of(inexact: list[Array], *of_x: Array) -> Any:
                 own = iter(inexact)
-                all_leaves = [next(own) if its else leaf for leaf, its in zip(leaves, differs, strict=True)]
+                all_leaves = [next(own) if has else leaf for leaf, has in zip(leaves, differs, strict=True)]
                 return apply(jax.tree.unflatten(structure, all_leaves), of_x[0] if of_x else x)
 
             y, back = jax.vjp(of, inexact, *((x,) if of_x else ()))

@@ -78,7 +78,7 @@ def _simulated(options: argparse.Namespace) -> int:
 
 def _over_mpi(options: argparse.Namespace) -> int:
     rank = job_rank()
-    if problem := worker.foreseen():
+    if problem := worker.launcher_mismatch():
         if rank in (None, 0):
             print("\n".join(lines_of(problem)), file=sys.stderr, flush=True)
         else:
@@ -88,7 +88,7 @@ def _over_mpi(options: argparse.Namespace) -> int:
     host = job.Host.here()
     if comm is None:  # the others wait for this worker, and know nothing of it
         if rank not in (None, 0):
-            time.sleep(1)  # after the first worker, where that has the same to say
+            time.sleep(1)  # after the first worker, if that has the same to say
         findings += [*settings([own_reading()]), *(job.find([host]) if job_size() == 1 else [])]
         return _print(f"worker {rank or 0} of {job_size()}, alone", findings, [host], options)
     timer = threading.Timer(LONGEST, _give_up, (findings, host, options, comm.Get_rank()))

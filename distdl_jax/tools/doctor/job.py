@@ -37,7 +37,7 @@ _THREADS = ("NPROC", "PJRT_NPROC", "OMP_NUM_THREADS")
 
 
 class Host(NamedTuple):
-    """A worker's host, and what of it the worker may use; None where that is unknown.
+    """A worker's host, and what of it the worker may use; None if that is unknown.
 
     - `cores`: of the host; `affinity`: those that this worker may run on.
     - `memory`: bytes that are available, by the host and by a cgroup's limit; `shared`: bytes free in /dev/shm.

@@ -134,7 +134,7 @@ def sentence(error: BaseException) -> str:
 
 
 def family(library: str) -> str:
-    """Return whose launcher a library takes: "MPICH", "Open MPI", or "" where that is unknown.
+    """Return whose launcher a library takes: "MPICH", "Open MPI", or "" if that is unknown.
 
     >>> family("MPICH Version: 5.0.2"), family("Open MPI v5.0.11"), family("MVAPICH2 Version: 2.3")
     ('MPICH', 'Open MPI', 'MPICH')
@@ -155,8 +155,8 @@ def launcher() -> str:
     return "unknown" if job_size() > 1 else ""
 
 
-def foreseen() -> Finding | None:
-    """Return why MPI may end this process when it starts, in words that don't say it: the launcher of another MPI."""
+def launcher_mismatch() -> Finding | None:
+    """Return why MPI may end this process when it starts, without saying why: the launcher of another MPI."""
     code = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
     if (by := launcher()) not in ("MPICH", "Open MPI"):
         return None
@@ -175,7 +175,7 @@ def right_launcher() -> str:
 
 
 def start_mpi() -> tuple[MPI.Intracomm | None, list[Finding]]:
-    """Start MPI, and mpi4jax on it; return all workers, None where it can't be started, and what was found."""
+    """Start MPI, and mpi4jax on it; return all workers, None if it can't be started, and what was found."""
     supervised.tell(supervised.STARTS_MPI)
     try:
         from mpi4py import MPI
@@ -266,7 +266,7 @@ def output(command: list[str], **settings: str) -> str:
 
 
 def installation() -> Installation | None:
-    """Return what must be the same on all workers; None where that can't be found out."""
+    """Return what must be the same on all workers; None if that can't be found out."""
     with suppress(Exception):  # which has been found before; and JAX ends the process where numpy is missing
         import_module("numpy")
         found: Installation = import_module("distdl_jax.transports.mpi.launch_checks").own_installation()

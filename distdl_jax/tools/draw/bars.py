@@ -24,17 +24,12 @@ def bars(
 ) -> Drawing:
     """Draw a table with a horizontal bar at the end of each row.
 
-    **Arguments:**
-
-    - `title`: above the table.
     - `columns`: the heads of the columns of text, the rows' names first.
-    - `rows`: of each row its cells, one text for each column, and the lengths of its bar's parts, from the left, in one
-      unit for all rows: `(["0 Conv2d", "4", "1.2 MB"], [1.2e6])`. A row without lengths has no bar.
-    - `parts`: the names of a bar's parts, up to six, which a legend shows; of bars of one part, the name of what they
-      show. Default: no legend.
-    - `notes`: sentences below the table.
+    - `rows`: of each row its cells and the lengths of its bar's parts, from the left, in one unit for all rows:
+      `(["0 Conv2d", "4", "1.2 MB"], [1.2e6])`. A row without lengths has no bar.
+    - `parts`: the names of a bar's parts, up to six, for a legend. `notes`: sentences below the table.
 
-    **Returns:** a `Drawing`. Bars share one scale; in text they are signs, a kind for each part.
+    Bars share one scale; in text they are signs, a kind for each part.
 
     >>> print(bars("Bytes sent", ["layer", "bytes"], [(["conv", "200"], [150, 50]), (["relu", "0"], [])]).text)
     Bytes sent

@@ -1,12 +1,12 @@
 """Who owns which block of a tensor, or who stands where on a grid of workers, drawn.
 
-One dimension is a strip, two are a rectangle; of three the last two are a slab, and slabs stand beside each other.
+One dimension is a strip, two are a rectangle; of three the last two are a slab, and slabs stand next to each other.
 Dimensions that are split beyond these have a row of slabs for each range.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby, pairwise, product
@@ -19,7 +19,7 @@ from distdl_jax.plans.decomposition import Box, Range, rank_of
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.text import Drawing
 from distdl_jax.tools.draw import svg
-from distdl_jax.tools.draw.svg import Area, Part, Point
+from distdl_jax.tools.draw.svg import Area, Part
 
 MOST = 64
 """How many workers are drawn: of more, those with the first indices along each dimension."""
@@ -28,7 +28,7 @@ MOST_COPIES = 4
 """How many copies of a tensor are drawn one by one; of more, a block names the workers that hold it."""
 
 A_ROW = 16
-"""How many blocks stand beside each other."""
+"""How many blocks stand next to each other."""
 
 FACE, STRIP, WIDEST = 230, 40, 1240
 """Pixels of the longer side of a slab, of a strip's height, and of all."""
@@ -59,13 +59,13 @@ class Panel(NamedTuple):
 class Blocks:
     """A tensor as it is drawn.
 
-    - `name`: "x"; "" where there is one tensor only.
+    - `name`: "x"; "" if there is one tensor only.
     - `shape`: of the whole tensor; of a grid of workers, the grid's.
     - `grid`: how many blocks there are along each dimension.
     - `blocks`: those that are drawn.
     - `copies`: of the tensor.
     - `workers`: how many hold a block, drawn or not.
-    - `outside`: workers without a block, in words.
+    - `outside`: workers without a block, as text.
     - `are_cells`: whether it is a grid of workers, with indices in the place of ranges.
     """
 
@@ -88,7 +88,7 @@ class Blocks:
 
     @property
     def title(self) -> str:
-        """The tensor in words."""
+        """The tensor as a sentence."""
         workers = f"{self.workers:,} worker{'s' * (self.workers != 1)}"
         if self.are_cells:
             return f"{shape_text(self.grid)} grid of {workers}" if len(self.grid) > 1 else f"{workers} in a row"
@@ -98,7 +98,7 @@ class Blocks:
 
     @property
     def notes(self) -> list[str]:
-        """What the picture doesn't show, in words."""
+        """What the picture doesn't show, as sentences."""
         notes = []
         hidden = [d for d in range(len(self.shape)) if d not in self.drawn]
         if hidden and not self.are_cells:
@@ -119,18 +119,13 @@ class Blocks:
         return notes
 
     @cached_property
-    def filled(self) -> list[Block]:
-        """The blocks that aren't empty."""
-        return [block for block in self.blocks if not block.is_empty]
-
-    @cached_property
     def panels(self) -> list[Panel]:
-        """The blocks by plane, and in rows of so many columns that text and picture don't get too wide."""
+        """The blocks that aren't empty, by plane, and in rows of so many columns that it doesn't get too wide."""
 
         def plane(block: Block) -> tuple[int, tuple[Range, ...]]:
             return block.copy, tuple(block.box[d] for d in self.drawn[:-2])
 
-        filled = sorted(self.filled, key=lambda block: (plane(block), block.box))
+        filled = sorted((b for b in self.blocks if not b.is_empty), key=lambda block: (plane(block), block.box))
         panels = []
         for (copy, ranges), group in groupby(filled, key=plane):
             blocks = list(group)
@@ -196,7 +191,7 @@ def listing(items: Iterable[object]) -> str:
 
 
 def named(workers: Sequence[int]) -> str:
-    """Return workers in words, runs of them as a range; of many runs the first ones.
+    """Return workers as text, runs of them as a range; of many runs the first ones.
 
     >>> named([0, 1, 2, 5]), named([3])
     ('workers 0-2, 5', 'worker 3')
@@ -212,28 +207,28 @@ def label(workers: Sequence[int]) -> str:
     return ", ".join(map(str, workers)) if len(workers) <= 3 else f"{workers[0]}, {workers[1]}, ..."
 
 
-def first_cells(grid: Sequence[int], most: int = MOST) -> tuple[int, ...]:
-    """Return how many indices are drawn along each dimension of a grid, so that there are at most `most` cells.
+def first_cells(grid: Sequence[int]) -> Iterable[tuple[int, ...]]:
+    """Return the cells of a grid that are drawn: the first indices along each dimension.
 
-    >>> first_cells((2, 3)), first_cells((64, 64)), first_cells((1, 100_000))
-    ((2, 3), (8, 8), (1, 64))
+    >>> len([*first_cells((2, 3))]), [*first_cells((64, 64))][-1], [*first_cells((1, 100_000))][-1]
+    (6, (7, 7), (0, 63))
     """
-    cells = [min(p, most) for p in grid]
-    while prod(cells) > most:
-        largest = max(range(len(cells)), key=cells.__getitem__)
-        cells[largest] = max(cells[largest] // 2, 1)
-    return tuple(cells)
+    counts = [min(p, MOST) for p in grid]
+    while prod(counts) > MOST:
+        largest = max(range(len(counts)), key=counts.__getitem__)
+        counts[largest] = max(counts[largest] // 2, 1)
+    return product(*map(range, counts))
 
 
 def outside(P: Partition) -> str:
-    """Return the workers of the world that aren't in a partition, in words; "" where there are none."""
+    """Return the workers of the world that aren't in a partition, as text; "" if there are none."""
     others = sorted({*range(P.world.size)} - {*P.ranks}) if P.size < P.world.size else []
     return named(others) if others else ""
 
 
 def workers_as_blocks(P: Partition) -> Blocks:
-    """Return the workers of a partition as they are drawn: on the grid, where there is one."""
-    cells = product(*map(range, first_cells(P.shape)))
+    """Return the workers of a partition as they are drawn: on the grid, if there is one."""
+    cells = first_cells(P.shape)
     blocks = tuple(Block((P.ranks[rank_of(cell, P.shape)],), tuple((i, i + 1) for i in cell)) for cell in cells)
     return Blocks("", P.shape, P.shape, blocks, 1, P.size, outside(P), are_cells=True)
 
@@ -241,84 +236,49 @@ def workers_as_blocks(P: Partition) -> Blocks:
 def spec_as_blocks(spec: TensorSpec, name: str = "") -> Blocks:
     """Return a tensor as it is drawn: who owns which block, and who holds none."""
     P, along = spec.partition, {d: spec.partition.shape[d] for d in spec.replicated}
-    copies, blocks = prod(along.values()), []
-    owners: dict[Box, list[int]] = {}
-    for cell in product(*map(range, first_cells(P.shape))):
+    copies, owners = prod(along.values()), dict[tuple[Box, int], list[int]]()
+    for cell in first_cells(P.shape):
         rank = rank_of(cell, P.shape)
-        if copies > MOST_COPIES:
-            owners.setdefault(spec._box(rank), []).append(P.ranks[rank])
-        else:
-            copy = rank_of([cell[d] for d in along], [*along.values()])
-            blocks.append(Block((P.ranks[rank],), spec._box(rank), copy))
-    blocks += [Block(tuple(workers), box) for box, workers in owners.items()]
+        copy = rank_of([cell[d] for d in along], [*along.values()]) if copies <= MOST_COPIES else 0
+        owners.setdefault((spec._box(rank), copy), []).append(P.ranks[rank])
+    blocks = tuple(Block(tuple(workers), *box_and_copy) for box_and_copy, workers in owners.items())
     grid = tuple(p for d, p in enumerate(P.shape) if d not in along) or (1,) * len(spec.global_shape)
-    return Blocks(name, spec.global_shape, grid, tuple(blocks), copies, P.size, outside(P))
+    return Blocks(name, spec.global_shape, grid, blocks, copies, P.size, outside(P))
 
 
-def _pixels(ranges: Iterable[Range], length: float, least: float, gap: float) -> dict[int, float]:
-    """Return where each start and stop of ranges is: blocks are as long as they are, but at least `least`."""
-    cuts = sorted({cut for bounds in ranges for cut in bounds}) or [0, 1]
-    scale = length / max(cuts[-1] - cuts[0], 1)
-    steps = (max(least, scale * (stop - start)) + gap for start, stop in pairwise(cuts))
-    return dict(zip(cuts, accumulate(steps, initial=0.0), strict=True))
+class Grid(NamedTuple):
+    """A tensor laid out: the picture of its blocks, and where the block of each worker is, and in which panel.
 
-
-class Face(NamedTuple):
-    """A block in a picture: where it is, and the number of its panel."""
-
-    block: Block
-    area: Area
-    panel: int
-
-    @property
-    def middle(self) -> Point:
-        x, y, w, h = self.area
-        return x + w / 2, y + h / 2
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A tensor laid out: where its blocks are, the texts around them, and the size of it all."""
+    Of a worker with several copies, it is the first.
+    """
 
     blocks: Blocks
-    faces: tuple[Face, ...]
-    captions: tuple[str, ...]
-    width: float
-    height: float
+    part: Part
+    areas: Mapping[int, Area]
+    panels: Mapping[int, int]
 
-    @cached_property
-    def face_of(self) -> dict[int, Face]:
-        """Where the block of each worker is; of a worker with several copies, the first."""
-        return {worker: face for face in reversed(self.faces) for worker in face.block.workers}
-
-    def draw(self, marks: Iterable[str] = ()) -> Part:
-        """Return the picture of the tensor, with marks on top of its blocks."""
-        body = []
-        for block, (x, y, w, h), _ in self.faces:
-            shown = label(block.workers)
-            size = min(13.0, max(8.0, (w - 4) / (0.58 * len(shown))))
-            face = svg.rect((x, y, w, h), svg.tint(block.workers[0]), about=self.blocks.box_text(block))
-            face += svg.text(x + w / 2, y + h / 2 + size * 0.36, shown, size)
-            body.append(svg.element("g", "", face, class_="block"))
-        return Part(self.width, self.height, (*body, *self.captions, *marks))
+    def with_marks(self, marks: Iterable[str]) -> Part:
+        """Return the picture with marks on top of the blocks."""
+        return self.part._replace(body=(*self.part.body, *marks))
 
 
 def lay_out(blocks: Blocks, gap: float = 3, around: float = 0, size: float = 0) -> Grid:
     """Lay out the blocks of a tensor, `gap` pixels between them and `around` each panel; `size`: of its longer side."""
-    lines, columns = [[along(block) for block in blocks.filled] for along in (blocks.line, blocks.column)]
+    filled = [block for panel in blocks.panels for block in panel.blocks]
+    lines, columns = [[along(block) for block in filled] for along in (blocks.line, blocks.column)]
     longest, highest = (max((stop for _, stop in ranges), default=1) for ranges in (columns, lines))
     count, dim = len(blocks.panels), len(blocks.drawn)
     part = 0.3 if count > 16 else 0.5 if count > 4 or len(lines) == 1 else 0.6 if blocks.copies > 1 else 1
     scale = (size or part * FACE) / max(longest if dim else 1, highest if dim > 1 else 1)
     narrow, low = (24, 24) if size else (60, 48)
-    letters = max((len(label(block.workers)) for block in blocks.filled), default=1)
+    letters = max((len(label(block.workers)) for block in filled), default=1)
     across = _pixels(columns, max(narrow, scale * longest), max(22, 8 + 6.4 * letters), gap)
     down = _pixels(lines, max(low, scale * highest) if dim > 1 else STRIP, 20, gap)
     left = 8 + 6.2 * max(len(str(cut)) for cut in down) if dim > 1 else 0.0
     captioned = 18 * any(map(blocks.caption, blocks.panels))
     pitch = captioned + max(down.values()) - gap + 2 * around + 40
-    faces: list[Face] = []
-    texts: list[str] = []
+    areas, panels = dict[int, Area](), dict[int, int]()
+    faces, texts = list[str](), list[str]()
     x, y, width, row = left, 0.0, 0.0, None
     for i, panel in enumerate(blocks.panels):
         first = min(blocks.column(block)[0] for block in panel.blocks)
@@ -333,7 +293,10 @@ def lay_out(blocks: Blocks, gap: float = 3, around: float = 0, size: float = 0) 
         for block in panel.blocks:
             (a, b), (c, d) = blocks.column(block), blocks.line(block)
             area = at_x + across[a], at_y + down[c], across[b] - across[a] - gap, down[d] - down[c] - gap
-            faces.append(Face(block, area, i))
+            faces.append(_face(area, label(block.workers), block.workers[0], blocks.box_text(block)))
+            for worker in block.workers:
+                areas.setdefault(worker, area)
+                panels.setdefault(worker, i)
         if dim:
             here = {cut: at_x + at for cut, at in across.items() if first <= cut <= stop}
             texts += _ticks(here, gap, blocks.are_cells, y + pitch - 27, is_across=True)
@@ -343,7 +306,22 @@ def lay_out(blocks: Blocks, gap: float = 3, around: float = 0, size: float = 0) 
         length = max(length, svg.width_of(caption, 11))
         width = max(width, x + length)
         x += length + 26
-    return Grid(blocks, tuple(faces), tuple(texts), width, y + pitch - 20)
+    return Grid(blocks, Part(width, y + pitch - 20, (*faces, *texts)), areas, panels)
+
+
+def _pixels(ranges: Iterable[Range], length: float, least: float, gap: float) -> dict[int, float]:
+    """Return where each start and stop of ranges is: blocks are as long as they are, but at least `least`."""
+    cuts = sorted({cut for bounds in ranges for cut in bounds}) or [0, 1]
+    scale = length / max(cuts[-1] - cuts[0], 1)
+    steps = (max(least, scale * (stop - start)) + gap for start, stop in pairwise(cuts))
+    return dict(zip(cuts, accumulate(steps, initial=0.0), strict=True))
+
+
+def _face(area: Area, shown: str, worker: int, about: str) -> str:
+    x, y, w, h = area
+    size = min(13.0, max(8.0, (w - 4) / (0.58 * len(shown))))
+    middle = svg.text(x + w / 2, y + h / 2 + size * 0.36, shown, size)
+    return svg.element("g", "", svg.rect(area, svg.tint(worker), about=about) + middle, class_="block")
 
 
 def _ticks(places: dict[int, float], gap: float, are_cells: bool, at: float, *, is_across: bool) -> list[str]:
@@ -362,7 +340,7 @@ def _ticks(places: dict[int, float], gap: float, are_cells: bool, at: float, *, 
 
 def titled(blocks: Blocks, part: Part | None = None) -> Part:
     """Return the picture of a tensor under its title, and below it what it doesn't show."""
-    return svg.below([svg.heading(blocks.title), part or lay_out(blocks).draw(), svg.words(blocks.notes)], 8)
+    return svg.below([svg.heading(blocks.title), part or lay_out(blocks).part, svg.words(blocks.notes)], 8)
 
 
 def draw_blocks(blocks: Blocks) -> Drawing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from distdl_jax.plans.decomposition import Box
@@ -19,7 +19,10 @@ MOST_EVENTS = 160
 """How many messages are drawn in order."""
 
 MOST_TITLES = 1024
-"""How many squares have a text of their own; more are drawn shade by shade."""
+"""How many squares have their own text; more are drawn shade by shade."""
+
+TOP, ROW = 34, 24
+"""Pixels above the first message in order, and from one to the next."""
 
 
 class Event(NamedTuple):
@@ -57,27 +60,37 @@ class Event(NamedTuple):
         return f"{self.kind} of {named(sorted(self.team))}  {self.nbytes:,} bytes{what}"
 
 
+def amounts_of(messages: Iterable[Event]) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return how many messages and bytes go from each worker to each other."""
+    amounts: dict[tuple[int, int], tuple[int, int]] = {}
+    for message in messages:
+        source, dest = message.team
+        count, size = amounts.get((source, dest), (0, 0))
+        amounts[source, dest] = count + 1, size + message.nbytes
+    return amounts
+
+
 def message_squares(workers: Sequence[int], amounts: Amounts) -> Part:
     """Draw a square for every pair of workers: rows send, columns receive; darker where more bytes go."""
     cell = max(2.5, min(36.0, 400 / max(len(workers), 1)))
     edge, side = 34, cell * len(workers)
-    place = {worker: i for i, worker in enumerate(workers)}
+    place = {worker: edge + cell * i for i, worker in enumerate(workers)}
     most = max((size for _, size in amounts.values()), default=1) or 1
     body = [
         svg.text(edge + side / 2, 10, "to", 11, fill=svg.GREY),
         svg.text(4, edge + side / 2, "from", 11, "start", svg.GREY),
+        svg.rect((edge, edge, side, side), "none", svg.GREY),
     ]
     for worker in workers[:: math.ceil(22 / cell)]:  # so that labels don't overlap
-        at = edge + cell * (place[worker] + 0.5)
+        at = place[worker] + cell / 2
         body.append(svg.text(at, edge - 6, worker, 10, fill=svg.GREY))
         if abs(at - edge - side / 2) > 9:
             body.append(svg.text(edge - 6, at + 3.5, worker, 10, "end", svg.GREY))
-    body.append(svg.rect((edge, edge, side, side), "none", svg.GREY))
     shades: dict[int, list[str]] = {}
     for (source, dest), (count, size) in sorted(amounts.items()):
         # By the logarithm, since halos and whole blocks differ by orders of magnitude.
         shade = 1 + round(9 * math.log1p(size) / math.log1p(most))
-        x, y = edge + cell * place[dest], edge + cell * place[source]
+        x, y = place[dest], place[source]
         if len(amounts) <= MOST_TITLES:
             about = f"{source} to {dest}: {count:,} messages, {size:,} bytes"
             body.append(svg.rect((x, y, cell, cell), svg.INK, "", about, fill_opacity=f"{shade * 0.085:.2f}"))
@@ -88,62 +101,66 @@ def message_squares(workers: Sequence[int], amounts: Amounts) -> Part:
     return Part(edge + side + 4, edge + side + 4, tuple(body))
 
 
-ROW = 24
-"""Pixels from one message in order to the next."""
-
-
 def message_lines(events: Sequence[Event], workers: Sequence[int], waiting: Mapping[int, str]) -> Part:
     """Draw messages in order: a line for each worker goes down, with an arrow for each message.
 
-    `waiting` are workers that can't go on, and the operations that they wait in.
+    `waiting` are workers that can't continue, and the operations that they wait in.
     """
     pitch = min(120.0, max(26.0, 760 / max(len(workers), 1)))
     x_of = {worker: pitch * (i + 0.5) for i, worker in enumerate(workers)}
     next_row, right = dict.fromkeys(workers, 0), pitch * len(workers) + 8
     taken: list[list[tuple[float, float]]] = []
+    labels: list[dict[str, None]] = []
     marks: list[str] = []
-    labels: dict[int, list[str]] = {}
     for event in events:
-        ends = sorted(x_of[worker] for worker in event.team)
+        team = [x_of[worker] for worker in event.team]
+        first, last = min(team), max(team)
         row = max(next_row[worker] for worker in event.team)
-        while row < len(taken) and any(ends[0] < last and first < ends[-1] for first, last in taken[row]):
+        while row < len(taken) and any(first < stop and start < last for start, stop in taken[row]):
             row += 1
-        taken += [[] for _ in range(row - len(taken) + 1)]
-        taken[row].append((ends[0], ends[-1]))
+        while row >= len(taken):
+            taken.append([])
+            labels.append({})
+        taken[row].append((first, last))
         next_row |= dict.fromkeys(event.team, row + 1)
-        y = 34 + ROW * (row + 0.5)
-        if event.is_message:
-            source, dest = (x_of[worker] for worker in event.team)
-            marks.append(svg.arrow((source, y), (dest, y), event.about))
-            size, middle = bytes_text(event.nbytes), (source + dest) / 2
-        else:
-            marks.append(svg.line((ends[0], y), (ends[-1], y), svg.INK, 1.5, stroke_dasharray="5 3"))
-            marks += [svg.dot((end, y), 4, event.about) for end in ends]
-            size, middle = f"{event.kind} {bytes_text(event.nbytes)}", sum(ends[(len(ends) - 1) // 2 :][:2]) / 2
-        width = svg.width_of(size, 10)
-        if ends[-1] - ends[0] > width + 22:
-            marks.append(svg.rect((middle - width / 2 - 2, y - 15, width + 4, 10.5), svg.PAPER, ""))
-            marks.append(svg.text(middle, y - 6, size, 10, fill=svg.GREY))
-        if event.what and event.what not in labels.setdefault(row, []):
-            labels[row].append(event.what)
-    bottom = 34 + ROW * (max(len(taken) - 1, 0) + 1.2)
+        labels[row] |= {event.what: None} if event.what else {}
+        marks.append(_on_lines(event, team, TOP + ROW * (row + 0.5)))
+    bottom = TOP + ROW * (max(len(taken) - 1, 0) + 1.2)
     body = []
     for worker, x in x_of.items():
         body.append(svg.line((x, 22), (x, bottom), svg.FAINT, 1.5))
         body.append(svg.rect((x - 12, 0, 24, 22), svg.tint(worker)) + svg.text(x, 15.5, worker, 12))
+    texts = ["; ".join(names) for names in labels]
     shown = ""
-    for row, names in sorted(labels.items()):
-        what = "; ".join(names)
+    for row, what in enumerate(texts):
         if what and what != shown:
-            body.append(svg.text(right, 34 + ROW * (row + 0.5) + 3.5, what, 11, "start", svg.GREY))
-        shown = what
+            body.append(svg.text(right, TOP + ROW * (row + 0.5) + 3.5, what, 11, "start", svg.GREY))
+            shown = what
     for worker, what in waiting.items():
-        at = x_of[worker], 34 + ROW * (next_row[worker] + 0.5)
-        disc = svg.element("circle", what, cx=at[0], cy=at[1], r=8, fill=svg.PAPER, stroke=svg.STRONG, stroke_width="2")
-        marks.append(disc + svg.text(at[0], at[1] + 4.5, "?", 13, fill=svg.STRONG))
-    width = right + max((svg.width_of("; ".join(names), 11) for names in labels.values()), default=0)
+        x, y = x_of[worker], TOP + ROW * (next_row[worker] + 0.5)
+        marks.append(svg.circle((x, y), 8, what, fill=svg.PAPER, stroke=svg.STRONG, stroke_width="2"))
+        marks.append(svg.text(x, y + 4.5, "?", 13, fill=svg.STRONG))
+    width = right + max((svg.width_of(what, 11) for what in texts), default=0)
     lines = [f"? worker {worker} waits: {what}" for worker, what in waiting.items()]
     return svg.below([Part(width, bottom, (*body, *marks)), svg.words(lines[:12], 11, svg.STRONG)], 10)
+
+
+def _on_lines(event: Event, team: Sequence[float], y: float) -> str:
+    """Return an arrow between the lines of two workers, or dots on those of a team, and the bytes if there is room."""
+    ends = sorted(team)
+    first, last = ends[0], ends[-1]
+    size, middle = bytes_text(event.nbytes), (first + last) / 2
+    if event.is_message:
+        mark = svg.arrow((team[0], y), (team[1], y), event.about)
+    else:
+        mark = svg.line((first, y), (last, y), svg.INK, 1.5, stroke_dasharray="5 3")
+        mark += "".join(svg.circle((x, y), 4, event.about) for x in ends)
+        size, middle = f"{event.kind} {size}", sum(ends[(len(ends) - 1) // 2 :][:2]) / 2
+    width = svg.width_of(size, 10)
+    if last - first <= width + 22:
+        return mark
+    paper = svg.rect((middle - width / 2 - 2, y - 15, width + 4, 10.5), svg.PAPER, "")
+    return mark + paper + svg.text(middle, y - 6, size, 10, fill=svg.GREY)
 
 
 def draw_messages(

@@ -1,4 +1,4 @@
-"""SVG as text: shapes, parts that are put beside each other, and the document around them.
+"""SVG as text: shapes, parts that stand next to or below each other, and the document around them.
 
 The paper is white whatever is behind the picture. Each fill is as good as white under black letters, and hatching says
 in grey, too, what a neighbour sent.
@@ -6,14 +6,18 @@ in grey, too, what a neighbour sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable
 from html import escape
 from textwrap import wrap
+from typing import NamedTuple
 
 PAPER, INK, GREY, FAINT, STRONG = "#ffffff", "#1b1f24", "#57606a", "#b6bdc6", "#b3261e"
 TINTS = ("#a6d5f2", "#f7cd9c", "#9bd9bf", "#f5eba0", "#b9c3ee", "#f2b5a7", "#e0c0da")
 """Fills that people with any colour vision tell apart (after Okabe and Ito, lightened)."""
+
+HATCH = "url(#dj-hatch)"
+"""The fill of what another worker sent."""
 
 Point = tuple[float, float]
 Area = tuple[float, float, float, float]
@@ -26,8 +30,8 @@ def tint(worker: int) -> str:
 
 
 def number(x: float) -> str:
-    """Return a coordinate with one decimal, and none where it is whole."""
-    return f"{x + 0.0:.1f}".removesuffix(".0") if abs(x) >= 0.05 else "0"
+    """Return a coordinate with one decimal, and none if it is whole."""
+    return f"{round(x, 1) + 0.0:g}"
 
 
 def width_of(text: str, size: float = 12) -> float:
@@ -49,19 +53,9 @@ def rect(area: Area, fill: str, stroke: str = INK, about: str = "", **more: floa
     return element("rect", about, x=x, y=y, width=w, height=h, fill=fill, stroke=stroke, **more)
 
 
-def hatched(area: Area, fill: str, about: str) -> str:
-    """Return a rectangle of what another worker sent."""
-    return element("g", "", rect(area, fill, "") + rect(area, "url(#dj-hatch)", INK, about), class_="strip")
-
-
-def dashed(area: Area) -> str:
-    """Return a rectangle around what is sent."""
-    return rect(area, "none", stroke_dasharray="3 2.5", stroke_opacity=".55")
-
-
-def dot(at: Point, radius: float, about: str = "") -> str:
-    """Return a disc of ink."""
-    return element("circle", about, cx=at[0], cy=at[1], r=radius, fill=INK)
+def circle(at: Point, radius: float, about: str = "", **more: float | str) -> str:
+    """Return a circle; by default a disc of ink."""
+    return element("circle", about, cx=at[0], cy=at[1], r=radius, **({"fill": INK} | more))
 
 
 def line(a: Point, b: Point, stroke: str = INK, width: float = 1.3, **more: float | str) -> str:
@@ -78,8 +72,8 @@ def text(x: float, y: float, words: object, size: float = 12, anchor: str = "mid
 def arrow(a: Point, b: Point, about: str, bend: float = 0) -> str:
     """Return an arrow from a to b, bordered by paper; `bend`: how far its middle is off, to the left."""
     (x1, y1), (x2, y2) = a, b
-    length = max(((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5, 1e-6)
-    middle = (x1 + x2) / 2 + bend * (y2 - y1) / length, (y1 + y2) / 2 - bend * (x2 - x1) / length
+    off = bend / max(math.dist(a, b), 1e-6)
+    middle = (x1 + x2) / 2 + off * (y2 - y1), (y1 + y2) / 2 - off * (x2 - x1)
     curve = f"Q{number(middle[0])} {number(middle[1])} " if bend else "L"
     path = f"M{number(x1)} {number(y1)}{curve}{number(x2)} {number(y2)}"
     under = element("path", d=path, stroke=PAPER, stroke_width="3.8")
@@ -87,14 +81,12 @@ def arrow(a: Point, b: Point, about: str, bend: float = 0) -> str:
     return element("g", about, under + over, class_="arrow", fill="none")
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of a picture, from (0, 0) to (width, height); `areas`: where in it the blocks of workers are."""
+class Part(NamedTuple):
+    """A part of a picture, from (0, 0) to (width, height)."""
 
     width: float
     height: float
     body: tuple[str, ...]
-    areas: Mapping[int, Area] = field(default_factory=dict)
 
     def at(self, x: float, y: float) -> str:
         """Return the part, moved."""
@@ -103,20 +95,13 @@ class Part:
 
 def beside(parts: Iterable[Part], gap: float = 28, widest: float = 900) -> Part:
     """Return parts from left to right, in rows that are at most about `widest` wide, their tops at one height."""
-    rows: list[list[tuple[float, Part]]] = [[]]
-    x = 0.0
+    rows: list[Part] = []
     for part in parts:
-        if rows[-1] and x + part.width > widest:
-            rows.append([])
-            x = 0.0
-        rows[-1].append((x, part))
-        x += part.width + gap
-    return below([_row(row) for row in rows if row])
-
-
-def _row(row: Sequence[tuple[float, Part]]) -> Part:
-    last, part = row[-1]
-    return Part(last + part.width, max(part.height for _, part in row), tuple(part.at(x, 0) for x, part in row))
+        if rows and (x := rows[-1].width + gap) + part.width <= widest:
+            rows[-1] = Part(x + part.width, max(rows[-1].height, part.height), (*rows[-1].body, part.at(x, 0)))
+        else:
+            rows.append(Part(part.width, part.height, (part.at(0, 0),)))
+    return below(rows)
 
 
 def below(parts: Iterable[Part], gap: float = 22) -> Part:
@@ -139,12 +124,12 @@ def words(sentences: Iterable[str], size: float = 11, fill: str = GREY, letters:
 
 def heading(sentence: str, size: float = 13, letters: int = 92) -> Part:
     """Return a title as a part, in bold letters."""
-    part = words([sentence], size, INK, letters)
-    return Part(part.width, part.height, (element("g", "", "".join(part.body), font_weight="bold"),))
+    width, height, body = words([sentence], size, INK, letters)
+    return Part(width, height, (element("g", "", "".join(body), font_weight="bold"),))
 
 
 def document(title: str, about: str, part: Part, margin: float = 16) -> str:
-    """Return an SVG document of a part; `title` and `about` are what a reader who doesn't see it is told."""
+    """Return an SVG document of a part; `title` and `about` describe it to a reader who doesn't see it."""
     width, height = round(part.width + 2 * margin), round(part.height + 2 * margin)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '

@@ -33,6 +33,7 @@ class Activity(NamedTuple):
 
     - `row`: the number of its row. `kind`: arithmetic, packing for messages, or a message.
     - `start`, `end`: in ns. `instruction`: its name.
+    - `operation`: what it communicates, of a message whose partners are known, else None.
     """
 
     row: int
@@ -40,39 +41,27 @@ class Activity(NamedTuple):
     start: int
     end: int
     instruction: str
-
-
-class Message(NamedTuple):
-    """A message or a collective operation whose partners are known, from when to when, in ns."""
-
-    operation: Operation
-    start: int
-    end: int
+    operation: Operation | None = None
 
 
 @dataclass(frozen=True)
 class Activities:
-    """What a worker did, in the order in which it began, and its steps from when to when.
-
-    - `operations`: of each activity that is a message whose partners are known, else None.
-    """
+    """What a worker did, in the order in which it began, and its steps from when to when."""
 
     rows: tuple[Row, ...]
     steps: tuple[tuple[int, int], ...]
     activities: tuple[Activity, ...]
-    operations: tuple[Operation | None, ...]
 
     @property
-    def messages(self) -> list[Message]:
-        """The messages whose partners are known."""
-        pairs = zip(self.operations, self.activities, strict=True)
-        return [Message(operation, each.start, each.end) for operation, each in pairs if operation is not None]
+    def messages(self) -> list[Activity]:
+        """The messages, and the collective operations, whose partners are known."""
+        return [each for each in self.activities if each.operation is not None]
 
 
 def activities_of(recording: Recording, teams: Mapping[int, tuple[int, ...]], nobody: int) -> Activities:
     """Join what ran with the scopes of the compiled programs; `teams`, `nobody`: as for `operation`."""
     rows: dict[Row, int] = {}
-    found = list[tuple[Activity, Operation | None]]()
+    activities = list[Activity]()
     by_program: defaultdict[int, list[Event]] = defaultdict(list)
     for event in recording.events:
         by_program[event.number].append(event)
@@ -88,9 +77,9 @@ def activities_of(recording: Recording, teams: Mapping[int, tuple[int, ...]], no
             row, kind, op = known.get(event.instruction, (Row("", UPDATE, FORWARD), ARITHMETIC, None))
             row = row._replace(name=names.get(row.place, row.name))
             place = rows.setdefault(row, len(rows))
-            found.append((Activity(place, kind, event.start, event.end, event.instruction), op))
-    found.sort(key=lambda pair: (pair[0].start, pair[0].end))
-    return Activities(tuple(rows), recording.steps, tuple(a for a, _ in found), tuple(op for _, op in found))
+            activities.append(Activity(place, kind, event.start, event.end, event.instruction, op))
+    activities.sort(key=lambda each: (each.start, each.end))
+    return Activities(tuple(rows), recording.steps, tuple(activities))
 
 
 def _program(events: list[Event]) -> dict[str, Instruction]:

@@ -30,7 +30,7 @@ class Instruction:
 
     - `computation`: the name of the computation that it is in; `inner`: those that it runs, instruction by instruction.
     - `scopes`: JAX's name scopes around it, with the primitive's name at the end.
-    - `message`: where it is one of mpi4jax's operations, the numbers that it was compiled with, else None; `kind`: its
+    - `message`: if it is one of mpi4jax's operations, the numbers that it was compiled with, else None; `kind`: its
       name for MPI; `sent`, `received`: the bytes of the first array that goes in and that comes out.
     """
 
@@ -72,7 +72,7 @@ def containers(instructions: Mapping[str, Instruction], seen: set[str]) -> set[s
 
 
 def operation(instruction: Instruction, teams: Mapping[int, tuple[int, ...]], nobody: int) -> Operation | None:
-    """Return what an instruction of mpi4jax's communicates; None where its team or its partners aren't known.
+    """Return what an instruction of mpi4jax's communicates; None if its team or its partners aren't known.
 
     - `teams`: the workers of each communicator, by its handle. `nobody`: the rank that stands for none.
     """

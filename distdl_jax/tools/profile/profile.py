@@ -4,21 +4,112 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
+from distdl_jax.text import aligned, number
 from distdl_jax.tools.cost.cost import Cost
-from distdl_jax.tools.profile.activities import Activities, activities_of
+from distdl_jax.tools.profile.activities import BACKWARD, MESSAGE, PACKING, UPDATE, Activities, activities_of
 from distdl_jax.tools.profile.recording import record
-from distdl_jax.tools.profile.table import table
-from distdl_jax.tools.profile.times import LayerProfile, PassTimes, add_up
-from distdl_jax.tools.profile.trace import write_trace
+from distdl_jax.tools.profile.times import LayerProfile, PassTimes, add_up, meet
 from distdl_jax.transports.open_world import open_world
 from distdl_jax.validation import check_function, checked_integer
+
+_HEADER = ("layer", "forward", "backward", "packing", "transfer", "waiting (least mean most)", "hidden")
+_AMOUNTS = ("messages", "MB", "share")
+_ESTIMATED = ("estimated", "ratio")
+
+OFTEN = 0.05
+"""A worker is named if it is waited for in this share of all waiting, or more often."""
+
+
+def _row(title: str, forward: np.ndarray, backward: np.ndarray, times: PassTimes, step: float) -> list[str]:
+    waiting = " ".join(number(1e3 * of(times.waiting)) for of in (np.min, np.mean, np.max))
+    means = (number(1e3 * each.mean()) for each in (forward, backward, times.packing, times.transfer))
+    took = forward + backward + times.packing + times.transfer + times.waiting
+    share = f"{took.mean() / step:.1%}" if step else ""
+    amounts = f"{times.messages.max():.4g}", number(times.bytes.max() / 1e6)
+    return [title, *means, waiting, number(1e3 * times.hidden.mean()), *amounts, share]
+
+
+def _compared(seconds: np.ndarray, estimate: np.ndarray | None) -> list[str]:
+    """Return what was estimated, and how much of it the time is."""
+    if estimate is None or not estimate.mean():
+        return ["", ""]
+    return [number(1e3 * estimate.mean()), f"{seconds.mean() / estimate.mean():.2f}"]
+
+
+def _blamed(layers: Sequence[LayerProfile], waited_for: np.ndarray) -> list[str]:
+    """Say which workers the others waited for, and in which layers most."""
+    total = float(waited_for.sum())
+    lines = []
+    for worker in np.argsort(-waited_for.sum(0), kind="stable")[:3]:
+        share = float(waited_for[:, worker].sum()) / total if total else 0.0
+        if share < OFTEN:
+            continue
+        most = sorted(layers, key=lambda layer: -layer.waited_for[:, worker].sum())[:2]
+        where = " and ".join(f"`{layer.title}`" for layer in most if layer.waited_for[:, worker].sum() > 0)
+        lines.append(f"- worker {worker} is waited for in {share:.0%} of all waiting, most in {where}")
+    return lines
+
+
+_STEPS, _ARITHMETIC, _MESSAGES = 0, 1, 1000
+
+
+def write_trace(path: str | os.PathLike[str], recorded: Mapping[int, Activities]) -> None:
+    """Write what all workers recorded; times count from the first step."""
+    began = min(mine.steps[0][0] for mine in recorded.values())
+    events = list(_arrows(recorded, began))
+    for worker, mine in sorted(recorded.items()):
+        events += _worker(worker, mine, began)
+    Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+
+def _worker(worker: int, mine: Activities, began: int) -> Iterator[dict[str, Any]]:
+    """Yield a worker's events: its process, its rows, and all that ran."""
+    yield {"ph": "M", "pid": worker, "name": "process_name", "args": {"name": f"worker {worker}"}}
+    yield {"ph": "M", "pid": worker, "name": "process_sort_index", "args": {"sort_index": worker}}
+    free: list[int] = []  # when each row of arithmetic is free: what runs at the same time needs one each
+    for step, (start, end) in enumerate(mine.steps):
+        yield _slice(worker, _STEPS, f"step {step}", start - began, end - start, {})
+    for each in mine.activities:
+        row, thread = mine.rows[each.row], _MESSAGES
+        if each.kind != MESSAGE:
+            lane = next((lane for lane, at in enumerate(free) if at <= each.start), len(free))
+            free[lane : lane + 1] = [each.end]
+            thread = _ARITHMETIC + lane
+        about = {"instruction": each.instruction, "pass": "backward" if row.direction == BACKWARD else "forward"}
+        if each.kind == PACKING:
+            about["for"] = "messages"
+        if each.operation is not None:
+            about |= {"operation": str(each.operation), "bytes": str(each.operation.bytes_sent)}
+        title = f"{row.place} {row.name}".strip()
+        yield _slice(worker, thread, title, each.start - began, each.end - each.start, about)
+    names = {_STEPS: "steps", _MESSAGES: "messages"}
+    names |= {_ARITHMETIC + lane: f"arithmetic{f' {lane + 1}' if lane else ''}" for lane in range(len(free))}
+    for thread, name in names.items():
+        yield {"ph": "M", "pid": worker, "tid": thread, "name": "thread_name", "args": {"name": name}}
+        yield {"ph": "M", "pid": worker, "tid": thread, "name": "thread_sort_index", "args": {"sort_index": thread}}
+
+
+def _arrows(recorded: Mapping[int, Activities], began: int) -> Iterator[dict[str, Any]]:
+    """Yield an arrow for each message, from the beginning of its send to the end of its receive, inside of the two."""
+    messages = {worker: mine.messages for worker, mine in recorded.items()}
+    for place, arrow in enumerate(meet(messages).arrows):
+        sent, received = messages[arrow.sender][arrow.sent], messages[arrow.receiver][arrow.received]
+        common = {"cat": "message", "name": "message", "id": place, "tid": _MESSAGES}
+        yield {"ph": "s", "pid": arrow.sender, "ts": (sent.start + 1 - began) / 1e3, **common}
+        yield {"ph": "f", "bp": "e", "pid": arrow.receiver, "ts": (received.end - 1 - began) / 1e3, **common}
+
+
+def _slice(worker: int, thread: int, name: str, start: int, took: int, about: dict[str, str]) -> dict[str, Any]:
+    where = {"pid": worker, "tid": thread, "ts": start / 1e3, "dur": took / 1e3}
+    return {"ph": "X", "name": name, **where, **({"args": about} if about else {})}
 
 
 @dataclass(frozen=True)
@@ -30,7 +121,7 @@ class Profile:
     - `idle`: the seconds of a step in which nothing of the compiled program ran: Python, JAX's call, XLA's start.
     - `waited_for`: a row for each worker, a column for each worker that it waited for: seconds of a step.
     - `matched`: whether all messages were matched with their partners; else all waiting counts as transfer.
-    - `steps`: how many were recorded. `cost`: what was foreseen; None where nothing was given.
+    - `steps`: how many were recorded. `cost`: what was predicted; None if nothing was given.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -43,8 +134,42 @@ class Profile:
     _recorded: Mapping[int, Activities] = field(default_factory=dict, repr=False, compare=False)
 
     def table(self) -> str:
-        """Return a table as text: a row for each layer, and who was waited for."""
-        return table(self.layers, self.seconds, self.idle, self.waited_for, self.matched, self.cost)
+        """Return a table as text: a row for each layer, and who was waited for.
+
+        Times are in ms, means over the workers; messages and bytes are of the worker that has most.
+        """
+        step = float(self.seconds.mean())
+        rows = [[*_HEADER, *_AMOUNTS, *(_ESTIMATED if self.cost is not None else ())]]
+        estimates = {} if self.cost is None else {layer.place: layer.seconds for layer in self.cost.layers}
+        for layer in self.layers:
+            times = layer.both
+            rows.append(_row(layer.title, layer.forward.arithmetic, layer.backward.arithmetic, times, step))
+            if self.cost is not None:
+                rows[-1] += _compared(times.total, None if layer.name == UPDATE else estimates.get(layer.place))
+        nothing = PassTimes.none(len(self.seconds))
+        rows.append(_row("call", self.idle, nothing.arithmetic, nothing, step))
+        total = sum((layer.both for layer in self.layers), nothing)
+        passes = [
+            sum((each.arithmetic for each in several), nothing.arithmetic)
+            for several in zip(*((layer.forward, layer.backward) for layer in self.layers), strict=True)
+        ] or [nothing.arithmetic] * 2
+        rows.append(_row("a step", passes[0] + self.idle, passes[1], total, step))
+        rows[-1][len(_HEADER) + 2] = "100.0%"
+        if self.cost is not None:
+            rows[-2] += ["", ""]
+            rows[-1] += _compared(self.seconds, None if self.cost.seconds is None else np.array([self.cost.seconds]))
+        lines = aligned(rows)
+        lines.insert(1, "-" * max(map(len, lines)))
+        lines.insert(-1, lines[1])
+        lines += [
+            "",
+            f"a step: {1e3 * step:.3g} ms in the mean of the workers, {1e3 * self.seconds.max():.3g} on the slowest",
+        ]
+        if not self.matched:
+            lines.append(
+                "- some messages could not be matched with their partners', so their waiting counts as transfer"
+            )
+        return "\n".join(line.rstrip() for line in (*lines, *_blamed(self.layers, self.waited_for)))
 
     def __str__(self) -> str:
         return self.table()
@@ -66,7 +191,7 @@ class Profile:
         """Write all that ran as a file for Perfetto (ui.perfetto.dev) and Chrome's tracing page.
 
         Worker 0 writes it; the others, which may call it as well, do nothing. Each worker is a process of the trace,
-        with its steps, its arithmetic and its messages in rows of their own. Arrows lead from sends to receives.
+        with its steps, its arithmetic and its messages in separate rows. Arrows lead from sends to receives.
 
         - `path`: of the file, "trace.json".
         """
@@ -78,10 +203,10 @@ def profile(step: Callable[..., Any], *args: Any, steps: int = 20, cost: Cost | 
     """Run a training step several times under JAX's profiler, and say where its time goes on all workers.
 
     Collective: all workers of the job call it, each with its own arguments. It runs two steps first, since the first
-    one compiles, and then `steps` that count. All of them get the same arguments; where the step donates some, it gets
+    one compiles, and then `steps` that count. All of them get the same arguments; if the step donates some, it gets
     copies, which are not timed. What the steps return is dropped.
 
-    A layer of a `Sequential` or another network has a row of its own. Other layers and functions are told apart by
+    A layer of a `Sequential` or another network has its own row. Other layers and functions are distinguished by
     `jax.named_scope`, if you put one around them.
 
     **Arguments:**
@@ -89,11 +214,11 @@ def profile(step: Callable[..., Any], *args: Any, steps: int = 20, cost: Cost | 
     - `step`: what is run, with all its calls of jitted functions: `dj.jit`'s, `jax.jit`'s or a function of Python's.
     - `args`: its arguments.
     - `steps`: how many are recorded.
-    - `cost`: what `dj.cost` foresees of the same network, with a machine, to be shown beside it.
+    - `cost`: what `dj.cost` predicts for the same network, with a machine, to be shown next to it.
 
     **Returns:** a `Profile`, with the same numbers on all workers.
 
-    **Raises:** `InvalidTypeError` where `step` can't be called or `cost` is no `Cost`; `InvalidArgumentError` where
+    **Raises:** `InvalidTypeError` if `step` can't be called or `cost` is no `Cost`; `InvalidArgumentError` if
     `steps` is below 1 or `cost` has no times; `SetupError` in `dj.simulate`, whose workers share one process.
 
     >>> import jax, jax.numpy as jnp, distdl_jax as dj

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from distdl_jax.text import Drawing
+from distdl_jax.text import Drawing, aligned
 from distdl_jax.watchdog.programs.diagnosis import describe
 from distdl_jax.watchdog.programs.ir import Operation, Program, operations
 from distdl_jax.watchdog.programs.matching import play_back
@@ -63,7 +63,7 @@ class Report:
                     counts["of teams"] += n
                     counts["bytes of teams"] += n * op.bytes_sent
             rows.append((str(worker), *(f"{counts[column]:,}" for column in columns)))
-        return _in_columns(rows)
+        return "\n".join(aligned(rows, ()))
 
     def matrix(self) -> str:
         """Return who sends how many bytes to whom: a line for each source, a column for each destination."""
@@ -72,7 +72,7 @@ class Report:
         for source in workers:
             sent = (found.get((source, dest), (0, 0))[1] for dest in workers)
             rows.append((str(source), *(f"{size:,}" if size else "." for size in sent)))
-        return _in_columns(rows)
+        return "\n".join(aligned(rows, ()))
 
     def listing(self, worker: int, limit: int | None = None) -> str:
         """List a worker's operations in order, with their layers and source lines; the first `limit` of them."""
@@ -139,8 +139,3 @@ def _what(op: Operation, times: int | None) -> str:
     parts = [op.place.layer.rsplit("/", 1)[-1], "backward" * op.place.backward]
     often = "" if times == 1 else "as often as the data decide" if times is None else f"{times} times"
     return ", ".join(part for part in (*parts, often) if part)
-
-
-def _in_columns(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)

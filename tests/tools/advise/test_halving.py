@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from distdl_jax.tools.advise.halving import CHECKS, Difference, fastest, is_decided, staying, student, ties
-from distdl_jax.tools.advise.measure import Race
+from distdl_jax.tools.advise.measure import CHECKS, Difference, Race, fastest, is_decided, staying, student, ties
 
 
 def drawn(means: list[float], rounds: int, noise: float, seed: int, shared: float = 0.3) -> np.ndarray:

@@ -9,12 +9,18 @@ import jax
 import numpy as np
 import pytest
 
-import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.errors import PlanError
 from distdl_jax.tools.advise.network import DescribedNetwork, Grids
-from distdl_jax.tools.advise.prices import MOST_GRIDS, Prices, factorisations, repartition_counts
-from distdl_jax.tools.advise.search import FEWEST, MOST, Search, memory_text
+from distdl_jax.tools.advise.search import (
+    FEWEST,
+    MOST,
+    MOST_GRIDS,
+    Prices,
+    Search,
+    factorisations,
+    memory_text,
+)
 from distdl_jax.tools.cost.machine import Machine
 
 FLOAT = np.dtype("float32")
@@ -89,21 +95,6 @@ def test_the_short_list(name: str, workers: int) -> None:
         assert {math.prod(grid) == grid[0] for grid in plans[obvious["the batch split"]].grids} == {True}
     longest = 1 + int(np.argmax(shape[1:]))
     assert plans[obvious[f"the split of dimension {longest}"]].grids[0][longest] > 1
-
-
-@pytest.mark.parametrize("shape", [(6,), (5, 6)])
-def test_repartitions_are_counted_as_by_cost(shape: tuple[int, ...]) -> None:
-    """Messages and bytes of every worker, between grids of two and of four workers."""
-    grids = [grid for size in (2, 4) for grid in factorisations(size, len(shape))][1:]
-    for grid, other in itertools.product(grids, grids):
-        if grid == other:
-            continue
-        P = dj.planning_world(4)
-        move = nn.Repartition(P.grid(grid), P.grid(other))
-        cost = dj.cost(move, dj.TensorSpec(shape, P.grid(grid)), backward=False)
-        messages, elements = repartition_counts(shape, grid, other)
-        assert cost.messages[: len(messages)].tolist() == messages.tolist(), (grid, other)
-        assert cost.bytes[: len(messages)].tolist() == (4 * elements).tolist(), (grid, other)
 
 
 @pytest.mark.parametrize("name", ["residual", "skip first"])  # behind a flatten data moves

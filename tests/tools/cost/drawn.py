@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from drawn_grids import Draw, grid, one_of
-from foreseen import Build, Network, check_foreseen
+from predicted import Build, Network, check_predicted
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -198,7 +198,7 @@ if __name__ == "__main__":
     for seed in range(first, first + count):
         build, size = drawn(seed)
         try:
-            check_foreseen(build, size)
+            check_predicted(build, size)
         except BaseException as error:
             print(
                 f"seed {seed}, {size} workers, {build(dj.planning_world(size))}: {type(error).__name__}: {error}"[

@@ -1,4 +1,4 @@
-"""Workers that count as alike: what is foreseen of them by class is, exactly, what each does by itself."""
+"""Workers that count as alike: what is predicted of them by class is, exactly, what each does by itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from foreseen import communicated, step_operations
+from predicted import communicated, step_operations
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -19,10 +19,10 @@ from distdl_jax.plans import alike
 from distdl_jax.plans.decomposition import ProductGrid, ranges_of_sizes
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.halos import Halos
+from distdl_jax.tools.cost.classes import halo_counts, repartition_counts
 from distdl_jax.tools.cost.cost import placed_layers
 from distdl_jax.tools.cost.layers import Counter, Joined, nodes_in
 from distdl_jax.tools.cost.traces import _Tracer
-from distdl_jax.tools.cost.traffic import halo_counts, repartition_counts
 
 FLOAT32 = np.dtype("float32")
 

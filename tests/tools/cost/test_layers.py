@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from foreseen import Build, Network, check_foreseen
+from predicted import Build, Network, check_predicted
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.tools.cost.flops import flops_of
+from distdl_jax.tools.cost.program import flops_of
 from distdl_jax.tracing.jaxprs import equations
 
 
@@ -149,9 +149,9 @@ NETWORKS: dict[str, Build] = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_plans_foresee_every_operation_of_a_training_step(name: str) -> None:
+def test_plans_predict_every_operation_of_a_training_step(name: str) -> None:
     """In order, with partners, tags, lengths and dtypes."""
-    check_foreseen(NETWORKS[name])
+    check_predicted(NETWORKS[name])
 
 
 def spectral_alone(P: dj.Partition) -> Network:

@@ -1,4 +1,4 @@
-"""The memory that `dj.cost` foresees, beside what XLA's buffer assignment makes of the real step of each worker."""
+"""The memory that `dj.cost` predicts, beside what XLA's buffer assignment makes of the real step of each worker."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from foreseen import Build, Network, blocks, check_foreseen
+from drawn import drawn
+from predicted import Build, Network, blocks, check_predicted
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -91,9 +92,15 @@ def skips(P: dj.Partition) -> Network:
 
 
 @pytest.mark.parametrize("build", [lenet, linear, residual, channels, norms, skips])
-def test_plans_foresee_every_operation_of_a_training_step(build: Build) -> None:
+def test_plans_predict_every_operation_of_a_training_step(build: Build) -> None:
     """In order, with partners, tags, lengths and dtypes."""
-    check_foreseen(build)
+    check_predicted(build)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_plans_predict_every_operation_of_drawn_networks(seed: int) -> None:
+    """Of layers of all families, with uneven and empty blocks, on 2 to 8 workers."""
+    check_predicted(*drawn(seed))
 
 
 @pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 0, 1), (2, 1, 1), (1, 2, 2), (3, 2, 2)])
@@ -141,7 +148,7 @@ def test_parameters_and_what_the_optimiser_stores() -> None:
     assert not forward.optimiser.any()
 
 
-def test_what_can_not_be_foreseen_is_refused() -> None:
+def test_what_can_not_be_predicted_is_refused() -> None:
     """By the argument's name, or the plan's class."""
     P = dj.planning_world(1).grid([1, 1])
     layer, spec = nn.DistributedLinear(P, P, P, 5, 7), dj.TensorSpec((4, 5), P)

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from foreseen import FLOAT32, communicated, step_operations, without_team
 from nn.base.test_output_specs import LAYERS
+from predicted import FLOAT32, communicated, step_operations, without_team
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -50,7 +50,7 @@ NETWORKS: dict[str, Build] = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_traced_layers_foresee_every_operation(name: str) -> None:
+def test_traced_layers_predict_every_operation(name: str) -> None:
     """Forward, and of the gradients of the parameters and, where it is differentiated, of x."""
     build = NETWORKS[name]
 

@@ -233,7 +233,7 @@ def test_a_launcher_of_another_mpi_is_named_before_mpi_starts(monkeypatch, envir
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(worker, "output", lambda command: library)
-    assert (worker.foreseen() is not None) == says
+    assert (worker.launcher_mismatch() is not None) == says
 
 
 def test_the_report_as_text_and_as_json():

@@ -9,12 +9,11 @@ import pytest
 from jobs import FAST_TO_COMPILE, run
 
 import distdl_jax as dj
-from distdl_jax.tools.profile.activities import BACKWARD, FORWARD, MESSAGE, Activities, Activity, Message, Row, row_of
+from distdl_jax.tools.profile.activities import BACKWARD, FORWARD, MESSAGE, Activities, Activity, Row, row_of
 from distdl_jax.tools.profile.compiled_text import Instruction, containers, operation, read_instructions
+from distdl_jax.tools.profile.profile import Profile
 from distdl_jax.tools.profile.recording import offset_by
-from distdl_jax.tools.profile.table import table
-from distdl_jax.tools.profile.times import Span, add_up, shares
-from distdl_jax.tools.profile.waiting import Wait, causes, meet
+from distdl_jax.tools.profile.times import Span, Wait, add_up, causes, meet, shares
 from distdl_jax.watchdog.programs.ir import Operation
 
 TEXT = """\
@@ -91,12 +90,16 @@ def test_shares_are_those_of_every_nanosecond(seed):
     assert found.seconds.sum() + found.idle == pytest.approx(125e-9)
 
 
+def message(operation, start, end):
+    return Activity(0, MESSAGE, start, end, operation.kind, operation)
+
+
 def send(dest, start, end):
-    return Message(Operation("sendrecv", (0, 1, 2), dest=dest, count=8, itemsize=1), start, end)
+    return message(Operation("sendrecv", (0, 1, 2), dest=dest, count=8, itemsize=1), start, end)
 
 
 def receive(source, start, end):
-    return Message(Operation("recv", (0, 1, 2), source=source), start, end)
+    return message(Operation("recv", (0, 1, 2), source=source), start, end)
 
 
 def test_a_receiver_waits_for_its_sender():
@@ -114,7 +117,7 @@ def test_a_sender_that_was_done_before_did_not_wait():
 
 def test_a_collective_waits_for_the_last_of_its_team():
     def all_reduce(start):
-        return [Message(Operation("allreduce", (0, 1, 2), count=4, itemsize=1), start, 100)]
+        return [message(Operation("allreduce", (0, 1, 2), count=4, itemsize=1), start, 100)]
 
     met = meet({0: all_reduce(10), 1: all_reduce(70), 2: all_reduce(30)})
     assert {worker: until.tolist() for worker, until in met.until.items()} == {0: [70], 1: [70], 2: [70]}
@@ -128,14 +131,12 @@ def test_messages_without_a_partner_wait_for_nobody():
 
 def test_messages_that_are_not_matched_are_said():
     def alone(operation):
-        rows, ran = (Row("0", "Conv", FORWARD),), (Activity(0, MESSAGE, 10, 40, "send"),)
-        return Activities(rows, ((0, 50),), ran, (operation,))
+        return Activities((Row("0", "Conv", FORWARD),), ((0, 50),), (Activity(0, MESSAGE, 10, 40, "send", operation),))
 
     for unmatched in (None, Operation("sendrecv", (0, 1), dest=1, count=8, itemsize=1)):
         found = add_up({0: alone(unmatched)}, 1)
         assert not found.matched
-        text = table(*found, None)
-        assert "could not be matched" in text
+        assert "could not be matched" in Profile(*found, 1).table()
 
 
 def test_who_waits_is_not_waited_for():
@@ -192,12 +193,12 @@ PROGRAM = textwrap.dedent(
         value, gradient = dj.value_and_grad(loss)(params)
         return value, jax.tree.map(lambda p, g: p - 1e-3 * g, params, gradient)
 
-    foreseen = dj.cost(network, spec, machine="infiniband-hdr", optimiser="sgd")
-    profile = dj.profile(step, params, x, steps=4, cost=foreseen)
+    predicted = dj.cost(network, spec, machine="infiniband-hdr", optimiser="sgd")
+    profile = dj.profile(step, params, x, steps=4, cost=predicted)
     profile.trace(sys.argv[1])
     if P.rank == 0:
         print(profile)
-    amounts = {layer.place: layer.amounts for layer in foreseen.layers}
+    amounts = {layer.place: layer.amounts for layer in predicted.layers}
     for layer in profile.layers:
         if layer.place:
             for name in ("forward", "backward"):

@@ -1,4 +1,4 @@
-"""What is foreseen that workers communicate in a training step, compared with what their programs do."""
+"""What is predicted that workers communicate in a training step, compared with what their programs do."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Build = Callable[[dj.Partition], Network]
 """Makes a network on the workers of a partition."""
 
 
-def check_foreseen(build: Build, size: int = 4) -> None:
-    """Check that traces foresee the operations of `size` workers, in order, with partners, tags, lengths and dtypes."""
+def check_predicted(build: Build, size: int = 4) -> None:
+    """Check that traces predict the operations of `size` workers, in order, with partners, tags, lengths and dtypes."""
 
     def program() -> dict[int, Any]:
         network, spec = build(dj.Partition())
