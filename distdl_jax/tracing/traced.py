@@ -18,9 +18,11 @@ class Traced:
     `fun` is called once. Its result may hold anything: leaves that don't depend on JAX's values stay as they are.
 
     - `as_call`: in a trace, whether the program is to be one call, which costs nothing to be traced again.
+    - `places`: those of the arguments that the program takes the leaves of.
     - `program`: from the leaves of these arguments to those leaves of the result that are JAX's.
     """
 
+    places: Sequence[int]
     program: ClosedJaxpr
 
     def __init__(
@@ -31,7 +33,7 @@ class Traced:
         places: Sequence[int],
         as_call: bool = False,
     ) -> None:
-        self._places = places
+        self.places = places
         leaves, structure = jax.tree.flatten([args[place] for place in places])
 
         def flat(*leaves: Any) -> list[Any]:
@@ -52,7 +54,7 @@ class Traced:
 
     def leaves(self, args: Sequence[Any]) -> list[Any]:
         """Return the leaves of the arguments at `places`, which the program takes."""
-        return jax.tree.leaves([args[place] for place in self._places])
+        return jax.tree.leaves([args[place] for place in self.places])
 
     @property
     def first_is_traced(self) -> bool:

@@ -12,7 +12,6 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
@@ -29,7 +28,7 @@ from distdl_jax.jax_compat import (
 from distdl_jax.partitions.spec_trees import different_masks, masked_places
 from distdl_jax.tracing.constant_inputs import constants_text
 from distdl_jax.tracing.context import trace_context
-from distdl_jax.tracing.effect_free_call import call_without_effect, unread_inputs
+from distdl_jax.tracing.effect_free_call import call_without_effect
 from distdl_jax.tracing.forward_mode_error import refuse_forward_mode
 from distdl_jax.tracing.program_reader import read_flow
 from distdl_jax.tracing.world import OutsideWorldError, World
@@ -213,32 +212,14 @@ class CheckedFunction(Generic[P, R]):
         effect = None if world is None else world.transport.effect
         if traced.jaxpr.effects != {effect} or not is_transformed():  # not traced: jax.disable_jit, jax_debug_nans
             return {}, self._inner(*args, **kwargs)
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        dynamic = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
-        # What it does not read is no argument of the program, as with jax.jit: it may be gone, or donated.
-        unread = {dynamic[i] for i in unread_inputs(traced.jaxpr, len(dynamic))}
-        arrays = [leaves[place] for place in dynamic if place not in unread]
-        result_structure: Any = None  # not of `out_info`: its leaves are no arrays, as a user's node may need
-
-        def of_arrays(*arrays: Array) -> list[Array]:
-            nonlocal result_structure
-            rest, values = iter(arrays), list(leaves)
-            for place in dynamic:
-                like = leaves[place]
-                values[place] = jnp.zeros_like(like) if place in unread else next(rest)
-            args, kwargs = jax.tree.unflatten(structure, values)
-            results, result_structure = jax.tree.flatten(self._inner(*args, **kwargs))
-            return results
-
-        # One equation, the call: to lower it takes no second trace of all that it holds.
-        program = jax.make_jaxpr(of_arrays)(*arrays)
-        if not dynamic:  # XLA takes calls without arguments for constants, and then aborts at scatters, for one
-            return {}, jax.tree.unflatten(result_structure, jaxpr_as_fun(traced.jaxpr)())
+        if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+            # XLA takes calls without arguments for constants, and then aborts at scatters, for one.
+            return {}, jax.tree.unflatten(traced.out_tree, jaxpr_as_fun(traced.jaxpr)())
         if effect not in self._effects:
             self._effects.append(effect)
         wait_for_program(effect)
-        done, results = call_without_effect(program, effect, arrays)
-        return {self._effects.index(effect): done}, jax.tree.unflatten(result_structure, results)
+        done, result = call_without_effect(self._inner, traced, effect, args, kwargs)
+        return {self._effects.index(effect): done}, result
 
     def clear_cache(self) -> None:
         """Have the function traced and compiled anew when it is called next, as that of `jax.jit` does."""
