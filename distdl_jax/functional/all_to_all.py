@@ -13,7 +13,7 @@ from distdl_jax.functional.plan import ShapeDtypes, plan_and_run
 from distdl_jax.functional.repartition import RepartitionPlan, plan_repartition
 from distdl_jax.partitions.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.plans.shape_dtype import shape_text
-from distdl_jax.transports.agreement.arguments import compared
+from distdl_jax.transports.agreement import compared
 from distdl_jax.validation import checked_axis
 
 

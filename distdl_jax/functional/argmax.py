@@ -14,9 +14,8 @@ from distdl_jax.functional.plan import ShapeDtypes
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.tracing.materialize import materialize
-from distdl_jax.transports.agreement.arguments import compared
-from distdl_jax.transports.agreement.shapes import exchange_shapes
+from distdl_jax.tracing.tie import materialize
+from distdl_jax.transports.agreement import compared, exchange_shapes
 from distdl_jax.validation import checked_axis
 
 

@@ -18,7 +18,7 @@ from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.transports.agreement.arguments import compared
+from distdl_jax.transports.agreement import compared
 from distdl_jax.validation import checked_axes, checked_integers
 
 Sizes = int | Sequence[int]

@@ -18,7 +18,7 @@ from distdl_jax.functional.plan import ShapeDtypes, taking_part
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.world import Workers, World
-from distdl_jax.transports.agreement.shapes import exchange_named_shapes, is_array
+from distdl_jax.transports.agreement import exchange_named_shapes, is_array
 from distdl_jax.validation import checked_axes
 from distdl_jax.watchdog.programs.ir import Operation
 

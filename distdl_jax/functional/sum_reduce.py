@@ -12,7 +12,7 @@ from distdl_jax.functional.broadcast import broadcast_rule, plan_replication, ru
 from distdl_jax.functional.plan import MovementPlan, ShapeDtypes
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import BroadcastRule
-from distdl_jax.transports.agreement.arguments import compared
+from distdl_jax.transports.agreement import compared
 from distdl_jax.validation import checked_boolean
 
 

@@ -18,8 +18,7 @@ from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import Workers, World
-from distdl_jax.transports.agreement.arguments import compared
-from distdl_jax.transports.agreement.shapes import exchange_shapes
+from distdl_jax.transports.agreement import compared, exchange_shapes
 from distdl_jax.validation import checked_axis, checked_integer
 
 

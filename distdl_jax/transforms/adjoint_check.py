@@ -11,22 +11,34 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+from jax import Array
+from jax.extend.core import ClosedJaxpr
 
 from distdl_jax.errors import CopiesWarning, InvalidArgumentError, PlanError
+from distdl_jax.jax_compat import bound_again
 from distdl_jax.partitions.partition import Partition
-from distdl_jax.tracing.adjoint_order import AdjointOrder, anchors_are_noted, note_anchor, tie_scalar, with_all_adjoints
-from distdl_jax.tracing.constant_inputs import constants_text
+from distdl_jax.tracing.adjoint_order import (
+    AdjointOrder,
+    anchor_of,
+    anchors_are_noted,
+    asks,
+    is_inexact,
+    note_anchor,
+    tie_scalar,
+    with_all_adjoints,
+)
 from distdl_jax.tracing.context import trace_context
-from distdl_jax.tracing.program_reader import read_program
+from distdl_jax.tracing.jaxprs import defined_at, equations, is_opaque_call
+from distdl_jax.tracing.program_reader import constants_text, line_of_equation, read_program
 from distdl_jax.tracing.traced import Traced
-from distdl_jax.tracing.world import Workers, World
+from distdl_jax.tracing.world import Transport, Workers, World
 from distdl_jax.transforms.copies import Sum, copied_loss, copied_loss_text
-from distdl_jax.transforms.custom_rules import custom_rules, line_moving_backward_only, moves_data
 from distdl_jax.transforms.opaque_call import evaluate_opaquely
 from distdl_jax.validation import check_numbers
 from distdl_jax.watchdog.programs.diagnosis import problem_text
 from distdl_jax.watchdog.programs.ir import Program, operations
-from distdl_jax.watchdog.source_lines import function_name, warn_user
+from distdl_jax.watchdog.source_lines import function_name, is_library, warn_user
 
 # What JAX raises where Python asks for the value of something traced.
 _VALUE_ASKED_FOR = (
@@ -133,7 +145,7 @@ class _Comparison:
         Three things are tried, each only where the one before it does not do: that the result depends on all
         movements; the same, once the workers know that derivatives of the user's move no data; movements in a chain.
         """
-        tied, rules = False, custom_rules(traced.program)
+        tied, rules = False, _custom_rules(traced.program)
         copied = copied_loss(traced.program.jaxpr) if is_loss and traced.first_is_traced else None
 
         def attempt(tied: bool) -> tuple[Traced, _Report]:
@@ -183,8 +195,14 @@ class _Comparison:
 
 def _any_rule_moves(world: World, team: Workers, name: str, rules: list[Any], transposes: str | None) -> bool:
     """Return whether a derivative of the user's moves data on some worker; collective in `team`."""
-    moves = moves_data(world.transport, rules)
-    line = line_moving_backward_only(world.transport, rules, moves) if transposes else None
+    # They are traced: workers whose programs hold them do it together.
+    moves = [_moves(world.transport, eqn) for eqn in rules]
+    backward_only = (
+        eqn
+        for eqn, backward in zip(rules, moves, strict=True)
+        if backward is True and not read_program(world.transport, eqn.params["call_jaxpr"].jaxpr)
+    )
+    line = next(map(line_of_equation, backward_only), None) if transposes else None
     raised = next((error for error in moves if isinstance(error, Exception)), None)
     try:
         any_moves, line = world.agree(team, name, (any(moves), line), _any)
@@ -239,3 +257,47 @@ def _decide(name: str, reports: Mapping[int, _Report]) -> _Report:
         return _Report(Outcome.MISMATCH, problem)
     losses = {worker: report.copied for worker, report in reports.items()}
     return _Report(Outcome.TRACED, copied_loss_text(name.removeprefix(_DERIVATIVE), losses))
+
+
+# --- derivatives that a user wrote ------------------------------------------------------------------------------------
+
+
+def _custom_rules(program: ClosedJaxpr) -> list[Any]:
+    """Return the equations of a traced function that have a derivative of the user's, but for those that ask what is
+    differentiated.
+
+    These, as equinox's loops, may refuse a derivative by all arguments; the programs that are compared hold theirs.
+    """
+
+    def is_of_library(eqn: Any) -> bool:
+        return is_library(defined_at(eqn.params["call_jaxpr"].jaxpr).rpartition(" at ")[2])
+
+    def has_rule(eqn: Any) -> bool:
+        return eqn.primitive.name == "custom_vjp_call" and not is_opaque_call(eqn)
+
+    found = filter(has_rule, equations(program.jaxpr.eqns, enter=lambda eqn: not has_rule(eqn)))
+    return [eqn for eqn in found if anchor_of(eqn) is None and not asks(eqn) and not is_of_library(eqn)]
+
+
+def _moves(transport: Transport, eqn: Any) -> bool | Exception:
+    """Return whether a derivative moves data; where it can't be told, the exception that tracing it raised."""
+
+    def derivative(*args: Array) -> Any:
+        # By its function's constants JAX can't differentiate it.
+        count = eqn.params.get("num_consts", 0)
+        consts, varying = args[:count], args[count:]
+        results, pullback = jax.vjp(lambda *varying: bound_again(eqn, [*consts, *varying]), *varying)
+        return pullback([_cotangent(result) for result in results])
+
+    args = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
+    try:
+        program = jax.make_jaxpr(derivative)(*args)
+    except PlanError:
+        raise
+    except Exception as error:
+        return error  # raised where it is differentiated, if it is
+    return bool(read_program(transport, program.jaxpr))
+
+
+def _cotangent(result: Array) -> Any:
+    return result if is_inexact(result) else np.zeros(result.shape, jax.dtypes.float0)

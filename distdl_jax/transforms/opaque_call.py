@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.tracing.adjoint_order import AdjointOrder, anchors_are_noted, first_link, is_inexact
-from distdl_jax.tracing.forward_mode_error import reverse_only
+from distdl_jax.tracing.marks import reverse_only
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.traced import Traced
 from distdl_jax.tracing.world import Transport

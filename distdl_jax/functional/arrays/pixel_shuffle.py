@@ -12,7 +12,7 @@ from distdl_jax.functional.arrays.arguments import Sizes, checked_dimensions, ch
 from distdl_jax.functional.arrays.rearrangement import OVER_WORKERS, Rearrangement, Rule, plan_rearrangement
 from distdl_jax.functional.plan import ShapeDtypes, plan_and_run
 from distdl_jax.partitions.partition import Partition, check_partitions
-from distdl_jax.transports.agreement.arguments import compared
+from distdl_jax.transports.agreement import compared
 from distdl_jax.validation import checked_axis
 
 

@@ -16,8 +16,7 @@ from distdl_jax.functional.block_checks import outside, owned_grid
 from distdl_jax.functional.plan import ShapeDtypes, plan_and_run
 from distdl_jax.partitions.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_range, index_of
-from distdl_jax.transports.agreement.arguments import compared
-from distdl_jax.transports.agreement.shapes import exchange_shapes
+from distdl_jax.transports.agreement import compared, exchange_shapes
 
 
 @compared

@@ -11,8 +11,7 @@ from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.functional.block_checks import outside
 from distdl_jax.functional.fourier.fourier import Axes, Kind, check_transform, plan_fourier
 from distdl_jax.partitions.partition import Partition
-from distdl_jax.transports.agreement.arguments import compared
-from distdl_jax.transports.agreement.shapes import exchange_shapes
+from distdl_jax.transports.agreement import compared, exchange_shapes
 from distdl_jax.validation import checked_integer
 
 

@@ -22,7 +22,7 @@ from distdl_jax.partitions.static import Static
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.tracing.tie import tie
-from distdl_jax.transports.agreement.shapes import exchange_named_shapes
+from distdl_jax.transports.agreement import exchange_named_shapes
 
 Reduction = Literal["mean", "sum", "none", "batchmean"]
 

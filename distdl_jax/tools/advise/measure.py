@@ -27,7 +27,7 @@ from distdl_jax.tools.advise.network import Grids
 from distdl_jax.tracing.world import World
 from distdl_jax.transforms.checked_jit import jit
 from distdl_jax.transforms.gradients import value_and_grad
-from distdl_jax.transports.agreement.agree import agree
+from distdl_jax.transports.agreement import agree
 from distdl_jax.transports.progress import progress
 
 RATE = 1e-6
