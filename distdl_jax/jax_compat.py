@@ -2,8 +2,8 @@
 `transports/mpi/compat.py`.
 
 One function each; its docstring says what for, which private names it needs, and what would replace them.
-`tests/compat/test_compat_*.py` run each of them, and fail with that docstring where a new version breaks it. So
-nothing private is imported before it is asked for.
+`tests/compat/test_compat_*.py` run each of them, and fail with that docstring where a new version breaks it. Nothing
+private is imported before it is asked for. What is replaced in JAX is in the second part.
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, partial, wraps
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
 import jax
+from jax import lax
 from jax.core import Tracer
 from jax.extend.core import Primitive
+from jax.interpreters import ad
+from jax.interpreters import partial_eval as pe
+
+from distdl_jax.errors import InvalidTypeError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -27,10 +32,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def source_frames(traceback: Any) -> Iterator[Any]:
     """Yield the frames that an equation of a traced program comes from, the innermost first, without the frames of jax.
 
-    Each has a `file_name`, a `function_name` and a `start_line`.
-
-    Private: `jax._src.source_info_util.user_frames`. `jax.extend.source_info_util.summarize` would replace it, if it
-    gave frames instead of text.
+    Each has a `file_name`, a `function_name` and a `start_line`. Private: `jax._src.source_info_util.user_frames`.
+    `jax.extend.source_info_util.summarize` would replace it, if it gave frames instead of text.
     """
     from jax._src.source_info_util import user_frames
 
@@ -40,10 +43,8 @@ def source_frames(traceback: Any) -> Iterator[Any]:
 def hiding_frames(fun: _F) -> _F:
     """Return `fun`; what it raises comes without the frames of this library, as a jitted function's without jax's.
 
-    `jax_traceback_filtering` says how, or that they are shown.
-
-    Private: `jax._src.traceback_util.api_boundary` and `register_exclusion`. Public ones would replace them; without
-    them all frames are shown.
+    `jax_traceback_filtering` says how, or that they are shown. Private: `jax._src.traceback_util.api_boundary` and
+    `register_exclusion`. Public ones would replace them; without them all frames are shown.
     """
     with suppress(ImportError, AttributeError):
         from jax._src import traceback_util
@@ -87,127 +88,59 @@ def at_line_of(eqn: Any) -> Iterator[None]:
 def linearize_at_once(primitive: Primitive, tangent: Callable[..., Any]) -> None:
     """Have `jax.grad` differentiate a linear operation by `tangent`, which keeps nothing of its arguments.
 
-    JAX would trace the rule for `jax.jvp` each time and look for what it keeps, which takes longer than all else about
-    the operation. `tangent` gives the tangent of the result for those of the arguments, and the operation's
-    parameters; where there is none it gets, and gives, an `ad.Zero`.
-
-    Private: `jax._src.interpreters.ad.primitive_linearizations`, and `fallback_linearize_rule`, JAX's way, which is
-    tried first: a rule returns as many values, the last of them a function of which the last arguments are tangents. A
-    public `linearize` rule would replace it.
+    JAX would trace the rule for `jax.jvp` each time and look for what it keeps: a tenth of the time to trace a network.
+    `tangent` gives the tangent of the result for those of the arguments, and the operation's parameters; where there is
+    none it gets, and gives, an `ad.Zero`. Private: `jax._src.interpreters.ad.primitive_linearizations`, and what a rule
+    in it returns; with releases that are not known here JAX's own way remains. A public rule would replace it.
     """
-    from jax._src.interpreters import ad
+    from jax._src.interpreters import ad as private
 
-    if not (hasattr(ad, "primitive_linearizations") and hasattr(ad, "fallback_linearize_rule")):
-        return  # JAX's own way is as right
-    returned: list[int] = []
+    # A rule returns a result, whether it has a tangent, what is kept (twice, from jax 0.12 on), and a function.
+    kept: tuple[Any, ...] | None = {(0, 10): ([],), (0, 11): ([],), (0, 12): ([], None)}.get(jax.__version_info__[:2])
+    if kept is None:
+        return
 
     def linearized(is_vjp: bool, nonzero: Sequence[bool], *primals: Any, **params: Any) -> tuple[Any, ...]:
-        if not returned or returned[0] not in (4, 5):  # with jax 0.12 a rule returns five
-            results = ad.fallback_linearize_rule(primitive, is_vjp, nonzero, *primals, **params)
-            returned.append(len(results))
-            return tuple(results)
         y = primitive.bind(*primals, **params)
         avals = [jax.typeof(primal).to_tangent_aval() for primal in primals]
-        zero = [not there or aval.dtype == jax.dtypes.float0 for there, aval in zip(nonzero, avals, strict=True)]
+        varies = [there and aval.dtype != jax.dtypes.float0 for there, aval in zip(nonzero, avals, strict=True)]
         of_y = jax.typeof(y).to_tangent_aval()
+        if not any(varies) or of_y.dtype == jax.dtypes.float0:
+            return y, False, *kept, lambda *_: ad.Zero(of_y)
 
         def of_tangents(*args: Any) -> Any:
-            tangents = args[len(args) - len(avals) :]
-            given = [ad.Zero(aval) if no else dx for dx, aval, no in zip(tangents, avals, zero, strict=True)]
-            return tangent(*given, **params)
+            tangents = zip(args[-len(avals) :], avals, varies, strict=True)
+            return tangent(*(dx if there else ad.Zero(aval) for dx, aval, there in tangents), **params)
 
-        there = not all(zero) and of_y.dtype != jax.dtypes.float0
-        nothing_else = [None] * (returned[0] - 4)
-        return y, there, [], *nothing_else, of_tangents if there else lambda *_: ad.Zero(of_y)
+        return y, True, *kept, of_tangents
 
-    ad.primitive_linearizations[primitive] = linearized
+    private.primitive_linearizations[primitive] = linearized
 
 
 def add_dependency(context: Any, x: Any, token: Any) -> Any:
     """Return, in a lowering for CPUs, the value `x`, which in the compiled program, too, is read only after `token`.
 
-    Private: `jaxlib.mlir.dialects.mhlo.AddDependencyOp`, an operation that XLA has and StableHLO has not; without it,
-    and in what `jax.export` writes (`for_export` of the lowering), `x` as it is. One of StableHLO's would replace it.
+    Private: `jaxlib.mlir.dialects.mhlo.AddDependencyOp`; without it, and for `jax.export` (`for_export`), `x` as it is:
+    XLA may read it before, which is slower, and no less right. An operation of StableHLO would replace it.
     """
-    try:
+    with suppress(ImportError):
         from jaxlib.mlir.dialects.mhlo import AddDependencyOp
-    except ImportError:  # then XLA may read it first, which is slower, and no less right
-        return x
-    if context.module_context.lowering_parameters.for_export:
-        return x
-    return AddDependencyOp(x, token).result
+
+        if not context.module_context.lowering_parameters.for_export:
+            return AddDependencyOp(x, token).result
+    return x
 
 
 def dispatched_by_this_thread() -> Callable[[], list[Any]]:
     """Return a function for other threads: the buffers, done or not, that tell how far this thread's programs are.
 
-    One for each ordered effect; they have `is_ready()` and `is_deleted()`. Private: the attributes that
-    `jax._src.dispatch.runtime_tokens` has in each thread, and a token's `_buf`. A `jax.effects_barrier` that asks
-    instead of waiting would replace it.
+    One for each ordered effect. Private: the attributes that `jax._src.dispatch.runtime_tokens` has in each thread, and
+    a token's `_buf`. A `jax.effects_barrier` that asks instead of waiting would replace it.
     """
     from jax._src.dispatch import runtime_tokens
 
     of_this_thread = vars(runtime_tokens)
-
-    def buffers() -> list[Any]:
-        return [token._buf for token in list(of_this_thread["current_tokens"].values())]
-
-    return buffers
-
-
-_undo: list[Callable[[], None]] = []
-"""What puts JAX's own parts back, one for each that is replaced."""
-
-_patching = threading.Lock()
-
-
-def install_jax_patches() -> None:
-    """Replace three methods and a rule of JAX, if they are JAX's own: each does what it did, but for one mistake.
-
-    Private: what the three functions below name. It goes where they go.
-    """
-    with _patching:  # workers of dj.simulate are threads
-        if not _undo:
-            hand_tokens_back()
-            give_tokens_to_compiled_functions()
-            count_constants_among_residuals()
-
-
-def remove_jax_patches() -> None:
-    """Put JAX's own parts back.
-
-    Private: as for `install_jax_patches`. It goes where that goes.
-    """
-    while _undo:
-        _undo.pop()()
-
-
-def _replace(owner: type, own: Any, replacement: Any) -> None:
-    _undo.append(partial(setattr, owner, own.__name__, own))
-    setattr(owner, own.__name__, wraps(own)(replacement))
-
-
-def hand_tokens_back() -> None:
-    """Have a program with ordered effects take the token of the one before it as it is.
-
-    JAX puts it on the device anew, which costs 55 us of Python. The rest stays: the program before is waited for, what
-    it raised is raised, and what is not on this one device is put there. Private: a token's `_buf`, and
-    `jax._src.dispatch.RuntimeTokenSet.get_token_input`. A faster `jax.device_put` would replace it.
-    """
-    from jax._src.core import Token
-    from jax._src.dispatch import RuntimeTokenSet
-
-    anew = RuntimeTokenSet.get_token_input
-
-    def get_token_input(self: Any, effect: Any, devices: Any) -> Any:
-        token = self.current_tokens.get(effect)
-        if len(devices) == 1 and isinstance(token, Token) and token._buf.devices() == {devices[0]}:
-            with suppress(Exception):  # JAX's own way knows what becomes of a program that failed
-                token.block_until_ready()
-                return token
-        return anew(self, effect, devices)
-
-    _replace(RuntimeTokenSet, anew, get_token_input)
+    return lambda: [token._buf for token in list(of_this_thread["current_tokens"].values())]
 
 
 def wait_for_program(effect: Any) -> None:
@@ -226,10 +159,9 @@ def set_last_program(effect: Any, done: jax.Array) -> None:
 
     Private: `jax._src.dispatch.runtime_tokens`, and a `Token`. Ordered effects in JAX's C++ would replace it.
     """
-    from jax._src.core import Token
-    from jax._src.dispatch import runtime_tokens
+    from jax._src import core, dispatch
 
-    runtime_tokens.current_tokens[effect] = Token(done)
+    dispatch.runtime_tokens.current_tokens[effect] = core.Token(done)
 
 
 def is_transformed() -> bool:
@@ -245,8 +177,7 @@ def is_transformed() -> bool:
 def is_staged() -> bool:
     """Return whether this thread traces a program, of `jax.jit` or a loop: what it calls is called no more later.
 
-    Private: `jax._src.core.trace_ctx`, a trace's `parent_trace`, and `DynamicJaxprTrace`, the trace of programs. A
-    public name for it would replace it.
+    Private: `jax._src.core.trace_ctx`, a trace's `parent_trace`, and `DynamicJaxprTrace`. A public name would do.
     """
     from jax._src.core import trace_ctx
     from jax._src.interpreters.partial_eval import DynamicJaxprTrace
@@ -257,70 +188,10 @@ def is_staged() -> bool:
     return trace is not None
 
 
-def give_tokens_to_compiled_functions() -> None:
-    """Have what `jax.jit(fun).lower(...).compile()` returns run more than once where it has ordered effects.
-
-    From its second call on JAX leaves out the token, and the program, which takes one argument more, refuses to run.
-    Private: `jax._src.interpreters.pxla.MeshExecutable.create_cpp_call`, which may return None, and `unsafe_call`. A
-    release of JAX without that mistake would replace it.
-    """
-    from jax._src.interpreters.pxla import MeshExecutable
-
-    without_tokens = MeshExecutable.create_cpp_call
-
-    def create_cpp_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self.unsafe_call, "ordered_effects", None):
-            return None
-        return without_tokens(self, *args, **kwargs)
-
-    _replace(MeshExecutable, without_tokens, create_cpp_call)
-
-
-def count_constants_among_residuals() -> None:
-    """Have a `jax.custom_vjp`'s backward function get its residuals, not other arrays.
-
-    A residual that is one of the function's arguments is known by its place among these. Where JAX splits a program
-    into what is known and what is not (a second derivative through a scan, say), it puts the function's constants in
-    front of its arguments, but forgets to count them, and `checkify` the errors found before: the backward function
-    gets these, and where shapes agree, gradients are silently wrong. Private: the `recipe` of what
-    `jax._src.interpreters.partial_eval.JaxprTrace.process_custom_vjp_call` returns; `jax._src.checkify.error_checks`,
-    and `Error`. A release of JAX without those mistakes (0.12.0 has them) would replace it.
-    """
-    from jax._src.checkify import Error, error_checks
-    from jax._src.custom_derivatives import custom_vjp_call_p
-    from jax._src.interpreters.partial_eval import JaxprTrace
-
-    def behind(out_trees: Callable[[], Any], number: Callable[[], int]) -> Callable[[], Any]:
-        def counted() -> Any:
-            *trees, places = out_trees()
-            return *trees, [None if place is None else place + number() for place in places]
-
-        return counted
-
-    def process_custom_vjp_call(self: Any, *args: Any, out_trees: Callable[[], Any], **options: Any) -> Any:
-        constants = 0
-        counted = behind(out_trees, lambda: constants)
-        results = miscounted(self, *args, out_trees=counted, **options)
-        params = [getattr(getattr(result, "recipe", None), "params", None) for result in results]
-        # Where JAX counts them itself, it passes on a function of its own.
-        constants = next((each["num_consts"] for each in params if each and each.get("out_trees") is counted), 0)
-        return results
-
-    def checked(*args: Any, out_trees: Callable[[], Any], **options: Any) -> Any:
-        errors = len(jax.tree.leaves([arg for arg in args if isinstance(arg, Error)]))
-        return unchecked(*args, out_trees=behind(out_trees, lambda: errors), **options)
-
-    miscounted, unchecked = JaxprTrace.process_custom_vjp_call, error_checks[custom_vjp_call_p]
-    _replace(JaxprTrace, miscounted, process_custom_vjp_call)
-    _undo.append(partial(error_checks.__setitem__, custom_vjp_call_p, unchecked))
-    error_checks[custom_vjp_call_p] = checked
-
-
 def activity(innermost: FrameType) -> str | None:
     """Return "executing" or "compiling" where the thread with this innermost frame does that to a program; else None.
 
-    Private: the names of the files and functions of jax that call XLA. Events of `jax.monitoring` at the start of
-    both would replace it.
+    Private: the files and functions of jax that call XLA. Events of `jax.monitoring` at both starts would replace it.
     """
     file, name = innermost.f_code.co_filename, innermost.f_code.co_name
     if file.endswith("jax/_src/interpreters/pxla.py") and name == "__call__":
@@ -331,8 +202,7 @@ def activity(innermost: FrameType) -> str | None:
 def scan_counts(eqn: Any) -> tuple[int, int]:
     """Return how many constants a `scan` of a traced program has, and how many values it carries: its first arguments.
 
-    Private: its parameters `num_consts` and `num_carry`, with jax 0.12 `ft_in`, a tree of (constants, carried, xs). A
-    `jax.extend` for interpreters would replace it.
+    Private: its parameters, with jax 0.12 `ft_in`, a tree. A `jax.extend` for interpreters would replace it.
     """
     if "num_consts" in eqn.params:
         return eqn.params["num_consts"], eqn.params["num_carry"]
@@ -343,27 +213,23 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
 def mapped_sizes(x: Any) -> tuple[int, ...]:
     """Over how many the transformations of `jax.vmap` map that `x` is in now, the innermost first.
 
-    Private: `jax._src.interpreters.batching.BatchTracer`, its `val` and `batch_dim`, and the `primal` of a tracer of a
-    derivative. A rule of `custom_vmap` that is called each time, whatever jitted function it is in, would replace it.
+    Private: `jax._src.interpreters.batching.BatchTracer`, its `val` and `batch_dim`, and `primal` of others.
+    A rule of `custom_vmap` that is called each time, whatever jitted function it is in, would replace it.
     """
     from jax._src.interpreters.batching import BatchTracer
 
     sizes = []
     while isinstance(x, Tracer):
-        if isinstance(x, BatchTracer):
-            if isinstance(x.batch_dim, int):
-                sizes.append(x.val.shape[x.batch_dim])
-            x = x.val
-        else:
-            x = getattr(x, "primal", None)
+        if isinstance(x, BatchTracer) and isinstance(x.batch_dim, int):
+            sizes.append(x.val.shape[x.batch_dim])
+        x = x.val if isinstance(x, BatchTracer) else getattr(x, "primal", None)
     return tuple(sizes)
 
 
 def found_not_finite() -> tuple[str, str] | None:
     """Return the program in whose result JAX has found "nan" or "inf", while it seeks the place in its function.
 
-    Private: `jax._src.api_util.InternalFloatingPointError`, its arguments, and that it is being handled meanwhile. A
-    way to have `jax_debug_nans` raise at once, without running anything again, would replace it.
+    Private: `jax._src.api_util.InternalFloatingPointError`. `jax_debug_nans` that raises at once would replace it.
     """
     error = sys.exc_info()[1]
     while error is not None:
@@ -389,8 +255,7 @@ def check_for_nans_again() -> None:
 def ordered_effect(name: str) -> Any:
     """Return a new effect, whose operations run in the order of the program, also in loops and under `jax.checkpoint`.
 
-    Private: `jax._src.effects`: `Effect`, and the sets of types that JAX's structures accept. A public registry of
-    effects would replace it.
+    Private: `jax._src.effects`: `Effect`, and the sets of accepted types. A public registry would replace it.
     """
     from jax._src import effects
 
@@ -398,3 +263,138 @@ def ordered_effect(name: str) -> Any:
     for accepted in ("ordered", "lowerable", "control_flow_allowed", "custom_derivatives_allowed", "remat_allowed"):
         getattr(effects, f"{accepted}_effects").add_type(kind)
     return kind()
+
+
+# What is replaced in JAX.
+_undo: list[Callable[[], None]] = []  # puts JAX's own parts back
+_patching = threading.Lock()  # workers of dj.simulate are threads
+
+
+def install_jax_patches() -> None:
+    """Replace methods and rules of JAX by what does the same, but for one mistake. Private: as the functions below."""
+    with _patching:
+        if not _undo:
+            hand_tokens_back()
+            give_tokens_to_compiled_functions()
+            count_constants_among_residuals()
+            let_loops_move_data()
+
+
+def remove_jax_patches() -> None:
+    """Put JAX's own parts back. Private: as for `install_jax_patches`."""
+    while _undo:
+        _undo.pop()()
+
+
+def _replace(put: Callable[[Any, Any], None], name: Any, own: Any, replacement: Any) -> None:
+    _undo.append(partial(put, name, own))
+    put(name, replacement)
+
+
+def hand_tokens_back() -> None:
+    """Have a program with ordered effects take the token of the one before it as it is.
+
+    JAX puts it on the device again, which costs 55 us of Python. Private: a token's `_buf`, and
+    `jax._src.dispatch.RuntimeTokenSet.get_token_input`. A faster `jax.device_put` would replace it.
+    """
+    from jax._src import core, dispatch
+
+    own = dispatch.RuntimeTokenSet.get_token_input
+
+    def get_token_input(self: Any, effect: Any, devices: Any) -> Any:
+        token = self.current_tokens.get(effect)
+        if len(devices) == 1 and isinstance(token, core.Token) and token._buf.devices() == {devices[0]}:
+            with suppress(Exception):  # JAX's own way knows what becomes of a program that failed
+                token.block_until_ready()
+                return token
+        return own(self, effect, devices)
+
+    _replace(partial(setattr, dispatch.RuntimeTokenSet), "get_token_input", own, get_token_input)
+
+
+def give_tokens_to_compiled_functions() -> None:
+    """Have what `jax.jit(fun).lower(...).compile()` returns run more than once where it has ordered effects.
+
+    From its second call on JAX leaves out the token, and the program refuses to run. Private: `create_cpp_call`, which
+    may return None, and `unsafe_call` of `jax._src.interpreters.pxla.MeshExecutable`. A correct JAX would replace it.
+    """
+    from jax._src.interpreters.pxla import MeshExecutable
+
+    without_tokens = MeshExecutable.create_cpp_call
+
+    def create_cpp_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self.unsafe_call, "ordered_effects", None):
+            return None
+        return without_tokens(self, *args, **kwargs)
+
+    _replace(partial(setattr, MeshExecutable), "create_cpp_call", without_tokens, create_cpp_call)
+
+
+def count_constants_among_residuals() -> None:
+    """Have a `jax.custom_vjp`'s backward function get its residuals, not other arrays.
+
+    JAX knows a residual that is an argument of the function by its place. Where it splits a program into what is known
+    and what is not (a second derivative through a scan, say), it puts the function's constants in front of the
+    arguments, but does not count them, nor does `checkify` the errors found before: the backward function gets these,
+    and where shapes agree, gradients are silently wrong. Private: the `recipe` of what
+    `jax._src.interpreters.partial_eval.JaxprTrace.process_custom_vjp_call` returns; `jax._src.checkify.error_checks`,
+    and `Error`. A release of JAX without those mistakes (0.12.0 has them) would replace it.
+    """
+    from jax._src.checkify import Error, error_checks
+    from jax._src.custom_derivatives import custom_vjp_call_p
+    from jax._src.interpreters.partial_eval import JaxprTrace
+
+    split, check = JaxprTrace.process_custom_vjp_call, error_checks[custom_vjp_call_p]
+
+    # The last result of `out_trees` is the residuals' places, here with so many arguments more in front.
+    def behind(number: int, out_trees: Callable[[], Any]) -> Callable[[], Any]:
+        def counted() -> Any:
+            *trees, places = out_trees()
+            return *trees, [None if place is None else place + number for place in places]
+
+        return counted
+
+    def process_custom_vjp_call(self: Any, *args: Any, out_trees: Callable[[], Any], **options: Any) -> Any:
+        results = split(self, *args, out_trees=out_trees, **options)
+        for result in results:  # those of one equation share its parameters
+            params = getattr(getattr(result, "recipe", None), "params", {})
+            if params.get("out_trees") is out_trees:  # where JAX counts constants itself, it is another function
+                params["out_trees"] = behind(params["num_consts"], out_trees)
+        return results
+
+    def checked(*args: Any, out_trees: Callable[[], Any], **options: Any) -> Any:
+        errors = len(jax.tree.leaves([arg for arg in args if isinstance(arg, Error)]))
+        return check(*args, out_trees=behind(errors, out_trees), **options)
+
+    _replace(partial(setattr, JaxprTrace), "process_custom_vjp_call", split, process_custom_vjp_call)
+    _replace(error_checks.__setitem__, custom_vjp_call_p, check, checked)
+
+
+def let_loops_move_data() -> None:
+    """Have JAX transpose and checkpoint a `lax.while_loop` that moves data, where no derivative depends on it.
+
+    JAX has no adjoint of a while loop, and needs none there: it drops the loop of the tangents. But a loop whose
+    operations have an effect, as messages do, it does not drop, and refuses; and `jax.checkpoint` fails at an effect
+    with a result in a loop. Private: two rules in the registries of `jax.interpreters`. JAX's own would replace them.
+    """
+    transposes, checkpoints = ad.primitive_transposes, pe.partial_eval_jaxpr_custom_rules
+    refuse, without_effects = transposes[lax.while_p], checkpoints[lax.while_p]
+
+    def transposed(cotangents: Sequence[Any], *args: Any, **params: Any) -> Any:
+        if all(type(cotangent) is ad.Zero for cotangent in cotangents):
+            return [ad.Zero(arg.aval) if ad.is_undefined_primal(arg) else None for arg in args]
+        return refuse(cotangents, *args, **params)
+
+    def checkpointed(saveable: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any) -> Any:
+        if not eqn.effects:
+            return without_effects(saveable, unknown, instantiated, eqn)
+        if any(unknown):
+            raise InvalidTypeError(
+                "In jax.checkpoint, a lax.while_loop that moves data must not be differentiated: put "
+                "jax.lax.stop_gradient on what goes into it, or the loop outside of jax.checkpoint."
+            )
+        # As JAX's rule for single operations with effects: it runs once, and its results are saved.
+        return eqn, None, [False] * len(eqn.outvars), [False] * len(eqn.outvars), []
+
+    _replace(transposes.__setitem__, lax.while_p, refuse, transposed)
+    _replace(checkpoints.__setitem__, lax.while_p, without_effects, checkpointed)

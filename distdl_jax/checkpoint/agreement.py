@@ -15,7 +15,7 @@ from distdl_jax.errors import CheckpointError, DistDLError
 from distdl_jax.partitions.formats.hyperslabs import Pause
 from distdl_jax.settings import current_settings
 from distdl_jax.tracing.world import World
-from distdl_jax.transports.agreement.agree import agree
+from distdl_jax.transports.agreement import agree
 
 LONGEST = 45.0
 """Seconds between two meetings, at most: fewer than after which a line says that a worker waits."""

@@ -28,7 +28,7 @@ from distdl_jax.plans.broadcasting import reduction_axes
 from distdl_jax.plans.decomposition import ProductGrid, ranges_of_sizes
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.world import Workers, World
-from distdl_jax.transports.agreement.arguments import compared
+from distdl_jax.transports.agreement import compared
 
 Operation = Literal["sum", "mean", "max", "min", "prod"]
 

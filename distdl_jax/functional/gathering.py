@@ -20,11 +20,10 @@ from distdl_jax.partitions.partition import CartesianPartition, Partition, check
 from distdl_jax.partitions.spec_trees import Leaf, check_alike, check_shape, described, leaves_with_specs, specs_by_path
 from distdl_jax.partitions.tensors import TensorSpec, device_array
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.tracing.one_program import one_program
 from distdl_jax.tracing.tie import nothing, tie
+from distdl_jax.tracing.traced import one_program
 from distdl_jax.tracing.world import Workers, World
-from distdl_jax.transports.agreement.agree import agree
-from distdl_jax.transports.agreement.shapes import sendable_dtype
+from distdl_jax.transports.agreement import agree, sendable_dtype
 from distdl_jax.validation import checked_integer
 
 

@@ -25,8 +25,7 @@ from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import World
-from distdl_jax.transports.agreement.arguments import compared
-from distdl_jax.transports.agreement.shapes import exchange_named_shapes
+from distdl_jax.transports.agreement import compared, exchange_named_shapes
 from distdl_jax.validation import check_length, checked_boolean, checked_integers, is_real
 
 MODES = ("bilinear", "nearest")

@@ -20,9 +20,7 @@ from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import Workers, World
-from distdl_jax.transports.agreement.agree import agree
-from distdl_jax.transports.agreement.arguments import compared
-from distdl_jax.transports.agreement.shapes import shape_dtype_of
+from distdl_jax.transports.agreement import agree, compared, shape_dtype_of
 from distdl_jax.validation import checked_booleans, checked_integers
 
 Halo = tuple[tuple[int, int], ...]

@@ -20,10 +20,9 @@ from jax.custom_batching import custom_vmap
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.adjoint_order import note_anchor, order_after_previous
 from distdl_jax.tracing.context import trace_context
-from distdl_jax.tracing.forward_mode_error import never_transposed, reverse_only
-from distdl_jax.tracing.materialize import materialize
+from distdl_jax.tracing.marks import never_transposed, reverse_only
 from distdl_jax.tracing.scopes import movement_scope
-from distdl_jax.tracing.tie import nothing, tie
+from distdl_jax.tracing.tie import materialize, nothing, tie
 from distdl_jax.tracing.vmap_check import agree_on_size, agreed_on_sizes
 from distdl_jax.tracing.world import World
 from distdl_jax.watchdog.programs.ir import Operation

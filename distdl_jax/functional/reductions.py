@@ -23,10 +23,9 @@ from distdl_jax.functional.statistics import Along, Moments
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.text import documented
-from distdl_jax.tracing.materialize import materialize
-from distdl_jax.tracing.tie import tie
+from distdl_jax.tracing.tie import materialize, tie
 from distdl_jax.tracing.world import Workers, World
-from distdl_jax.transports.agreement.arguments import compared
+from distdl_jax.transports.agreement import compared
 from distdl_jax.validation import checked_axes, checked_boolean, checked_integer
 
 Axes = int | Sequence[int] | None

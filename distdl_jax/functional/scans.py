@@ -23,9 +23,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.text import documented
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import World
-from distdl_jax.transports.agreement.agree import agree
-from distdl_jax.transports.agreement.arguments import compared
-from distdl_jax.transports.agreement.shapes import exchange_shapes, shape_dtype_of
+from distdl_jax.transports.agreement import agree, compared, exchange_shapes, shape_dtype_of
 from distdl_jax.validation import check_function, checked_axis, checked_boolean
 
 Tree = TypeVar("Tree")

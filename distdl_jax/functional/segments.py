@@ -22,10 +22,9 @@ from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_range, balanced_ranges, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.text import documented
-from distdl_jax.tracing.materialize import materialize
-from distdl_jax.tracing.tie import tie
+from distdl_jax.tracing.tie import materialize, tie
 from distdl_jax.tracing.world import Workers, World
-from distdl_jax.transports.agreement.arguments import compared
+from distdl_jax.transports.agreement import compared
 from distdl_jax.validation import checked_axis
 
 

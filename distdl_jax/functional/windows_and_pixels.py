@@ -18,8 +18,7 @@ from distdl_jax.functional.reshape import OVER_WORKERS, Rearrangement, Rule, pla
 from distdl_jax.partitions.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_range, index_of
 from distdl_jax.text import documented
-from distdl_jax.transports.agreement.arguments import compared
-from distdl_jax.transports.agreement.shapes import exchange_shapes
+from distdl_jax.transports.agreement import compared, exchange_shapes
 from distdl_jax.validation import checked_axes, checked_axis, checked_integers
 
 Sizes = int | Sequence[int]

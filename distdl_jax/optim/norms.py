@@ -26,7 +26,7 @@ from distdl_jax.partitions.spec_trees import (
     specs_by_path,
 )
 from distdl_jax.partitions.tensors import TensorSpec
-from distdl_jax.transports.agreement.agree import agree
+from distdl_jax.transports.agreement import agree
 from distdl_jax.validation import check_not_negative, checked_integers
 
 if TYPE_CHECKING:

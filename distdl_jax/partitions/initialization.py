@@ -32,8 +32,8 @@ from distdl_jax.plans.decomposition import Box, box_shape
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.settings import current_settings
 from distdl_jax.tracing.jaxprs import Call, evaluate, structure
-from distdl_jax.tracing.one_program import one_program
-from distdl_jax.transports.agreement.agree import agree
+from distdl_jax.tracing.traced import one_program
+from distdl_jax.transports.agreement import agree
 from distdl_jax.validation import check_key, checked_dtype, difference
 
 Initializer = Callable[[Array, Sequence[int], DTypeLike], Array]

@@ -19,7 +19,7 @@ from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.spec_trees import check_alike, check_shape, different_masks, leaves_with_specs, masked_places
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.transports.agreement.agree import agree
+from distdl_jax.transports.agreement import agree
 from distdl_jax.validation import is_numeric
 
 Shape = tuple[int, ...]

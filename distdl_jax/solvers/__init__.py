@@ -21,8 +21,7 @@ from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.solvers.equations import FixedPointEquation, Info, Limits, LinearEquation, as_program, solved
-from distdl_jax.transports.agreement.agree import agree
-from distdl_jax.transports.agreement.shapes import shape_dtype_of
+from distdl_jax.transports.agreement import agree, shape_dtype_of
 from distdl_jax.validation import check_function, checked_integer, is_real
 
 __all__ = ["Info", "cg", "fixed_point"]

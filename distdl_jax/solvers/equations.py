@@ -17,7 +17,7 @@ from distdl_jax.functional.all_sum_reduce import plan_all_sum_reduce
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.adjoint_order import is_inexact, note_anchor, order_after_previous
-from distdl_jax.tracing.forward_mode_error import never_transposed, reverse_only
+from distdl_jax.tracing.marks import never_transposed, reverse_only
 from distdl_jax.tracing.scopes import body_scope
 from distdl_jax.tracing.tie import nothing, tie
 from distdl_jax.tracing.traced import Traced

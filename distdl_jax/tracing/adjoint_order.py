@@ -9,7 +9,7 @@ ever.
   branches, `jax.checkpoint` and nested jits, whose values can't be used outside, it is one more argument and result.
 
 A function that can't be traced gets both while it runs (`with_all_adjoints`); a traced program is evaluated again
-(`Chain`).
+(`AdjointOrder`).
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ _saved.defvjp(lambda link: (_saved(link), link), lambda link, cotangent: (tie(co
 
 
 @dataclass(frozen=True)
-class Chain:
+class AdjointOrder:
     """The order that the movements of a traced program are to have.
 
     - `transport`: knows the equations that communicate.
@@ -161,13 +161,12 @@ class Chain:
     def evaluate(self, program: ClosedJaxpr, args: Sequence[Any]) -> tuple[list[Any], list[Array]]:
         """Return the results of `program`, and arrays without elements on which its result is to depend."""
         args = list(args)
-        link = start_chain(args) if self.tied else None
-        links = [] if link is None else [link]
-        return self.run(program, args, links), links
+        level = self.level(start_chain(args) if self.tied else None)
+        return level.run(program, args), level.links
 
-    def run(self, program: ClosedJaxpr, args: Sequence[Any], links: list[Array]) -> list[Any]:
-        """Return the results of `program`; `links` gets the links of its chain: the last one alone, if tied."""
-        return evaluate(program, args, lambda eqn, args: self._equation(eqn, args, links))
+    def level(self, link: Array | None) -> _Anchored:
+        """Return what evaluates a program, or a body in it; `link`: what its chain begins with, if tied."""
+        return _Chained(self, link) if self.tied else _Anchored(self)
 
     def concerns(self, eqns: Sequence[Any]) -> bool:
         """Return whether any of these equations is to be ordered, or holds one that is."""
@@ -179,44 +178,76 @@ class Chain:
         # A derivative of the user's may move data, too.
         return self.tied and (eqn.primitive.name == "custom_vjp_call" or self.transport.operation(eqn) is not None)
 
-    def _equation(self, eqn: Any, args: list[Any], links: list[Array]) -> list[Any]:
-        if not self.concerns([eqn]):
+
+class _Anchored:
+    """Evaluates a program or a body again, and collects in `links` what its result is to depend on."""
+
+    def __init__(self, order: AdjointOrder) -> None:
+        self._order = order
+        self.links: list[Array] = []
+
+    def run(self, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+        """Return the results of `program`."""
+        return evaluate(program, args, self._equation)
+
+    def _equation(self, eqn: Any, args: list[Any]) -> list[Any]:
+        if not self._order.concerns([eqn]):
             return bound_again(eqn, args)
         with body_scope():  # also of a body, which may be called twice
             if is_opaque_call(eqn):
                 with at_line_of(eqn):
-                    return self.run(eqn.params["call_jaxpr"], args, links)
+                    return self.run(eqn.params["call_jaxpr"], args)
             match structure(eqn):
-                case Call("custom"):
-                    return self._movement(eqn, args, links)
+                case Call("custom"):  # whatever it consists of, it is one movement
+                    anchor, results = anchor_of(eqn), bound_again(eqn, self._ordered(eqn, args))
+                    if anchor is not None:
+                        self._add(results[anchor])
+                    elif self._order.tied or (eqn.primitive.name == "custom_vjp_call" and not asks(eqn)):
+                        self._add(tie(first_link(), *results))
+                    return results
                 case Scan() | Branches() | Call("jit" | "checkpoint") as parts:
                     with at_line_of(eqn):
-                        before = links[0] if self.tied and links else first_link()
-                        after, *results = _BODY_RULES[type(parts)](self, eqn, parts, before, args)
-                    self._add(links, after)
+                        after, *results = _BODY_RULES[type(parts)](self._order, eqn, parts, self._last(), args)
+                    self._add(after)
                     return results
             # JAX can't differentiate a while loop in reverse, so no chain goes through it.
             return bound_again(eqn, args)
 
-    def _movement(self, eqn: Any, args: list[Any], links: list[Array]) -> list[Any]:
-        """Evaluate what has a derivative of its own: whatever it consists of, it is one movement."""
-        if self.tied and links:
-            if asks(eqn):
-                args = [_tie_where_differentiated(arg, links[0]) if is_inexact(arg) else arg for arg in args]
-            else:
-                args = _tie_last(args, links[0], eqn.params.get("num_consts", 0))
-        anchor, results = anchor_of(eqn), bound_again(eqn, args)
-        if anchor is not None:
-            self._add(links, results[anchor])
-        elif self.tied or (eqn.primitive.name == "custom_vjp_call" and not asks(eqn)):
-            self._add(links, tie(first_link(), *results))
-        return results
+    def _last(self) -> Array:
+        """Return the end of the chain so far, which the chain of a body begins with."""
+        return first_link()
 
-    def _add(self, links: list[Array], link: Array) -> None:
-        if not self.tied:
-            links.append(link)
-        elif links:
-            links[:] = [_saved(tie(links[0], link))]
+    def _ordered(self, eqn: Any, args: list[Any]) -> list[Any]:
+        """Return the arguments of an equation that is to come after what was before it."""
+        return args
+
+    def _add(self, link: Array) -> None:
+        self.links.append(link)
+
+
+class _Chained(_Anchored):
+    """The same where every movement depends on the one before: `links` has the end of the chain alone.
+
+    Without a first link nothing is differentiated, and there is no chain.
+    """
+
+    def __init__(self, order: AdjointOrder, link: Array | None) -> None:
+        super().__init__(order)
+        self.links = [] if link is None else [link]
+
+    def _last(self) -> Array:
+        return self.links[0] if self.links else first_link()
+
+    def _ordered(self, eqn: Any, args: list[Any]) -> list[Any]:
+        if not self.links:
+            return args
+        if asks(eqn):
+            return [_tie_where_differentiated(arg, self._last()) if is_inexact(arg) else arg for arg in args]
+        return _tie_last(args, self._last(), eqn.params.get("num_consts", 0))
+
+    def _add(self, link: Array) -> None:
+        if self.links:
+            self.links = [_saved(tie(self._last(), link))]
 
 
 def anchor_of(eqn: Any) -> int | None:
@@ -268,14 +299,13 @@ def _tangent_where_differentiated(primals: Any, tangents: Any) -> tuple[Array, A
 
 
 @lru_cache(maxsize=512)
-def _chained(chain: Chain, body: ClosedJaxpr, place: int = 0) -> ClosedJaxpr:
+def _with_chain(order: AdjointOrder, body: ClosedJaxpr, place: int = 0) -> ClosedJaxpr:
     """Return a body with the chain as an argument at `place` and as its first result; the same for the same body."""
 
     def chained(*args: Any) -> list[Any]:
-        before = args[place]
-        links = [before] if chain.tied else []
-        results = chain.run(body, [*args[:place], *args[place + 1 :]], links)
-        return [links[0] if chain.tied else tie(before, *links), *results]
+        level = order.level(args[place])
+        results = level.run(body, [*args[:place], *args[place + 1 :]])
+        return [level.links[0] if order.tied else tie(args[place], *level.links), *results]
 
     avals: list[Any] = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
@@ -285,8 +315,8 @@ def _chained(chain: Chain, body: ClosedJaxpr, place: int = 0) -> ClosedJaxpr:
 
 
 @lru_cache(maxsize=512)
-def _jitted(chain: Chain, body: ClosedJaxpr, name: str, inline: bool) -> Callable[..., Any]:
-    function = jaxpr_as_fun(_chained(chain, body))
+def _jitted(order: AdjointOrder, body: ClosedJaxpr, name: str, inline: bool) -> Callable[..., Any]:
+    function = jaxpr_as_fun(_with_chain(order, body))
 
     def call(*args: Any) -> Any:
         return function(*args)
@@ -295,35 +325,29 @@ def _jitted(chain: Chain, body: ClosedJaxpr, name: str, inline: bool) -> Callabl
     return jax.jit(call, inline=inline)
 
 
-def _scan(chain: Chain, eqn: Any, scan: Scan, before: Array, args: list[Any]) -> Sequence[Any]:
-    params, consts, carried = dict(eqn.params), scan.constants, scan.carried
-    body = _chained(chain, scan.body, consts)
-    if "num_carry" in params:
-        params.update(jaxpr=body, num_carry=carried + 1)
-        if "linear" in params:
-            params["linear"] = (*params["linear"][:consts], False, *params["linear"][consts:])
-        return eqn.primitive.bind(*args[:consts], before, *args[consts:], **params)
-    # From jax 0.12 on its parameters hold trees, which only `lax.scan` can make.
+def _scan(order: AdjointOrder, eqn: Any, scan: Scan, before: Array, args: list[Any]) -> Sequence[Any]:
+    consts, carried = scan.constants, scan.carried
+    body = _with_chain(order, scan.body, consts)
     constants, start, xs = args[:consts], [before, *args[consts : consts + carried]], args[consts + carried :]
 
     def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
         results = jaxpr_as_fun(body)(*constants, *carry, *xs)
         return results[: carried + 1], results[carried + 1 :]
 
-    carry, ys = lax.scan(step, start, xs, **{name: params[name] for name in ("length", "reverse", "unroll")})
+    carry, ys = lax.scan(step, start, xs, **{name: eqn.params[name] for name in ("length", "reverse", "unroll")})
     return [*carry, *ys]
 
 
-def _branches(chain: Chain, eqn: Any, branches: Branches, before: Array, args: list[Any]) -> Sequence[Any]:
-    params = {**eqn.params, "branches": tuple(_chained(chain, body) for body in branches.bodies)}
+def _branches(order: AdjointOrder, eqn: Any, branches: Branches, before: Array, args: list[Any]) -> Sequence[Any]:
+    params = {**eqn.params, "branches": tuple(_with_chain(order, body) for body in branches.bodies)}
     return eqn.primitive.bind(args[0], before, *args[1:], **params)
 
 
-def _call(chain: Chain, eqn: Any, call: Call, before: Array, args: list[Any]) -> Sequence[Any]:
+def _call(order: AdjointOrder, eqn: Any, call: Call, before: Array, args: list[Any]) -> Sequence[Any]:
     params = eqn.params
     if call.kind == "jit":
-        return _jitted(chain, call.body, params["name"], params["inline"])(before, *args)
-    function = jaxpr_as_fun(_chained(chain, call.body))
+        return _jitted(order, call.body, params["name"], params["inline"])(before, *args)
+    function = jaxpr_as_fun(_with_chain(order, call.body))
     return jax.checkpoint(function, prevent_cse=params["prevent_cse"], policy=params["policy"])(before, *args)
 
 

@@ -8,28 +8,48 @@ the program is done, and is not called before the array of the one before it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.core import ShapedArray
+from jax.core import ShapedArray, Tracer
 from jax.extend.core import ClosedJaxpr, Primitive, Var, jaxpr_as_fun
 from jax.interpreters import mlir
 
 
-def call_without_effect(jaxpr: ClosedJaxpr, effect: Any, args: Sequence[Array]) -> tuple[Array, list[Array]]:
-    """Return an array without elements that is there when a program with this one effect is done, and its results.
+def call_without_effect(
+    fun: Callable[..., Any], traced: Any, effect: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Array, Any]:
+    """Return an array without elements that is there when `fun(*args, **kwargs)` is done, and its result.
 
     To be traced by a `jax.jit` that nothing transforms: it has neither a derivative nor a batched form.
+
+    - `fun`, `traced`: a jitted function with this one effect, and its program for these arguments.
     """
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
+    # What it does not read is no argument of the program, as with jax.jit: it may be gone, or donated.
+    unread = {places[i] for i in _unread_inputs(traced.jaxpr, len(places))}
+    read = [place for place in places if place not in unread]
+
+    def of_read(*arrays: Array) -> list[Array]:
+        values = dict(enumerate(leaves)) | {place: jnp.zeros_like(leaves[place]) for place in unread}
+        args, kwargs = jax.tree.unflatten(structure, (values | dict(zip(read, arrays, strict=True))).values())
+        return jax.tree.leaves(fun(*args, **kwargs))
+
+    arrays = [leaves[place] for place in read]
+    # One equation, the call: neither this nor its lowering traces what `fun` holds again.
+    call = jax.make_jaxpr(of_read)(*arrays)
     # A function, not the jaxpr: of operations that hold one JAX wants rules of their own for what it calls high.
-    done, *results = _program.bind(*args, of=jaxpr_as_fun(jaxpr), outputs=tuple(jaxpr.out_avals), effect=effect)
-    return done, results
+    done, *results = _program.bind(*arrays, call=jaxpr_as_fun(call), outputs=tuple(call.out_avals), effect=effect)
+    return done, jax.tree.unflatten(traced.out_tree, results)
 
 
-def unread_inputs(jaxpr: ClosedJaxpr, count: int) -> list[int]:
+def _unread_inputs(jaxpr: ClosedJaxpr, count: int) -> list[int]:
     """Return which of the `count` inputs no operation and no result of a program has, random keys left out."""
     variables = jaxpr.jaxpr.invars
     if len(variables) != count:  # with constants among them; then none
@@ -40,14 +60,13 @@ def unread_inputs(jaxpr: ClosedJaxpr, count: int) -> list[int]:
     ]
 
 
-def _abstract(*_: Any, of: Callable[..., Any], outputs: tuple[Any, ...], effect: Any) -> list[Any]:
+def _abstract(*_: Any, outputs: tuple[Any, ...], **__: Any) -> list[Any]:
     return [ShapedArray((0,), np.dtype(bool)), *outputs]
 
 
-def _lowered(ctx: Any, *args: Any, of: Callable[..., Any], outputs: tuple[Any, ...], effect: Any) -> list[Any]:
+def _lowered(ctx: Any, *args: Any, call: Callable[..., Any], effect: Any, **_: Any) -> list[Any]:
     with_token = ctx.replace(tokens_in=mlir.TokenSet.create([effect]), tokens_out=None)
-    results = mlir.lower_fun(of)(with_token, *args)
-    return [mlir.ir_constant(np.zeros(0, bool)), *results]
+    return [mlir.ir_constant(np.zeros(0, bool)), *mlir.lower_fun(call)(with_token, *args)]
 
 
 _program = Primitive("program_with_messages")

@@ -1,20 +1,21 @@
-"""Reads off a traced program what it communicates."""
+"""Reads off a traced program what it communicates, and which arrays without elements it moves as constants."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, reduce
 from operator import or_
 from typing import Any
 
+from distdl_jax.errors import CONSTANTS
 from distdl_jax.jax_compat import source_frames
-from distdl_jax.tracing.forward_mode_error import is_start_of_movement
+from distdl_jax.tracing.adjoint_order import anchor_of
 from distdl_jax.tracing.jaxprs import Branches, DataFlow, Scan, While, is_opaque_call, structure
-from distdl_jax.tracing.layer_call import layer_called
-from distdl_jax.tracing.scopes import movement_numbers, read_scopes
-from distdl_jax.tracing.world import Transport
+from distdl_jax.tracing.marks import is_start_of_movement, layer_called
+from distdl_jax.tracing.scopes import movement_numbers, movements_around, read_scopes
+from distdl_jax.tracing.world import Transport, Workers, World
 from distdl_jax.watchdog.programs.ir import (
     Cond,
     Flow,
@@ -72,7 +73,7 @@ class _Reader(DataFlow[Origin]):
         self._around: tuple[Any, ...] = ()
         self._read: dict[int, Program] = {}  # the bodies read last, by their identity
         self._began: tuple[list[str], int] = [], 0  # the movement that began last: its scopes' numbers, and its own
-        # Numbered anew, as they come: a program traced again is the same.
+        # Numbered as they come: a program that is traced again is the same.
         self._numbers: dict[str | tuple[str, ...], int] = {}
         self._calls: dict[tuple[int, ...], int] = {}
 
@@ -141,24 +142,12 @@ class _Reader(DataFlow[Origin]):
         scopes, place = "/".join(stacks), place_of(_line(eqns), stacks)
         scope, number = self._began
         call = number if scope and scope == movement_numbers(scopes)[-1:] else None
-        self.items.append(replace(operation, movements=self._movements_of(scopes), call=call, place=place))
+        movements = [
+            PartOf(self._numbers.setdefault(key, len(self._numbers) + 1), is_adjoint)
+            for key, is_adjoint in movements_around(scopes)
+        ]
+        self.items.append(replace(operation, movements=tuple(movements), call=call, place=place))
         return reduce(or_, args, 0) if call is None else 1 << self._leaves + call
-
-    def _movements_of(self, scopes: str) -> tuple[PartOf, ...]:
-        """Return the movement that an operation is part of, told in two ways, each of which sees what the other can't.
-
-        By all scopes around it: two uses of a body that JAX traced once differ in the scopes of their calls alone. By
-        the innermost scope: in a derivative that is differentiated again, the adjoints of the first one count as
-        movements by their outer scopes, and as adjoints by their inner ones.
-        """
-        if not (numbers := movement_numbers(scopes)):
-            return ()
-        path, first = tuple(dict.fromkeys(numbers)), scopes.index(f"#{numbers[0]}")
-        number_of = self._numbers.setdefault
-        return (
-            PartOf(number_of(path, len(self._numbers) + 1), "transpose(" in scopes[:first]),
-            PartOf(number_of(numbers[-1], len(self._numbers) + 1), "transpose(" in scopes),
-        )
 
 
 def line_of_equation(eqn: Any) -> str:
@@ -194,3 +183,58 @@ def _line(eqns: tuple[Any, ...]) -> str:
                 file = frame.file_name.rsplit(os.sep, 1)[-1]
                 return f"{file}:{frame.start_line} in {frame.function_name.rsplit('.', 1)[-1]}"
     return ""
+
+
+# --- constants --------------------------------------------------------------------------------------------------------
+
+
+def constants_text(world: World, team: Workers, name: str, jaxpr: Any) -> str:
+    """Return what to add to an error that all workers of `team` raise of the function `name`: "" without constants.
+
+    JAX returns a constant from `y[array]`, `.at[].set`, `.at[].add`, `insert` and `segment_sum` where y has no
+    elements. It has no derivative, and `jax.vmap` gives it no dimension, so that this worker's program differs from the
+    others'. Collective in `team`; `jaxpr` is this worker's program, before it is differentiated if that is known.
+    """
+    flow = _Constants()
+    flow.run(jaxpr, [None] * len(jaxpr.invars))
+    text: str = world.agree(team, f"what is constant in {name}", tuple(flow.moved), _text)
+    return text
+
+
+def _text(moved: Mapping[int, tuple[str, ...]]) -> str:
+    found = [f"on worker {worker} {constant}" for worker, constants in sorted(moved.items()) for constant in constants]
+    if not found:
+        return ""
+    return f" Beware of constants: {'; '.join(found[:3])}. {CONSTANTS}"
+
+
+class _Constants(DataFlow[str | None]):
+    """How each value was made, if it is a constant: "" with elements, None of what is no constant.
+
+    - `moved`: in words, each constant without elements that is moved.
+    """
+
+    of_literals = ""
+    of_constants = None
+    unknown = None
+
+    def __init__(self) -> None:
+        self.moved: dict[str, None] = {}
+
+    def equation(self, eqn: Any, args: list[str | None]) -> list[str | None]:
+        if anchor_of(eqn) is not None:
+            if args[-1]:
+                self.moved[f"{args[-1]} moves in {line_of_equation(eqn)}"] = None
+            return [None] * len(eqn.outvars)
+        scan = structure(eqn)
+        # What is carried, or scanned over, may change.
+        same = args if not isinstance(scan, Scan) else args[: scan.constants] + [None] * (len(args) - scan.constants)
+        self.through_bodies(eqn, same)
+        if eqn.effects or None in args:
+            return [None] * len(eqn.outvars)
+        before = next(filter(None, args), None)
+        line = line_of_equation(eqn)
+        return ["" if var.aval.size else before or f"{var.aval.str_short()}, made in {line}," for var in eqn.outvars]
+
+    def join(self, one: str | None, other: str | None) -> str | None:
+        return one if one == other else None

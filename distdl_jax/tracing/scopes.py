@@ -93,6 +93,24 @@ def movement_numbers(scopes: str) -> list[str]:
     return _NUMBER.findall(scopes)
 
 
+def movements_around(scopes: str) -> list[tuple[str | tuple[str, ...], bool]]:
+    """Return what movement an operation is part of, and whether of its adjoint, in two ways; [] where of none.
+
+    First by all scopes around it: two uses of a body that JAX traced once differ in the scopes of their calls alone, so
+    that nothing inside it, such as a parameter of an operation, could tell them apart. Then by the innermost: in a
+    derivative that is differentiated again, the adjoints of the first one count as movements by their outer scopes,
+    and as adjoints by their inner ones.
+    """
+    if not (numbers := movement_numbers(scopes)):
+        return []
+    outside = scopes[: scopes.index(f"#{numbers[0]}")]
+    return [(tuple(dict.fromkeys(numbers)), _is_transposed(outside)), (numbers[-1], _is_transposed(scopes))]
+
+
+def _is_transposed(scopes: str) -> bool:
+    return "transpose(" in scopes
+
+
 def read_scopes(scopes: str) -> Scopes:
     """Return what the scopes say, written with "/" between them."""
     place, movement = "", ""
@@ -110,7 +128,7 @@ def read_scopes(scopes: str) -> Scopes:
             layers += [] if movement else [name]
             movement = name if movement == "movement" else movement
     names = list(dict.fromkeys(names))
-    backward, differentiated = "transpose(" in scopes, "jvp(" in scopes
+    backward, differentiated = _is_transposed(scopes), "jvp(" in scopes
     return Scopes(place[1:], tuple(names), tuple(layers), tuple(functions), movement, backward, differentiated)
 
 

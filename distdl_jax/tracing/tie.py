@@ -1,9 +1,13 @@
-"""`tie`: a value that depends on others, to JAX's eye, under every transformation.
+"""`tie` and `materialize`: a value is pinned for JAX, and for XLA.
 
 The program of a worker must not depend on whether its block is empty, constant or unused, or its messages don't match
 those of the others. An optimisation barrier alone keeps what it ties from being dropped. Two more things have to
 be the same on all workers: which values carry a derivative, and which carry a batch dimension (`vmap` runs an operation
-once for all the batch or, on a constant, once for one).
+once for all the batch or, on a constant, once for one). That is `tie`.
+
+XLA computes an array again for each use where that saves memory traffic, and may round it otherwise: sums of products
+once or twice. Two uses that must agree to the last bit, such as what is sent and what the answer is compared with, need
+more than a barrier, which is gone before XLA decides that. That is `materialize`.
 """
 
 from __future__ import annotations
@@ -77,3 +81,20 @@ ad.primitive_jvps[_tie] = _differentiated
 linearize_at_once(_tie, _of_tangents)
 ad.primitive_transposes[_tie] = _transposed
 batching.primitive_batchers[_tie] = _batched
+
+
+@jax.custom_jvp
+def materialize(x: Array) -> Array:
+    """Return `x` as the result of a loop, which XLA neither takes apart nor runs twice. The derivative is 1."""
+    return _through_a_loop(x)
+
+
+materialize.defjvp(lambda primals, tangents: (materialize(*primals), *tangents))
+
+
+def _loop(x: Array) -> Array:
+    # Of two passes, since XLA puts the body of a single one in the loop's place.
+    return lax.fori_loop(0, 2, lambda i, y: jnp.where(i == 0, x, y), jnp.zeros_like(x))
+
+
+_through_a_loop = jax.jit(_loop, inline=True)

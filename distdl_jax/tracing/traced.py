@@ -1,15 +1,19 @@
-"""A function that was traced: its program, which can be read and evaluated again, apart from Python's part in it."""
+"""A function that was traced: its program, which can be read and evaluated again, without Python's part in it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import jax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 
+from distdl_jax.jax_compat import is_transformed
 from distdl_jax.tracing.context import trace_context
+
+T = TypeVar("T")
 
 
 class Traced:
@@ -18,9 +22,11 @@ class Traced:
     `fun` is called once. Its result may hold anything: leaves that don't depend on JAX's values stay as they are.
 
     - `as_call`: in a trace, whether the program is to be one call, which costs nothing to be traced again.
+    - `places`: those of the arguments that the program takes the leaves of.
     - `program`: from the leaves of these arguments to those leaves of the result that are JAX's.
     """
 
+    places: Sequence[int]
     program: ClosedJaxpr
 
     def __init__(
@@ -31,7 +37,7 @@ class Traced:
         places: Sequence[int],
         as_call: bool = False,
     ) -> None:
-        self._places = places
+        self.places = places
         leaves, structure = jax.tree.flatten([args[place] for place in places])
 
         def flat(*leaves: Any) -> list[Any]:
@@ -52,7 +58,7 @@ class Traced:
 
     def leaves(self, args: Sequence[Any]) -> list[Any]:
         """Return the leaves of the arguments at `places`, which the program takes."""
-        return jax.tree.leaves([args[place] for place in self._places])
+        return jax.tree.leaves([args[place] for place in self.places])
 
     @property
     def first_is_traced(self) -> bool:
@@ -65,3 +71,22 @@ class Traced:
         return jax.tree.unflatten(
             self._structure, [next(rest) if constant is None else constant[0] for constant in self._constants]
         )
+
+
+def one_program(static_argnums: tuple[int, ...]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Return a decorator that compiles a function as a whole where it is called eagerly.
+
+    Within another program or a derivative the function is called as it is.
+    """
+
+    def decorate(fun: Callable[..., T]) -> Callable[..., T]:
+        compiled: Any = jax.jit(fun, static_argnums=static_argnums)
+
+        @wraps(fun)
+        def call(*args: Any) -> T:
+            result: T = fun(*args) if is_transformed() else compiled(*args)
+            return result
+
+        return call
+
+    return decorate

@@ -3,27 +3,42 @@ differ."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+from jax import Array
+from jax.extend.core import ClosedJaxpr
 
 from distdl_jax.errors import CopiesWarning, InvalidArgumentError, PlanError
+from distdl_jax.jax_compat import bound_again
 from distdl_jax.partitions.partition import Partition
-from distdl_jax.tracing.adjoint_order import Chain, anchors_are_noted, note_anchor, tie_scalar, with_all_adjoints
-from distdl_jax.tracing.constant_inputs import constants_text
+from distdl_jax.tracing.adjoint_order import (
+    AdjointOrder,
+    anchor_of,
+    anchors_are_noted,
+    asks,
+    is_inexact,
+    note_anchor,
+    tie_scalar,
+    with_all_adjoints,
+)
 from distdl_jax.tracing.context import trace_context
-from distdl_jax.tracing.program_reader import read_program
+from distdl_jax.tracing.jaxprs import defined_at, equations, is_opaque_call
+from distdl_jax.tracing.program_reader import constants_text, line_of_equation, read_program
 from distdl_jax.tracing.traced import Traced
-from distdl_jax.tracing.world import Workers, World
+from distdl_jax.tracing.world import Transport, Workers, World
 from distdl_jax.transforms.copies import Sum, copied_loss, copied_loss_text
-from distdl_jax.transforms.custom_rules import custom_rules, line_moving_backward_only, moves_data
 from distdl_jax.transforms.opaque_call import evaluate_opaquely
 from distdl_jax.validation import check_numbers
 from distdl_jax.watchdog.programs.diagnosis import problem_text
 from distdl_jax.watchdog.programs.ir import Program, operations
-from distdl_jax.watchdog.source_lines import function_name, warn_user
+from distdl_jax.watchdog.source_lines import function_name, is_library, warn_user
 
 # What JAX raises where Python asks for the value of something traced.
 _VALUE_ASKED_FOR = (
@@ -32,9 +47,30 @@ _VALUE_ASKED_FOR = (
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
-_CUSTOM_RULES = "some worker's function has a derivative of its own, which may move data"
 _DERIVATIVE = "the derivative of "
-_UNTRACED = "some worker's function asks for values, so that it can't be traced"
+
+
+class Outcome(Enum):
+    """How an attempt to trace the derivative came out: on one worker, and in the decision on all."""
+
+    TRACED = "the programs complete together"
+    UNTRACED = "some worker's function asks for values, so that it can't be traced"
+    CUSTOM_RULES = "some worker's function has a derivative of its own, which may move data"
+    FAILED = "tracing raised on some worker"
+    MISMATCH = "the programs don't complete together"
+
+
+class _Report(NamedTuple):
+    """A worker's part in the comparison, and the decision on all.
+
+    - `text`: the error, or what doesn't fit; in a decision that is TRACED, the warning of the losses.
+    - `program`: what the derivative communicates. `copied`: the loss where it may count more than once.
+    """
+
+    outcome: Outcome
+    text: str | None = None
+    program: Program = ()
+    copied: Sum | None = None
 
 
 def same_adjoints(
@@ -60,79 +96,113 @@ def same_adjoints(
     """
     together = workers.size > 1 and workers.active
     if together:
-        world, team = workers.world, workers.ranks
-        traced = _traced_derivative(world, team, derivative, fun, has_aux, args, kwargs, places, transposes, is_loss)
+        comparison = _Comparison(workers.world, workers.ranks, f"{_DERIVATIVE}{function_name(fun)}")
+        traced = comparison.trace(fun, args, kwargs, places)
         if traced is not None:
-            return traced, True
+            chosen = comparison.differentiate(traced, derivative, has_aux, args, transposes, is_loss)
+            if chosen is not None:
+                return chosen, True
     dependent = with_all_adjoints(fun, has_aux, chained_from=places if together else None)
     return partial(derivative(dependent), **kwargs), False
 
 
-def _traced_derivative(
-    world: World,
-    team: Workers,
-    derivative: Callable[[Callable[..., Any]], Callable[..., Any]],
-    fun: Callable[..., Any],
-    has_aux: bool,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    places: Sequence[int],
-    transposes: str | None,
-    is_loss: bool,
-) -> Callable[..., Any] | None:
-    """Return `derivative(fun)` by a program that completes with the other workers'; None where it can't be traced."""
-    name = f"{_DERIVATIVE}{function_name(fun)}"
-    agree = partial(world.agree, team, name, decide=partial(_decide, name))
-    try:
-        check_numbers("args", args, places)
-        with trace_context.set(sizes_agreed=True):  # the programs are compared
-            traced = Traced(fun, args, kwargs, places)
-    except _VALUE_ASKED_FOR:
-        agree(None)
-        return None
-    except PlanError:
-        raise  # on all workers that it concerns
-    except Exception as error:
-        _report(error, agree)
-        raise
+@dataclass(frozen=True)
+class _Comparison:
+    """The comparison of the derivative called `name` between the workers of `team`."""
 
-    tied, rules = False, custom_rules(traced.program)
-    copied = copied_loss(traced.program.jaxpr) if is_loss and traced.first_is_traced else None
-    problem, warning = agree(_CUSTOM_RULES) if rules else (None, None)
-    while True:
-        if problem == _UNTRACED:
+    world: World
+    team: Workers
+    name: str
+
+    def agree(self, report: _Report) -> _Report:
+        """Return the decision on the reports of all workers."""
+        decision: _Report = self.world.agree(self.team, self.name, report, partial(_decide, self.name))
+        return decision
+
+    def trace(
+        self, fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], places: Sequence[int]
+    ) -> Traced | None:
+        """Return the traced function; None, on all workers, where it asks for values."""
+        try:
+            with self._reporting_all_but(PlanError, *_VALUE_ASKED_FOR):  # PlanErrors all workers raise
+                check_numbers("args", args, places)
+                return Traced(fun, args, kwargs, places)
+        except _VALUE_ASKED_FOR:
+            self.agree(_Report(Outcome.UNTRACED))
             return None
-        if problem == _CUSTOM_RULES:
-            tied = _any_rule_moves(world, team, name, rules, transposes)
-        elif problem is not None:
-            if problem.startswith("On worker"):
-                raise PlanError(problem)
-            if tied:
-                raise PlanError(problem + constants_text(world, team, name, traced.program.jaxpr))
-            tied = True
-        chain = Chain(world.transport, tied)
 
-        def chained(*args: Any, chain: Chain = chain, **_: Any) -> Any:
-            values, links = chain.evaluate(traced.program, traced.leaves(args))
-            return tie_scalar(traced.result(values), links, has_aux)
+    def differentiate(
+        self,
+        traced: Traced,
+        derivative: Callable[[Callable[..., Any]], Callable[..., Any]],
+        has_aux: bool,
+        args: Sequence[Any],
+        transposes: str | None,
+        is_loss: bool,
+    ) -> Callable[..., Any] | None:
+        """Return the derivative, by a program that completes with the other workers'; None where some can't trace it.
 
+        Three things are tried, each only where the one before it does not do: that the result depends on all
+        movements; the same, once the workers know that derivatives of the user's move no data; movements in a chain.
+        """
+        tied, rules = False, _custom_rules(traced.program)
+        copied = copied_loss(traced.program.jaxpr) if is_loss and traced.first_is_traced else None
+
+        def attempt(tied: bool) -> tuple[Traced, _Report]:
+            order = AdjointOrder(self.world.transport, tied)
+
+            def ordered(*args: Any) -> Any:
+                values, links = order.evaluate(traced.program, traced.leaves(args))
+                return tie_scalar(traced.result(values), links, has_aux)
+
+            with self._reporting_all_but():
+                candidate = Traced(derivative(ordered), args, {}, traced.places, as_call=True)
+            program = read_program(self.world.transport, candidate.program.jaxpr)
+            return candidate, self.agree(_Report(Outcome.TRACED, program=program, copied=copied))
+
+        candidate, decision = (traced, self.agree(_Report(Outcome.CUSTOM_RULES))) if rules else attempt(tied)
+        if decision.outcome is Outcome.CUSTOM_RULES:
+            tied = _any_rule_moves(self.world, self.team, self.name, rules, transposes)
+            candidate, decision = attempt(tied)
+        if decision.outcome is Outcome.MISMATCH and not tied:
+            candidate, decision = attempt(tied=True)
+        match decision:
+            case _Report(Outcome.UNTRACED):
+                return None
+            case _Report(Outcome.FAILED, text):
+                raise PlanError(text)
+            case _Report(Outcome.MISMATCH, str(text)):
+                raise PlanError(text + constants_text(self.world, self.team, self.name, traced.program.jaxpr))
+            case _Report(text=str(warning)) if self.world.rank == self.team[0]:
+                warn_user(warning, CopiesWarning)
+        return partial(_evaluate, candidate, AdjointOrder(self.world.transport, tied=False))
+
+    @contextmanager
+    def _reporting_all_but(self, *passing: type[Exception]) -> Iterator[None]:
+        """Report what is raised inside to the other workers, who may be elsewhere by now; it is raised all the same."""
         try:
             with trace_context.set(sizes_agreed=True):  # the programs are compared
-                candidate = Traced(derivative(chained), args, {}, places, as_call=True)
-        except Exception as error:
-            _report(error, agree)
+                yield
+        except passing:
             raise
-        problem, warning = agree(_Derivative(read_program(world.transport, candidate.program.jaxpr), copied))
-        if problem is None:
-            if warning is not None and world.rank == team[0]:
-                warn_user(warning, CopiesWarning)
-            return partial(_evaluate, candidate, Chain(world.transport, tied=False))
+        except Exception as error:
+            try:
+                self.agree(_Report(Outcome.FAILED, f"{type(error).__name__}: {error}"))
+            except PlanError as elsewhere:
+                raise error from elsewhere
+            raise
 
 
 def _any_rule_moves(world: World, team: Workers, name: str, rules: list[Any], transposes: str | None) -> bool:
     """Return whether a derivative of the user's moves data on some worker; collective in `team`."""
-    moves = moves_data(world.transport, rules)
-    line = line_moving_backward_only(world.transport, rules, moves) if transposes else None
+    # They are traced: workers whose programs hold them do it together.
+    moves = [_moves(world.transport, eqn) for eqn in rules]
+    backward_only = (
+        eqn
+        for eqn, backward in zip(rules, moves, strict=True)
+        if backward is True and not read_program(world.transport, eqn.params["call_jaxpr"].jaxpr)
+    )
+    line = next(map(line_of_equation, backward_only), None) if transposes else None
     raised = next((error for error in moves if isinstance(error, Exception)), None)
     try:
         any_moves, line = world.agree(team, name, (any(moves), line), _any)
@@ -150,61 +220,84 @@ def _any_rule_moves(world: World, team: Workers, name: str, rules: list[Any], tr
     return bool(any_moves)
 
 
-def _any(found: Mapping[int, tuple[bool, str | None]]) -> tuple[bool, str | None]:
-    lines = (line for _, (_, line) in sorted(found.items()) if line is not None)
-    return any(moves for moves, _ in found.values()), next(lines, None)
+def _any(moves: Mapping[int, tuple[bool, str | None]]) -> tuple[bool, str | None]:
+    lines = (line for _, (_, line) in sorted(moves.items()) if line is not None)
+    return any(moved for moved, _ in moves.values()), next(lines, None)
 
 
-def _report(error: Exception, agree: Callable[[str], object]) -> None:
-    """Report an error to the other workers, who may be elsewhere by now: this one raises it all the same."""
-    try:
-        agree(f"{type(error).__name__}: {error}")
-    except PlanError as elsewhere:
-        raise error from elsewhere
-
-
-def _evaluate(traced: Traced, chain: Chain, *args: Any) -> Any:
+def _evaluate(traced: Traced, order: AdjointOrder, *args: Any) -> Any:
     """Return the result of a traced function; its movements are noted where a derivative of it is taken."""
     if not anchors_are_noted():
-        return traced.result(evaluate_opaquely(chain.transport, traced.program, traced.leaves(args)))
-    values, links = chain.evaluate(traced.program, traced.leaves(args))
+        return traced.result(evaluate_opaquely(order.transport, traced.program, traced.leaves(args)))
+    values, links = order.evaluate(traced.program, traced.leaves(args))
     for link in links:
         note_anchor(link)
     return traced.result(values)
 
 
-class _Derivative(NamedTuple):
-    """A worker's program, and its loss where it may count more than once."""
+def _decide(name: str, reports: Mapping[int, _Report]) -> _Report:
+    """Return whether the workers' programs complete together, and if not, why.
 
-    program: Program
-    copied: Sum | None
-
-
-def _decide(name: str, contributions: Mapping[int, _Derivative | str | None]) -> tuple[str | None, str | None]:
-    """Return the problem of the workers' programs, if any, and the warning of their losses."""
-    derivatives = {worker: one for worker, one in contributions.items() if isinstance(one, _Derivative)}
-    programs = {worker: one.program if isinstance(one, _Derivative) else one for worker, one in contributions.items()}
-    losses = {worker: one.copied for worker, one in derivatives.items()}
-    return _problem(name, programs), copied_loss_text(name.removeprefix(_DERIVATIVE), losses)
-
-
-def _problem(name: str, contributions: Mapping[int, Program | str | None]) -> str | None:
-    """Return why the workers' programs don't complete together, or can't be compared; None where they complete, or
-    where workers without a program take part in them."""
-    programs: dict[int, Program] = {}
-    for worker, found in sorted(contributions.items()):
-        if isinstance(found, str) and found != _CUSTOM_RULES:
-            return f"On worker {worker}, {name} can't be traced. {found}"
-        if found is not None and not isinstance(found, str):
-            programs[worker] = found
-    if None in contributions.values():
-        return _UNTRACED
-    if _CUSTOM_RULES in contributions.values():
-        return _CUSTOM_RULES
+    Where workers without a program take part in them, that can't be told, and they count as complete.
+    """
+    of = {outcome: [worker for worker in sorted(reports) if reports[worker].outcome is outcome] for outcome in Outcome}
+    for worker in of[Outcome.FAILED]:
+        return _Report(Outcome.FAILED, f"On worker {worker}, {name} can't be traced. {reports[worker].text}")
+    for outcome in (Outcome.UNTRACED, Outcome.CUSTOM_RULES):
+        if of[outcome]:
+            return _Report(outcome)
+    programs = {worker: report.program for worker, report in reports.items()}
     partners = {
         worker
         for program in programs.values()
         for operation, _ in operations(program)
         for worker in ((operation.dest, operation.source) if operation.is_message else operation.team)
     }
-    return problem_text(name, programs) if partners <= {None, *programs} else None
+    if partners <= {None, *programs} and (problem := problem_text(name, programs)) is not None:
+        return _Report(Outcome.MISMATCH, problem)
+    losses = {worker: report.copied for worker, report in reports.items()}
+    return _Report(Outcome.TRACED, copied_loss_text(name.removeprefix(_DERIVATIVE), losses))
+
+
+# --- derivatives that a user wrote ------------------------------------------------------------------------------------
+
+
+def _custom_rules(program: ClosedJaxpr) -> list[Any]:
+    """Return the equations of a traced function that have a derivative of the user's, but for those that ask what is
+    differentiated.
+
+    These, as equinox's loops, may refuse a derivative by all arguments; the programs that are compared hold theirs.
+    """
+
+    def is_of_library(eqn: Any) -> bool:
+        return is_library(defined_at(eqn.params["call_jaxpr"].jaxpr).rpartition(" at ")[2])
+
+    def has_rule(eqn: Any) -> bool:
+        return eqn.primitive.name == "custom_vjp_call" and not is_opaque_call(eqn)
+
+    found = filter(has_rule, equations(program.jaxpr.eqns, enter=lambda eqn: not has_rule(eqn)))
+    return [eqn for eqn in found if anchor_of(eqn) is None and not asks(eqn) and not is_of_library(eqn)]
+
+
+def _moves(transport: Transport, eqn: Any) -> bool | Exception:
+    """Return whether a derivative moves data; where it can't be told, the exception that tracing it raised."""
+
+    def derivative(*args: Array) -> Any:
+        # By its function's constants JAX can't differentiate it.
+        count = eqn.params.get("num_consts", 0)
+        consts, varying = args[:count], args[count:]
+        results, pullback = jax.vjp(lambda *varying: bound_again(eqn, [*consts, *varying]), *varying)
+        return pullback([_cotangent(result) for result in results])
+
+    args = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
+    try:
+        program = jax.make_jaxpr(derivative)(*args)
+    except PlanError:
+        raise
+    except Exception as error:
+        return error  # raised where it is differentiated, if it is
+    return bool(read_program(transport, program.jaxpr))
+
+
+def _cotangent(result: Array) -> Any:
+    return result if is_inexact(result) else np.zeros(result.shape, jax.dtypes.float0)

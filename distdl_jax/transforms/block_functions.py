@@ -20,7 +20,7 @@ from distdl_jax.partitions.static import Static
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.tie import tie
 from distdl_jax.transforms.plain_functions import follow, is_elementwise, refusal
-from distdl_jax.transports.agreement.agree import agree
+from distdl_jax.transports.agreement import agree
 from distdl_jax.validation import check_function
 from distdl_jax.watchdog.source_lines import function_name
 

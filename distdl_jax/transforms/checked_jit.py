@@ -12,7 +12,6 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
@@ -27,11 +26,11 @@ from distdl_jax.jax_compat import (
     wait_for_program,
 )
 from distdl_jax.partitions.spec_trees import different_masks, masked_places
-from distdl_jax.tracing.constant_inputs import constants_text
+from distdl_jax.settings import difference
 from distdl_jax.tracing.context import trace_context
-from distdl_jax.tracing.effect_free_call import call_without_effect, unread_inputs
-from distdl_jax.tracing.forward_mode_error import refuse_forward_mode
-from distdl_jax.tracing.program_reader import read_flow
+from distdl_jax.tracing.effect_free_call import call_without_effect
+from distdl_jax.tracing.marks import refuse_forward_mode
+from distdl_jax.tracing.program_reader import constants_text, read_flow
 from distdl_jax.tracing.world import OutsideWorldError, World
 from distdl_jax.transforms.copies import Drift, drift_text, drifts
 from distdl_jax.transports.open_world import world_of, worlds_used
@@ -132,7 +131,13 @@ def check(fun: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Report:
 
 
 class CheckedFunction(Generic[P, R]):
-    """A jitted function whose program is compared between the workers on every trace; made by `jit`."""
+    """A jitted function whose program is compared between the workers on every trace; made by `jit`.
+
+    The user's Python runs once a trace. With `dj.value_and_grad` in it JAX makes four programs of it: that of the loss,
+    whose movements can be put in order then; that of its derivative, from the first one, which the workers compare;
+    that of the whole function, around both, which they compare again, for a user may move data around a derivative;
+    and that of the call, by which C++ finds what is compiled.
+    """
 
     def __init__(self, fun: Callable[P, R], options: dict[str, Any]) -> None:
         check_function("fun", fun)
@@ -213,32 +218,14 @@ class CheckedFunction(Generic[P, R]):
         effect = None if world is None else world.transport.effect
         if traced.jaxpr.effects != {effect} or not is_transformed():  # not traced: jax.disable_jit, jax_debug_nans
             return {}, self._inner(*args, **kwargs)
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        dynamic = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
-        # What it does not read is no argument of the program, as with jax.jit: it may be gone, or donated.
-        unread = {dynamic[i] for i in unread_inputs(traced.jaxpr, len(dynamic))}
-        arrays = [leaves[place] for place in dynamic if place not in unread]
-        result_structure: Any = None  # not of `out_info`: its leaves are no arrays, as a user's node may need
-
-        def of_arrays(*arrays: Array) -> list[Array]:
-            nonlocal result_structure
-            rest, values = iter(arrays), list(leaves)
-            for place in dynamic:
-                like = leaves[place]
-                values[place] = jnp.zeros_like(like) if place in unread else next(rest)
-            args, kwargs = jax.tree.unflatten(structure, values)
-            results, result_structure = jax.tree.flatten(self._inner(*args, **kwargs))
-            return results
-
-        # One equation, the call: to lower it takes no second trace of all that it holds.
-        program = jax.make_jaxpr(of_arrays)(*arrays)
-        if not dynamic:  # XLA takes calls without arguments for constants, and then aborts at scatters, for one
-            return {}, jax.tree.unflatten(result_structure, jaxpr_as_fun(traced.jaxpr)())
+        if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+            # XLA takes calls without arguments for constants, and then aborts at scatters, for one.
+            return {}, jax.tree.unflatten(traced.out_tree, jaxpr_as_fun(traced.jaxpr)())
         if effect not in self._effects:
             self._effects.append(effect)
         wait_for_program(effect)
-        done, results = call_without_effect(program, effect, arrays)
-        return {self._effects.index(effect): done}, jax.tree.unflatten(result_structure, results)
+        done, result = call_without_effect(self._inner, traced, effect, args, kwargs)
+        return {self._effects.index(effect): done}, result
 
     def clear_cache(self) -> None:
         """Have the function traced and compiled anew when it is called next, as that of `jax.jit` does."""
@@ -343,7 +330,8 @@ def _compare(
         world.remember(name, programs)
         number = max(one.earlier.number for one in contributions.values()) + 1 if takes_all(programs) else None
         earlier = {worker: one.earlier for worker, one in contributions.items()}
-        if (problem := _different_widths(contributions)) is not None:
+        widths = {worker: "on" if one.x64 else "off" for worker, one in contributions.items()}
+        if (problem := difference("jax_enable_x64", widths)) is not None:
             return problem, 0, None
         if (problem := different_masks({worker: one.masked for worker, one in contributions.items()})) is not None:
             return f"{name}: {problem}", 0, None
@@ -377,14 +365,6 @@ def _drifting(jaxpr: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
     values = [value for value, leaf in zip(values, leaves, strict=True) if isinstance(leaf, Tracer)]
     names = jaxpr.debug_info.arg_names or ()
     return drifts(jaxpr, names, values) if len(values) == len(jaxpr.invars) == len(names) else {}
-
-
-def _different_widths(contributions: dict[int, _Contribution]) -> str | None:
-    wide = {worker for worker, one in contributions.items() if one.x64}
-    if len(wide) in (0, len(contributions)):
-        return None
-    narrow = min(set(contributions) - wide)
-    return f"jax_enable_x64 must be the same on all workers, but it is on on {min(wide)} and off on {narrow}."
 
 
 def _read(jaxpr: Any, worlds: list[World]) -> tuple[World | None, Program, Flow]:

@@ -13,8 +13,10 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import reduce
 from hashlib import blake2b
 from itertools import chain, count
+from operator import or_
 from typing import Any, NamedTuple
 
 import jax
@@ -24,8 +26,8 @@ from jax.extend.core import Literal
 
 from distdl_jax.jax_compat import source_frames
 from distdl_jax.tracing.adjoint_order import anchor_of, is_inexact
-from distdl_jax.tracing.forward_mode_error import copies_left_by, identity, is_start_of_movement
 from distdl_jax.tracing.jaxprs import Branches, DataFlow, structure
+from distdl_jax.tracing.marks import copies_left_by, identity, is_start_of_movement
 from distdl_jax.tracing.program_reader import line_of_equation
 from distdl_jax.tracing.world import Workers
 from distdl_jax.watchdog.source_lines import is_library
@@ -366,21 +368,17 @@ class _Updates(DataFlow[_Update]):
             return nothing if facts is None else facts
         if eqn.effects or not args:
             return nothing
-        union = _Update(None, False, 0, 0)
-        for arg in args:
-            union = self.join(union._replace(of=None), arg._replace(of=None, is_updated=False))
+        own, gradients = (reduce(or_, bits) for bits in zip(*((arg.own, arg.gradients) for arg in args), strict=True))
+        union = _Update(own=own, gradients=gradients)
         if name == "select_n":
-            cases = args[1:]
-            same = len({case.of for case in cases}) == 1
-            of, is_updated = cases[0].of if same else None, any(case.is_updated for case in cases)
-            return [union._replace(of=of, is_updated=is_updated)]
+            chosen = reduce(self.join, args[1:])
+            return [union._replace(of=chosen.of, is_updated=chosen.is_updated)]
         if name in _SCALES and isinstance(eqn.invars[1], Literal):
             return [args[0]]
         if name == "mul" and isinstance(eqn.invars[0], Literal):
             return [args[1]]
-        for x, u in zip(args, reversed(args), strict=True) if name in _ADDS else ():
-            if x.of is not None and u.gradients >> x.of & 1:
-                return [union._replace(of=x.of, is_updated=True)] * len(eqn.outvars)
-            if name == "sub":
-                break
+        # The parameter plus its gradient, in either order; or the parameter minus that.
+        for x, update in ([args] if name == "sub" else [args, args[::-1]]) if name in _ADDS else ():
+            if x.of is not None and update.gradients >> x.of & 1:
+                return [union._replace(of=x.of, is_updated=True)]
         return [union] * len(eqn.outvars)

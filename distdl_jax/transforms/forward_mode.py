@@ -25,7 +25,7 @@ from distdl_jax.transforms.adjoint_check import same_adjoints
 from distdl_jax.transforms.linearity import depends_on_first
 from distdl_jax.transforms.opaque_call import call_by
 from distdl_jax.transforms.tangents import Varying, check_alike, check_tangents, described
-from distdl_jax.transports.agreement.agree import agree
+from distdl_jax.transports.agreement import agree
 from distdl_jax.validation import check_function, check_numbers, checked_boolean, checked_integers
 
 Y = TypeVar("Y")
@@ -272,31 +272,24 @@ def _of_leaves(fun: Callable[..., Any], point: Varying, has_aux: bool) -> _LeafF
 
 
 def _linearized(of_leaves: _LeafFunction, leaves: list[Array]) -> tuple[tuple[Any, ...], Callable[[list[Array]], Any]]:
-    """Return the function's results, and its derivative, the transpose of its transpose: from leaves to leaves."""
+    """Return the function's results, and its derivative, from leaves to leaves.
+
+    The pullback at x, w -> f'(x)* w, is linear: so its own pullback, at 0 as anywhere, is v -> f'(x) v.
+    """
 
     def with_aux(leaves: list[Array]) -> tuple[Any, tuple[Any, ...]]:
         anchor, (varying, returned) = of_leaves(leaves)
         return (anchor, varying), returned
 
-    zeros, pullback, returned = jax.vjp(with_aux, leaves, has_aux=True)
-    note_anchor(zeros[0])
-    zeros = jax.tree.map(jnp.zeros_like, zeros)
-    (anchor, _), pushforward = jax.vjp(_anchored(_transposable(pullback)), zeros)
-    note_anchor(anchor)
+    value, pullback, returned = jax.vjp(with_aux, leaves, has_aux=True)
+    note_anchor(value[0])
+    _, pushforward = _anchored_vjp(_transposable(pullback), jax.tree.map(jnp.zeros_like, value))
     return returned, Partial(_pushed, pushforward)
 
 
 def _pushed(pushforward: Callable[..., Any], direction: list[Array]) -> Any:
-    return pushforward((_zero_mapped_with(direction), (direction,)))[0][1]
-
-
-def _zero_mapped_with(direction: list[Array]) -> Array:
-    """Return a zero that is batched where the direction is, as the cotangent of what depends on every movement.
-
-    So all that moves for a direction is batched on all workers under `jax.vmap`, also on one whose part of the function
-    does not depend on it.
-    """
-    return tie(jnp.zeros(()), *direction)
+    ((_, tangent),) = pushforward((direction,))
+    return tangent
 
 
 def _along(of_leaves: _LeafFunction) -> Callable[..., Any]:
@@ -316,10 +309,8 @@ def _hessian_times(part: _LeafFunction) -> Callable[..., list[Array]]:
 
     def times(leaves: list[Array], direction: list[Array]) -> list[Array]:
         # The value too: the gradient alone may not depend, on this worker, on what `fun` moves.
-        (anchor, (value, _)), pullback = jax.vjp(_anchored(value_and_gradient), leaves)
-        note_anchor(anchor)
-        zero = _zero_mapped_with(direction)
-        product: list[Array] = pullback((zero, (zero.astype(value.dtype), direction)))[0]
+        (value, _), pullback = _anchored_vjp(value_and_gradient, leaves)
+        product: list[Array] = pullback((tie(jnp.zeros_like(value), *direction), direction))[0]
         return product
 
     return times
@@ -333,9 +324,18 @@ def _transposed_at_zero(of_primals: _LeafFunction) -> Callable[..., Any]:
     return transposed
 
 
-def _anchored(fun: Callable[..., Any]) -> Callable[..., tuple[Array, Any]]:
-    """Return `fun` with a zero in front of its results, which depends on every movement in it."""
-    return with_all_adjoints(lambda *args: (jnp.zeros(()), fun(*args)), has_aux=True)
+def _anchored_vjp(fun: Callable[..., Any], primals: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Return `jax.vjp(fun, primals)`, whose pullback runs the adjoint of every movement in `fun`; it is a pytree."""
+    anchored = with_all_adjoints(lambda primals: (jnp.zeros(()), fun(primals)), has_aux=True)
+    (anchor, value), pullback = jax.vjp(anchored, primals)
+    note_anchor(anchor)
+    return value, Partial(_pulled_back, pullback)
+
+
+def _pulled_back(pullback: Callable[..., Any], cotangent: Any) -> Any:
+    # The anchor's cotangent is batched where the others are: so under `jax.vmap` all that moves is batched on all
+    # workers, also on one whose part of the function does not depend on what is mapped.
+    return pullback((tie(jnp.zeros(()), *jax.tree.leaves(cotangent)), cotangent))
 
 
 def _transposable(pullback: Callable[..., Any]) -> Callable[..., Any]:

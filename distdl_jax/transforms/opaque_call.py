@@ -18,8 +18,8 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from distdl_jax.partitions.partition import Partition
-from distdl_jax.tracing.adjoint_order import Chain, anchors_are_noted, first_link, is_inexact
-from distdl_jax.tracing.forward_mode_error import reverse_only
+from distdl_jax.tracing.adjoint_order import AdjointOrder, anchors_are_noted, first_link, is_inexact
+from distdl_jax.tracing.marks import reverse_only
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.traced import Traced
 from distdl_jax.tracing.world import Transport
@@ -54,7 +54,7 @@ def evaluate_opaquely(transport: Transport, program: ClosedJaxpr, args: Sequence
     program, outer = with_constants_as_arguments(program)
     values = [*outer, *args]
     varies = any(isinstance(value, Tracer) and is_inexact(value) for value in values)
-    if not varies or not Chain(transport, tied=True).concerns(program.jaxpr.eqns):
+    if not varies or not AdjointOrder(transport, tied=True).concerns(program.jaxpr.eqns):
         return list(jaxpr_as_fun(program)(*values))
     return _bind(transport, program, [reverse_only(x) if is_inexact(x) else x for x in map(jnp.asarray, values)])
 
@@ -100,7 +100,7 @@ def _differentiate(transport: Transport, program: ClosedJaxpr, values: Sequence[
     def chained(varying: list[Array]) -> tuple[tuple[list[Any], list[Array]], list[Any]]:
         rest = iter(varying)
         args = [next(rest) if is_inexact(value) else value for value in values]
-        results, links = Chain(transport, tied=True).evaluate(program, args)
+        results, links = AdjointOrder(transport, tied=True).evaluate(program, args)
         return ([x for x in results if is_inexact(x)], links), results
 
     vjp: Any = jax.vjp(chained, [value for value in values if is_inexact(value)], has_aux=True)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from distdl_jax.errors import InvalidArgumentError, SetupError
 from distdl_jax.jax_compat import install_jax_patches, remove_jax_patches
-from distdl_jax.tracing.loop_rules import install_loop_rules, remove_loop_rules
 from distdl_jax.tracing.world import World
 from distdl_jax.transports.threads.current_world import simulated_world, simulations_run
 from distdl_jax.transports.threads.world import ThreadWorld
@@ -32,7 +31,6 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
     `InvalidArgumentError` for a communicator in `dj.simulate`.
     """
     install_jax_patches()
-    install_loop_rules()
     if (world := _simulated()) is not None:
         if comm is not None:
             raise InvalidArgumentError(
@@ -94,7 +92,6 @@ def close() -> None:
         close_worlds()
     if not simulations_run():
         remove_jax_patches()
-        remove_loop_rules()
 
 
 @contextmanager

@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.interpreters import ad
-from jax.interpreters import partial_eval as pe
 
 import distdl_jax as dj
 
@@ -87,17 +85,3 @@ def test_a_loop_that_is_differentiated_is_refused() -> None:
             grad(loss)(BLOCKS[P.rank])
         with pytest.raises(dj.InvalidTypeError, match=r"put jax.lax.stop_gradient on what goes into it"):
             grad(lambda x: jax.checkpoint(loss)(x))(BLOCKS[P.rank])
-
-
-def test_the_rules_are_removed() -> None:
-    from distdl_jax.tracing import loop_rules
-
-    registries = ad.primitive_transposes, pe.partial_eval_jaxpr_custom_rules
-    loop_rules.remove_loop_rules()
-    own = [rules[lax.while_p] for rules in registries]
-    for _ in range(2):
-        loop_rules.install_loop_rules()
-    assert all(rules[lax.while_p] is not rule for rules, rule in zip(registries, own, strict=True))
-    loop_rules.remove_loop_rules()
-    assert [rules[lax.while_p] for rules in registries] == own
-    loop_rules.install_loop_rules()

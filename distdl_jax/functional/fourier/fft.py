@@ -17,8 +17,7 @@ from distdl_jax.functional.plan import ShapeDtypes, taking_part
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.pencils import Reals, pencils
 from distdl_jax.text import documented
-from distdl_jax.transports.agreement.arguments import compared
-from distdl_jax.transports.agreement.shapes import exchange_shapes
+from distdl_jax.transports.agreement import compared, exchange_shapes
 from distdl_jax.validation import checked_axes, checked_integer, checked_integers
 
 Axes = int | Sequence[int]

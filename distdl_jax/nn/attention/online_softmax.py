@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from distdl_jax.functional.collectives import accumulation_dtype
-from distdl_jax.tracing.materialize import materialize
+from distdl_jax.tracing.tie import materialize
 
 PIECE = 512
 """The number of keys that are looked at together."""

@@ -10,9 +10,8 @@ import jax
 
 from distdl_jax.errors import InvalidTypeError
 from distdl_jax.jax_compat import hiding_frames
-from distdl_jax.tracing.forward_mode_error import refuse_forward_mode
-from distdl_jax.tracing.layer_call import tied_to_params
-from distdl_jax.transports.agreement.shapes import is_array, structure_text
+from distdl_jax.tracing.marks import refuse_forward_mode, tied_to_params
+from distdl_jax.transports.agreement import is_array, structure_text
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 

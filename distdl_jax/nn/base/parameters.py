@@ -28,8 +28,7 @@ from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import Workers, World
-from distdl_jax.transports.agreement.agree import agree
-from distdl_jax.transports.agreement.shapes import shape_dtype_of, structure_text
+from distdl_jax.transports.agreement import agree, shape_dtype_of, structure_text
 
 Params = dict[str, Array]
 Specs = Mapping[str, TensorSpec]

@@ -23,7 +23,7 @@ from distdl_jax.nn.shape.global_pool import DistributedGlobalAvgPool
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.tie import tie
-from distdl_jax.transports.agreement.shapes import exchange_shapes
+from distdl_jax.transports.agreement import exchange_shapes
 from distdl_jax.validation import check_function, checked_integer
 
 

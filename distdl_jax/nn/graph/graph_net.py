@@ -29,7 +29,7 @@ from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.partitions.static import Static
 from distdl_jax.plans.decomposition import balanced_ranges
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.transports.agreement.shapes import exchange_named_shapes
+from distdl_jax.transports.agreement import exchange_named_shapes
 from distdl_jax.validation import check_function, check_key, checked_integer
 
 Params = dict[str, Any]

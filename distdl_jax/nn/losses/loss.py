@@ -23,7 +23,7 @@ from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.text import T, documented
 from distdl_jax.tracing.tie import tie
-from distdl_jax.transports.agreement.shapes import exchange_named_shapes
+from distdl_jax.transports.agreement import exchange_named_shapes
 from distdl_jax.validation import check_function, checked_weights, is_real
 
 Reduction = Literal["mean", "sum", "none", "batchmean"]

@@ -22,7 +22,7 @@ from distdl_jax.plans.worker_ranks import Workers, union
 from distdl_jax.tracing.mixed_dimensions import Dim
 from distdl_jax.transforms.block_functions import BlockFunction
 from distdl_jax.transforms.plain_functions import Function, follow, is_elementwise, refusal
-from distdl_jax.transports.agreement.agree import agree
+from distdl_jax.transports.agreement import agree
 from distdl_jax.watchdog.source_lines import function_name
 
 

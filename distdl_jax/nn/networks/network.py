@@ -17,7 +17,7 @@ from distdl_jax.nn.base.layer import BaseLayer, Layer, apply_layer, draws_number
 from distdl_jax.nn.base.parameters import unboxed
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.tracing.scopes import place_scope
-from distdl_jax.transports.agreement.shapes import structure_text
+from distdl_jax.transports.agreement import structure_text
 from distdl_jax.validation import check_key, checked_boolean
 
 RunPart = Callable[[Any, Any, Array], Array]

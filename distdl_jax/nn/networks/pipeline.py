@@ -23,7 +23,7 @@ from distdl_jax.partitions.partition import Partition
 from distdl_jax.plans.pipeline_schedule import OneForwardOneBackward
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.transforms.gradients import grad, summed
-from distdl_jax.transports.agreement.shapes import exchange_shapes
+from distdl_jax.transports.agreement import exchange_shapes
 from distdl_jax.validation import check_function, checked_integer
 
 Params = tuple[Any, ...]

@@ -23,7 +23,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.plans.worker_ranks import union
 from distdl_jax.tracing.scopes import place_of_errors
 from distdl_jax.tracing.tie import tie
-from distdl_jax.transports.agreement.shapes import exchange_named_shapes, shape_dtype_of
+from distdl_jax.transports.agreement import exchange_named_shapes, shape_dtype_of
 
 WAYS = ("body", "shortcut")
 Join = Literal["concatenate", "add"]

@@ -21,7 +21,7 @@ from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import World
-from distdl_jax.transports.agreement.shapes import exchange_named_shapes
+from distdl_jax.transports.agreement import exchange_named_shapes
 from distdl_jax.validation import checked_axis
 
 

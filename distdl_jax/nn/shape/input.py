@@ -15,7 +15,7 @@ from distdl_jax.partitions.tensors import TensorSpec, check_spec
 from distdl_jax.plans.alike import representatives
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.plans.worker_ranks import union
-from distdl_jax.transports.agreement.shapes import exchange_shapes
+from distdl_jax.transports.agreement import exchange_shapes
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from distdl_jax.tools.advise.records import key_of, store_plans, stored_plans
 from distdl_jax.tools.advise.search import Prices, Search, memory_text
 from distdl_jax.tools.cost.cost import OPTIMISERS, Cost
 from distdl_jax.tools.cost.machine import Machine, given_machine
-from distdl_jax.transports.agreement.agree import agree
+from distdl_jax.transports.agreement import agree
 from distdl_jax.validation import MOST_WORKERS, checked_dtype, checked_integer, checked_integers
 
 USUAL = Machine(latency=5e-6, bandwidth=5e9, flops=2e10, memory_bandwidth=1e10, memory=16e9, source="a usual core")

@@ -29,7 +29,7 @@ from distdl_jax.tools.advise.network import Grids
 from distdl_jax.tools.cost.memory import training_step
 from distdl_jax.tracing.world import World
 from distdl_jax.transforms.checked_jit import jit
-from distdl_jax.transports.agreement.agree import agree
+from distdl_jax.transports.agreement import agree
 from distdl_jax.transports.progress import progress
 
 CHECKS = (3, 6, 12, 24, 48, 96)

@@ -18,7 +18,7 @@ from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.nn.networks.descriptions import LayerDescription, Skip
 from distdl_jax.tools.advise.measure import Measured, Plans
 from distdl_jax.tracing.world import World
-from distdl_jax.transports.agreement.agree import agree
+from distdl_jax.transports.agreement import agree
 from distdl_jax.watchdog.launch.packages import installed_version
 
 VERSION = 1

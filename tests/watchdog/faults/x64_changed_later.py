@@ -2,7 +2,7 @@
 
 when: long
 workers: 2
-says: jax_enable_x64 must be the same on all workers
+says: All workers must have the same jax_enable_x64
 """
 
 from parts import dj, jax, on_root, rank, spread

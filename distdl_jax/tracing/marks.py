@@ -1,21 +1,43 @@
-"""Identities that refuse what JAX can't do with a movement, in a sentence that says what to call instead.
+"""Marks in traced programs: identities that say where a movement or a layer begins, and refuse what JAX can't do there.
 
 A movement is differentiated by its adjoint. JAX alone would refuse `jax.jvp` and `jax.linear_transpose` with words
-about its own parts.
+about its own parts; the marks at both ends of a movement say what to call instead. What stands around one send, and
+what for (`functional/movement.py` puts it there):
+
+| identity | without it |
+|---|---|
+| `tie` to the movement before, in a chain | adjoints could run in another order than on other workers |
+| `reverse_only`, the mark of the start | readers don't know what is sent; `jax.jvp` is refused in JAX's words |
+| `custom_vjp` | the transpose of the messages is not the adjoint |
+| `jit` | an eager call compiles again |
+| `custom_vmap` | n tensors travel in n messages |
+| `tie` of a received array to the array before it | XLA drops a message whose result is not used |
+| `sent_first` | a worker computes while others wait for what it is to send |
+| `tie` of the anchor, an empty second result | the adjoint runs only where the output is used |
+| `tie` of the residual to x | a cotangent is batched on some workers only |
+| `never_transposed`, the mark of the end | who has copies is not known; transposing is refused in JAX's words |
+
+The residual is not the anchor, which `jax.checkpoint` would move the data again for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
+import jax
 from jax import Array
+from jax.core import Tracer
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from distdl_jax.errors import InvalidTypeError
 from distdl_jax.jax_compat import linearize_at_once
 from distdl_jax.plans.worker_ranks import Workers
+from distdl_jax.tracing.adjoint_order import is_inexact
+from distdl_jax.tracing.tie import tie
+
+T = TypeVar("T")
 
 
 def reverse_only(x: Array) -> Array:
@@ -99,3 +121,34 @@ _reverse_only = identity("reverse_only", _tangent)
 
 _never_transposed = identity("moved", identity("moved_tangent"))
 ad.primitive_transposes[_never_transposed] = _refuse_transposition
+
+
+def passed_to(layer: str, params: T) -> T:
+    """Return the parameters of a call of a layer, which is described in the same words on all workers.
+
+    Layers need not move their parameters: so messages don't tell whose parameters a layer is called with.
+    """
+    leaves, structure = jax.tree.flatten(params)
+    if not leaves or not isinstance(leaves[0], Tracer):
+        return params
+    passed: T = jax.tree.unflatten(structure, [_passed.bind(leaves[0], layer=layer), *leaves[1:]])
+    return passed
+
+
+def layer_called(eqn: Any) -> str | None:
+    """Return the layer whose call an equation is, None where it is none."""
+    layer: str | None = eqn.params["layer"] if eqn.primitive is _passed else None
+    return layer
+
+
+_passed = identity("passed_to_layer", identity("tangent_of_a_parameter"))
+
+
+def tied_to_params(y: Any, params: Any) -> Any:
+    """Return a layer's output; where it has no elements, it depends on the parameters without elements.
+
+    Other workers make theirs of the parameters. So where JAX differentiates what is computed of y, it does so here.
+    """
+    if not isinstance(y, Array) or y.size:
+        return y
+    return tie(y, *(x for x in jax.tree.leaves(params) if isinstance(x, Tracer) and not x.size and is_inexact(x)))

@@ -1,0 +1,219 @@
+"""What workers agree on while they trace a program: shapes, dtypes, choices, plain arguments; where one raises, all do.
+
+It happens over a control communicator. The compiled program has built in what was agreed on.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Collection, Mapping
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from distdl_jax.errors import DistDLError, InvalidTypeError, PlanError
+from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.tracing.world import Workers, World
+from distdl_jax.transports.idle_workers import say_who_is_idle
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class _Failed(NamedTuple):
+    """The decision of a team of which a worker raised; of no worker, where their programs differ."""
+
+    worker: int | None
+    error: DistDLError
+
+
+def agree(
+    world: World,
+    team: Workers,
+    what: str,
+    contribute: Callable[[], T],
+    decide: Callable[[dict[int, T]], Any] = dict,
+) -> Any:
+    """Return what the first worker of `team` decides on all contributions, by world rank; default: all of them.
+
+    Collective in `team` (world ranks, in the same order on all workers), for use while tracing. `what` says what the
+    agreement is on, in the same words on all workers. Where `contribute` raises a `DistDLError` on some worker, all
+    workers of the team raise it, so that none waits for ever; and a `PlanError` where the functions that they are in
+    got other plain arguments. `decide` must not raise.
+
+    `world.agree` is the seam below it: it carries what can't raise, in no function whose arguments are compared.
+    """
+    if world.records:
+        return world.known(what, contribute())  # type: ignore[attr-defined]
+    say_who_is_idle(world)
+    value: T | DistDLError
+    try:
+        value = contribute()
+    except DistDLError as error:
+        value = error
+
+    def decide_unless_failed(contributions: dict[int, Any]) -> Any:
+        values = {worker: value for worker, (value, _) in contributions.items()}
+        for worker in team:
+            if isinstance(values[worker], DistDLError):
+                return _Failed(worker, values[worker])
+        difference = _differing_calls({worker: calls for worker, (_, calls) in contributions.items()})
+        return _Failed(None, PlanError(difference)) if difference else decide(values)
+
+    contribution = value, _calls.get()
+    decision = (
+        world.agree(team, what, contribution, decide_unless_failed)
+        if len(team) > 1
+        else decide_unless_failed({world.rank: contribution})
+    )
+    if isinstance(decision, _Failed):
+        worker, failure = decision
+        raise failure if worker in (world.rank, None) else type(failure)(f"On worker {worker}: {failure}")
+    return decision
+
+
+# --- plain arguments --------------------------------------------------------------------------------------------------
+
+_OPERANDS = ("Array", "Tree", "Any", "Partition", "Partition | None")
+"""Types of arguments that are a worker's own blocks, or that labels of agreements have: rows' numbers, partitions."""
+
+
+class Call(NamedTuple):
+    """A function that a worker is in, and its plain arguments, by name."""
+
+    function: str
+    arguments: dict[str, Any]
+
+
+_calls: ContextVar[tuple[Call, ...]] = ContextVar("calls", default=())  # the outermost first
+
+
+def compared(function: Callable[P, R], *, but: Collection[str] = ()) -> Callable[P, R]:
+    """Return a function that refuses plain arguments that differ, wherever the workers agree on something in it.
+
+    `but`: arguments that are a worker's own.
+    """
+    signature = inspect.signature(function)
+    kinds = {name: str(parameter.annotation) for name, parameter in signature.parameters.items()}
+    own = {name for name, kind in kinds.items() if kind in _OPERANDS or kind.startswith("Callable")}.union(but)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        plain = {name: _plain(value) for name, value in given.arguments.items() if name not in own}
+        token = _calls.set((*_calls.get(), Call(function.__name__, plain)))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _calls.reset(token)
+
+    return call
+
+
+def _differing_calls(calls_of: Mapping[int, tuple[Call, ...]]) -> str | None:
+    """Return a sentence on the first difference between the calls of workers, by world rank; None if there is none."""
+    (first, expected), *others = calls_of.items()
+    worker, its = next(((worker, its) for worker, its in others if its != expected), (first, expected))
+    if worker == first:
+        return None
+    for one, other in zip(expected, its, strict=False):
+        names = [name for name, value in one.arguments.items() if other.arguments.get(name) != value]
+        if one.function == other.function and names:
+            name = names[0]
+            return (
+                f"The workers' programs differ: `{name}` of {one.function} is {one.arguments[name]!r} on worker "
+                f"{first}, but {other.arguments[name]!r} on worker {worker}. It must be the same on all workers."
+            )
+    one_in, other_in = (" in ".join(call.function for call in reversed(each)) or "none" for each in (expected, its))
+    return (
+        f"The workers' programs differ: worker {first} calls {one_in}, but worker {worker} {other_in}. All workers "
+        "must call the same function."
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that is equal to all that mean the same: 1 to numpy's, (1,) and [1]."""
+    if isinstance(value, tuple | list):
+        entries = tuple(map(_plain, value))
+        return entries[0] if len(entries) == 1 else entries
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    try:
+        return operator.index(value)
+    except TypeError:
+        return repr(value)  # refused by the function's own check
+
+
+# --- shapes and dtypes ------------------------------------------------------------------------------------------------
+
+
+def exchange_shapes(world: World, team: Workers, what: str, x: Array) -> dict[int, ShapeDtype]:
+    """Return the shape and dtype of `x` on every worker of `team`, by world rank."""
+    shapes: dict[int, ShapeDtype] = agree(world, team, what, lambda: shape_dtype_of("x", x))
+    return shapes
+
+
+def exchange_named_shapes(
+    world: World, team: Workers, what: str, arrays: Mapping[str, Any]
+) -> dict[int, dict[str, ShapeDtype]]:
+    """Return the shape and dtype of each of `arrays` on every worker of `team`, by world rank and name."""
+    shapes: dict[int, dict[str, ShapeDtype]]
+    shapes = agree(world, team, what, lambda: {name: shape_dtype_of(name, x) for name, x in arrays.items()})
+    return shapes
+
+
+def shape_dtype_of(name: str, x: Any) -> ShapeDtype:
+    """Return the shape and dtype of the argument `name`, which must be an array."""
+    if not is_array(x):
+        text = repr(x)
+        text = text if len(text) <= 80 else structure_text(x)
+        raise InvalidTypeError(
+            f"`{name}` (={text}) must be an array; a worker that holds no part of it passes zero_volume_tensor()."
+        )
+    try:
+        dtype = np.dtype(jnp.result_type(x.dtype))
+    except TypeError:
+        is_key = isinstance(x, Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        advice = "; give jax.random.key_data of random keys, and wrap what comes." if is_key else "."
+        raise InvalidTypeError(f"`{name}` (of dtype {x.dtype}) must be an array of numbers{advice}") from None
+    return ShapeDtype(tuple(x.shape), sendable_dtype(name, dtype))
+
+
+def is_array(value: Any) -> bool:
+    """Return whether a value has a shape and a dtype."""
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def structure_text(tree: Any) -> str:
+    """Describe what stands in the place of an array, or of a tree, without its numbers.
+
+    >>> structure_text({"a": 1}), structure_text((1, 2)), structure_text(np.ones((2, 3), np.float32))
+    ("a dictionary of ['a']", 'a tuple of 2', 'float32[2, 3]')
+    """
+    if is_array(tree):
+        return str(ShapeDtype(tuple(tree.shape), np.dtype(tree.dtype)))
+    if isinstance(tree, Mapping):
+        return f"a dictionary of {[*tree][:8]}"
+    if isinstance(tree, tuple | list):
+        return f"a {type(tree).__name__} of {len(tree)}"
+    return repr(tree)[:80]
+
+
+def sendable_dtype(name: str, dtype: np.dtype) -> np.dtype:
+    """Return `dtype`, the dtype of the argument `name`; refuse one of less than a byte, which no message carries."""
+    if (bits := jax.dtypes.itemsize_bits(dtype)) < 8:
+        raise InvalidTypeError(
+            f"`{name}` (of dtype {dtype}) must be of a dtype of whole bytes, as messages are, not of {bits} bits. One "
+            "of 8 bits holds the same numbers."
+        )
+    return dtype
