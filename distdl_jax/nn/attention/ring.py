@@ -233,8 +233,8 @@ def _backward(
         d_queries, d_fetched, d_mask = _block_gradients(ring.for_queries(queries), keys, fetched, extras, *row_inputs)
         dq, d_masks = _add_rows(dq, d_queries, rows), [*d_masks, (keys, d_mask)]
         if step.loans is not None:
-            inputs = _split_inputs(tie(borrowed, fetched))
-            d_taken, d_own, _ = _block_gradients(ring.for_queries(taken), ring.own, block, extras, *inputs)
+            borrowed_inputs = _split_inputs(tie(borrowed, fetched))
+            d_taken, d_own, _ = _block_gradients(ring.for_queries(taken), ring.own, block, extras, *borrowed_inputs)
             d_block = d_block + d_own
         returned = _send_back(world, step.send_back, d_fetched, d_block)
         d_block = _add_rows(d_block, returned, (0, returned.shape[1]))
