@@ -32,6 +32,7 @@ from distdl_jax.watchdog.programs.ir import Operation  # noqa: E402
 from distdl_jax.watchdog.programs.matching import find_mismatch  # noqa: E402
 from distdl_jax.watchdog.watch.call_log import CallLog  # noqa: E402
 from distdl_jax.watchdog.watch.core import Core, Facts  # noqa: E402
+from distdl_jax.watchdog.watch.deadlock import State  # noqa: E402
 from distdl_jax.watchdog.watch.dependencies import takes_all  # noqa: E402
 from distdl_jax.watchdog.watch.messages import Detail, Message, Say  # noqa: E402
 from distdl_jax.watchdog.watch.thread import watchdog_thread  # noqa: E402
@@ -109,7 +110,8 @@ class Played:
         while worker.inbox:
             self.post_all(worker.core.hear(pickle.loads(worker.inbox.popleft()), self.now))
         calls = replace(worker.log.summary(), passed=worker.log.number)
-        facts = replace(facts, calls=calls, detail=Detail(0.0 if facts.compiles else float("inf")))
+        compiled = 0.0 if facts.state.kind == "compiling" else float("inf")
+        facts = replace(facts, state=replace(facts.state, calls=calls), detail=Detail(compiled))
         self.post_all(worker.core.turn(facts, self.now))
         spent = time.thread_time() - begun
         self.spent[rank] += spent
@@ -128,7 +130,8 @@ class Played:
                         worker.log.begin("step")
                         worker.log.end(True)
                     worker.run = seen.run
-                    self.turn(rank, replace(seen, program=worker.log.number if seen.run else 0))
+                    state = replace(seen.state, program=worker.log.number if seen.run else 0)
+                    self.turn(rank, replace(seen, state=state))
         return {
             "worker 0": self.spent[0] / seconds,
             "another worker": self.spent[1] / seconds,
@@ -136,21 +139,25 @@ class Played:
         }
 
 
+def executing(run: int) -> Facts:
+    return Facts(State("executing", episode=run, function="step"), run)
+
+
 def short_steps(rank: int, now: float) -> Facts:
-    return Facts(run=1 + int(now / 0.1), function="step")
+    return executing(1 + int(now / 0.1))
 
 
 def long_steps(rank: int, now: float) -> Facts:
     """Steps of half a minute, to which the workers come at different times."""
     place, late = now % 30, (7 * rank + int(now / 30)) % 15
-    return Facts(run=1 + int(now / 30), function="step") if late <= place < 29 else Facts()
+    return executing(1 + int(now / 30)) if late <= place < 29 else Facts()
 
 
 def one_compiles(rank: int, now: float) -> Facts:
     """Let the others begin to wait one after the other."""
     if rank == 1:
-        return Facts(compiles=True)
-    return Facts(run=1, function="step") if now > rank % 60 else Facts()
+        return Facts(State("compiling"))
+    return executing(1) if now > rank % 60 else Facts()
 
 
 class Letters:

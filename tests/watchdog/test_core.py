@@ -2,7 +2,7 @@
 
 import pytest
 
-from distdl_jax.settings import Settings, TimeLimits
+from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog.watch import agent as agent_module
 from distdl_jax.watchdog.watch.abort import say_elsewhere
 from distdl_jax.watchdog.watch.agent import Agent
@@ -28,17 +28,17 @@ def answers(facts):
 @pytest.mark.parametrize(
     ("facts", "counts"),
     [
-        (Facts(agreement=State("agreeing", "", "a sum", (1,), 1)), True),
-        (Facts(agreement=State("agreeing", "", "a sum", (1,), 1), covered=True), False),
-        (Facts(agreement=State("elsewhere", "", "a sum", (1,), 1)), True),
-        (Facts(agreement=State("elsewhere", "", "a sum", (), 1)), False),
-        (Facts(run=1, covered=True), False),
+        (Facts(State("agreeing", "", "a sum", (1,), 1)), True),
+        (Facts(State("agreeing", "", "a sum", (1,), 1), covered=True), False),
+        (Facts(State("elsewhere", "", "a sum", (1,), 1)), True),
+        (Facts(State("elsewhere", "", "a sum", (), 1)), False),
+        (Facts(State("executing", episode=1), run=1, covered=True), False),
     ],
 )
 def test_one_timeout_for_each_wait(facts, counts):
     """That of the world that has all whom the worker waits for, and all who may compile meanwhile."""
     messages = answers(facts)
-    kind = facts.state().kind
+    kind = facts.state.kind
     assert messages[-1].waits == ((Wait(kind, 1, 19.0),) if counts else ())
     assert {message.state.kind for message in messages} == {kind}
 
@@ -48,7 +48,7 @@ def test_all_questions_are_answered_with_details():
     reporter = Reporter(0, LIMIT)
     for question in (Question(1, in_full=True), Question(2)):
         reporter.hear(question, 0.0)
-    assert reporter.look(facts, 0.0) == [Answer(0, facts.state(), (), number, facts.detail) for number in (1, 2)]
+    assert reporter.look(facts, 0.0) == [Answer(0, facts.state, (), number, facts.detail) for number in (1, 2)]
 
 
 def alone(facts, *times):
@@ -58,24 +58,22 @@ def alone(facts, *times):
 
 
 def test_a_wait_is_announced_once_after_a_part_of_the_limit():
-    facts = Facts(run=3, function="step")
-    state = facts.state()
+    facts = Facts(State("executing", episode=3, function="step"), run=3)
+    state = facts.state
     announced = Answer(0, state, (Wait("executing", 3, 1.0),))
     assert alone(facts, 0.0, 0.9, 1.0, 1.1) == [[], [Answer(0, state)], [announced], []]
 
 
 def test_without_a_limit_a_wait_is_announced_after_a_minute_and_ends_nothing():
-    reporter, told = Reporter(0, 0.0), []
+    reporter, facts, told = Reporter(0, 0.0), Facts(State("executing", episode=3), run=3), []
     for now in range(0, 10_000, 20):
-        told += [
-            (now, post.waits) for post in reporter.look(Facts(run=3), now) if isinstance(post, EndJob) or post.waits
-        ]
+        told += [(now, post.waits) for post in reporter.look(facts, now) if isinstance(post, EndJob) or post.waits]
     assert told == [(60, (Wait("executing", 3, 60.0),))]
 
 
 def test_it_gives_up_when_the_coordinator_has_been_silent_for_longer_than_the_limit():
     """Not sooner: a coordinator may be in code that does not let Python run."""
-    facts = Facts(agreement=State("agreeing", "", "a sum", (1,), 1))
+    facts = Facts(State("agreeing", "", "a sum", (1,), 1))
     assert alone(facts, 0.0, 1.0, 17.9)[-1] == []
     ((end,),) = alone(facts, 0.0, 1.0, 18.0)[2:]
     assert isinstance(end, EndJob) and end.text.startswith("Worker 0 has waited for 18 s. Worker 0, which knows of all")
@@ -88,7 +86,7 @@ def test_it_gives_up_when_the_coordinator_has_been_silent_for_longer_than_the_li
 
 @pytest.mark.parametrize(("rank", "lines"), [(1, 1), (2, 0)])
 def test_one_worker_says_that_the_coordinator_is_silent_long_before_the_limit(rank, lines):
-    facts = Facts(agreement=State("agreeing", "a.py:3", "a sum", (0,), 1))
+    facts = Facts(State("agreeing", "a.py:3", "a sum", (0,), 1))
     for asked, said in ((None, lines), (70.0, 0)):
         reporter, lines_said = Reporter(rank, 1800.0), []
         for now in range(0, 900, 10):
@@ -103,7 +101,10 @@ def test_one_worker_says_that_the_coordinator_is_silent_long_before_the_limit(ra
 def test_after_the_end_of_its_program_one_worker_says_that_the_coordinator_is_silent(rank, lines):
     reporter = Reporter(rank, LIMIT)
     said = [
-        post.text for now in (0.0, 16.0, 80.0) for post in reporter.look(Facts(left=0), now) if isinstance(post, Say)
+        post.text
+        for now in (0.0, 16.0, 80.0)
+        for post in reporter.look(Facts(State("left")), now)
+        if isinstance(post, Say)
     ]
     assert len(said) == lines and all("Worker 1 ended 80 s ago; Worker 0, which knows" in text for text in said)
 
@@ -148,18 +149,15 @@ def test_an_agreement_of_some_is_seen_in_the_world_of_all():
     assert [any(message.waits for message in posted) for posted in messages] == [False, True, False]
 
 
-@pytest.mark.parametrize("debug", [False, True])
-def test_worker_0_reports_the_story_and_for_debugging_the_whole_state(monkeypatch, debug):
+def test_worker_0_reports_the_story(monkeypatch):
     reports = []
     monkeypatch.setattr(agent_module, "say", reports.append)
-    monkeypatch.setattr(agent_module, "current_settings", lambda: Settings(debug=debug))
     mailbox = Letters(Answer(1, State("left", status=3)), EndJob(1, "why"))
     with acting_as(WorkerStatus(0, 2)):
         agent = Agent(mailbox, 0, (0, 1), TimeLimits(LIMIT, LIMIT))
         agent.turn(Sample(), 7.0)
     (report,) = reports
     assert report.startswith("Worker 0 of 2") and "7.0 s: worker 1 has ended its program with exit status 3\n" in report
-    assert ("kind='left'" in report) == ("concluded: ()" in report) == debug
     assert mailbox.posted[-1].question == 1  # it has reported
 
 

@@ -74,8 +74,16 @@ class Watch:
         calls = self.log.summary(self._done, any(question.in_full for question in self.core.reporter.questions))
         calls = replace(calls, passed=max(calls.passed, program), mixed=worker.mixed)
         detail = Detail(worker.compiled_ago(), dict(self.sent), dict(self.received))
-        run, function, left, covered = worker.run, worker.function, worker.left, self.is_covered()
-        return Facts(calls, self._agreement(), run, program, function, worker.compiles, "", left, covered, detail)
+        agreement = self._agreement()
+        if worker.left is not None:
+            state = State("left", status=worker.left)
+        elif agreement is not None:
+            state = agreement
+        elif worker.run:
+            state = State("executing", episode=worker.run, program=program, function=worker.function)
+        else:
+            state = State("compiling" if worker.compiles else "running")
+        return Facts(replace(state, calls=calls), worker.run, self.is_covered(), detail)
 
     def is_covered(self) -> bool:
         """Return whether another world of the worker has all workers of this one; of equal worlds the first does."""

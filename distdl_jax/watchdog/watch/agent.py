@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from distdl_jax.errors import PlanError
 from distdl_jax.plans.worker_ranks import Workers
-from distdl_jax.settings import TimeLimits, current_settings
+from distdl_jax.settings import TimeLimits
 from distdl_jax.watchdog.programs.ir import Program
 from distdl_jax.watchdog.watch.abort import end_the_job, mpi_lock, say
 from distdl_jax.watchdog.watch.call_log import CallLog
@@ -164,18 +164,16 @@ class Agent:
         where = "" if run is None else run.where
         if questions and not where:  # a stack costs: it is looked up for what runs long, and for those who ask
             where = main_line()
-        return Facts(
-            calls,
-            agreement,
-            0 if run is None else run.number,
-            program,
-            "" if run is None else run.function,
-            sample.compiles > 0,
-            where if self._left is None else "",
-            self._left,
-            self.is_covered,
-            Detail(sample.compiled, {} if channel is None else dict(channel.sent), received),
-        )
+        if self._left is not None:
+            state = State("left", status=self._left)
+        elif agreement is not None:
+            state = agreement
+        elif run is not None:
+            state = State("executing", where, episode=run.number, program=program, function=run.function)
+        else:
+            state = State("compiling" if sample.compiles else "running", where)
+        detail = Detail(sample.compiled, {} if channel is None else dict(channel.sent), received)
+        return Facts(replace(state, calls=calls), 0 if run is None else run.number, self.is_covered, detail)
 
     def _agreement(self) -> State | None:
         """Return the agreement that the worker is in, of this world or another.
@@ -213,8 +211,6 @@ class Agent:
                 "What worker 0 was told last, and did, by its own clock:",
                 *coordinator.story()[-REPORTED_EVENTS:],
             ]
-            if current_settings().debug:
-                lines += ["What worker 0 knows:", coordinator.dump()]
         say("\n".join(lines) + "\n")
         if end.question:
             self._post(Answer(self._rank, state, question=end.question), COORDINATOR)

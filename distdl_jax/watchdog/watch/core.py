@@ -6,11 +6,10 @@ Every worker has a reporter, which decides nothing about other workers; worker 0
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.settings import TimeLimits
-from distdl_jax.watchdog.watch.call_log import Calls
 from distdl_jax.watchdog.watch.clock import (
     ANNOUNCED,
     FIRST_LINE,
@@ -44,45 +43,24 @@ _SILENT = "Worker 0, which knows of all others, was not heard from for as long a
 class Facts:
     """Facts that can be seen of the worker.
 
-    - `calls`: those of checked functions.
-    - `agreement`: the state, without calls, of a worker in an agreement: "agreeing", or "elsewhere" in one of another
-      world. There it waits for no worker of this world, unless all of that world are here.
-    - `run`: the number of the run of a compiled program that goes on, 0 if there is none. `program`, `function`: the
-      call whose program that is, 0 if that is not known, and of which function.
-    - `compiles`: whether it compiles now. `where`: its line, if known.
-    - `left`: its exit status, once its program has ended.
+    - `state`: its state: "left", "agreeing" or "elsewhere", "executing", or what else it does; the first that is so. In
+      an agreement "elsewhere", of another world, it waits for no worker of this one, unless all of that world are here.
+    - `run`: the number of the run of a compiled program that goes on, in an agreement, too; 0 if there is none.
     - `covered`: whether another world has all workers of this one, so that its timeout is enough.
     - `detail`: what only answers carry.
     """
 
-    calls: Calls = field(default=Calls())
-    agreement: State | None = None
+    state: State = field(default=State("running"))
     run: int = 0
-    program: int = 0
-    function: str = ""
-    compiles: bool = False
-    where: str = ""
-    left: int | None = None
     covered: bool = False
     detail: Detail = field(default=Detail())
 
-    def state(self) -> State:
-        """Return the state that they are."""
-        if self.left is not None:
-            return State("left", self.where, calls=self.calls, status=self.left)
-        if self.agreement is not None:
-            return replace(self.agreement, calls=self.calls)
-        if self.run:
-            return State("executing", self.where, "", (), self.run, self.calls, self.program, self.function)
-        return State("compiling" if self.compiles else "running", self.where, calls=self.calls)
-
     def episodes(self) -> list[tuple[Kind, int]]:
         """Return the waits that go on, by kind and number."""
-        if self.left is not None:
+        if self.state.kind == "left":
             return [("left", 0)]
-        agreement: list[tuple[Kind, int]] = (
-            [] if self.agreement is None else [(self.agreement.kind, self.agreement.episode)]
-        )
+        agrees = self.state.kind in ("agreeing", "elsewhere")
+        agreement: list[tuple[Kind, int]] = [(self.state.kind, self.state.episode)] if agrees else []
         return [*agreement, ("executing", self.run)] if self.run else agreement
 
 
@@ -150,11 +128,11 @@ class Reporter:
         for wait in self.waits:
             wait.announced = wait in long
         waits = tuple(Wait(wait.kind, wait.episode, now - wait.began) for wait in long)
-        state = facts.state()
+        state = facts.state
         answers = [Answer(self.rank, state, waits, question.number, facts.detail) for question in self.questions]
         if not answers:
             if not (is_new or self._is_worth_telling(state, now)):
-                state = replace(State("running"), calls=facts.calls)
+                state = State("running", calls=state.calls)
             if is_new or self._is_news(state, now):
                 answers = [Answer(self.rank, state, waits if is_new else ())]
         if answers:
@@ -172,9 +150,8 @@ class Reporter:
         """Return the waits that the timeout of this world looks at; some are another world's."""
         if facts.covered:
             return []
-        elsewhere = facts.agreement is not None and not facts.agreement.waits_for
         long = (wait for wait in self.waits if now >= self._announced_at(wait))
-        return [wait for wait in long if not (wait.kind == "elsewhere" and elsewhere)]
+        return [wait for wait in long if wait.kind != "elsewhere" or facts.state.waits_for]
 
     def _announced_at(self, wait: OpenWait) -> float:
         """Return when it is announced."""
