@@ -89,16 +89,16 @@ def linearize_at_once(primitive: Primitive, tangent: Callable[..., Any]) -> None
     """Have `jax.grad` differentiate a linear operation by `tangent`, which keeps nothing of its arguments.
 
     JAX would trace the rule for `jax.jvp` each time and look for what it keeps: a tenth of the time to trace a network.
-    `tangent` gives the tangent of the result for those of the arguments, and the operation's parameters; where there is
-    none it gets, and gives, an `ad.Zero`. Private: `jax._src.interpreters.ad.primitive_linearizations`, and what a rule
-    in it returns; with releases that are not known here JAX's own way remains. A public rule would replace it.
+    `tangent` gives the result's tangent for the arguments' and the operation's parameters; `ad.Zero` stands for none.
+    Private: `jax._src.interpreters.ad.primitive_linearizations`, and what a rule in it returns; with releases that are
+    not known here JAX's own way remains. A public rule would replace it.
     """
     from jax._src.interpreters import ad as private
 
-    # A rule returns a result, whether it has a tangent, what is kept (twice, from jax 0.12 on), and a function.
-    kept: tuple[Any, ...] | None = {(0, 10): ([],), (0, 11): ([],), (0, 12): ([], None)}.get(jax.__version_info__[:2])
-    if kept is None:
+    if not (0, 10) <= jax.__version_info__[:2] <= (0, 12):
         return
+    # A rule returns a result, whether it has a tangent, what is kept (twice, from jax 0.12 on), and a function.
+    kept: Any = ([], None) if jax.__version_info__ >= (0, 12) else ([],)
 
     def linearized(is_vjp: bool, nonzero: Sequence[bool], *primals: Any, **params: Any) -> tuple[Any, ...]:
         y = primitive.bind(*primals, **params)
@@ -134,7 +134,7 @@ def add_dependency(context: Any, x: Any, token: Any) -> Any:
 def dispatched_by_this_thread() -> Callable[[], list[Any]]:
     """Return a function for other threads: the buffers, done or not, that tell how far this thread's programs are.
 
-    One for each ordered effect. Private: the attributes that `jax._src.dispatch.runtime_tokens` has in each thread, and
+    Private: the attributes that `jax._src.dispatch.runtime_tokens` has in each thread, one for each ordered effect, and
     a token's `_buf`. A `jax.effects_barrier` that asks instead of waiting would replace it.
     """
     from jax._src.dispatch import runtime_tokens
@@ -193,8 +193,8 @@ def activity(innermost: FrameType) -> str | None:
 
     Private: the files and functions of jax that call XLA. Events of `jax.monitoring` at both starts would replace it.
     """
-    file, name = innermost.f_code.co_filename, innermost.f_code.co_name
-    if file.endswith("jax/_src/interpreters/pxla.py") and name == "__call__":
+    file = innermost.f_code.co_filename
+    if file.endswith("jax/_src/interpreters/pxla.py") and innermost.f_code.co_name == "__call__":
         return "executing"
     return "compiling" if file.endswith("jax/_src/compiler.py") else None
 

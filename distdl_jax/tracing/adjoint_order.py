@@ -27,7 +27,17 @@ from jax.extend.core import ClosedJaxpr, get_opaque_trace_state, jaxpr_as_fun
 
 from distdl_jax.jax_compat import at_line_of, bound_again
 from distdl_jax.tracing.context import Anchors, trace_context
-from distdl_jax.tracing.jaxprs import Branches, Call, Scan, equations, evaluate, is_opaque_call, structure
+from distdl_jax.tracing.jaxprs import (
+    Branches,
+    Call,
+    Scan,
+    custom_vjp,
+    equations,
+    evaluate,
+    is_opaque_call,
+    name_and_params,
+    structure,
+)
 from distdl_jax.tracing.scopes import body_scope
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import Transport
@@ -176,7 +186,7 @@ class AdjointOrder:
         if anchor_of(eqn) is not None:
             return True
         # A derivative of the user's may move data, too.
-        return self.tied and (eqn.primitive.name == "custom_vjp_call" or self.transport.operation(eqn) is not None)
+        return self.tied and (custom_vjp(eqn) is not None or self.transport.operation(eqn) is not None)
 
 
 class _Anchored:
@@ -196,13 +206,13 @@ class _Anchored:
         with body_scope():  # also of a body, which may be called twice
             if is_opaque_call(eqn):
                 with at_line_of(eqn):
-                    return self.run(eqn.params["call_jaxpr"], args)
+                    return self.run(structure(eqn).body, args)  # type: ignore[union-attr]
             match structure(eqn):
                 case Call("custom"):  # whatever it consists of, it is one movement
                     anchor, results = anchor_of(eqn), bound_again(eqn, self._ordered(eqn, args))
                     if anchor is not None:
                         self._add(results[anchor])
-                    elif self._order.tied or (eqn.primitive.name == "custom_vjp_call" and not asks(eqn)):
+                    elif self._order.tied or ((called := custom_vjp(eqn)) and not called.asks):
                         self._add(tie(first_link(), *results))
                     return results
                 case Scan() | Branches() | Call("jit" | "checkpoint") as parts:
@@ -241,9 +251,10 @@ class _Chained(_Anchored):
     def _ordered(self, eqn: Any, args: list[Any]) -> list[Any]:
         if not self.links:
             return args
-        if asks(eqn):
+        called = custom_vjp(eqn)
+        if called is not None and called.asks:
             return [_tie_where_differentiated(arg, self._last()) if is_inexact(arg) else arg for arg in args]
-        return _tie_last(args, self._last(), eqn.params.get("num_consts", 0))
+        return _tie_last(args, self._last(), called.constants if called else 0)
 
     def _add(self, link: Array) -> None:
         if self.links:
@@ -252,21 +263,13 @@ class _Chained(_Anchored):
 
 def anchor_of(eqn: Any) -> int | None:
     """Return which result of an equation is the anchor of a movement; None where the equation is none."""
-    if eqn.primitive.name != "custom_vjp_call":
+    if (called := custom_vjp(eqn)) is None:
         return None
-    jaxpr = eqn.params["call_jaxpr"].jaxpr
+    jaxpr: Any = called.body.jaxpr
     if len(jaxpr.outvars) < 2 or jaxpr.outvars[1].aval.size:
         return None
     is_tied = any(inner.primitive.name == "tie" and inner.outvars[0] is jaxpr.outvars[1] for inner in jaxpr.eqns)
     return 1 if is_tied else None
-
-
-def asks(eqn: Any) -> bool:
-    """Return whether an equation has a derivative of its own that asks which arguments and results have one.
-
-    It may refuse another one than it would get without a chain, as equinox's loops do.
-    """
-    return bool(eqn.primitive.name == "custom_vjp_call" and eqn.params.get("symbolic_zeros"))
 
 
 def _tie_last(args: list[Any], link: Array, consts: int) -> list[Any]:
@@ -344,7 +347,7 @@ def _branches(order: AdjointOrder, eqn: Any, branches: Branches, before: Array, 
 
 
 def _call(order: AdjointOrder, eqn: Any, call: Call, before: Array, args: list[Any]) -> Sequence[Any]:
-    params = eqn.params
+    _, params = name_and_params(eqn)
     if call.kind == "jit":
         return _jitted(order, call.body, params["name"], params["inline"])(before, *args)
     function = jaxpr_as_fun(_with_chain(order, call.body))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, reduce
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import jax
 from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
 
 from distdl_jax.errors import InvalidTypeError
@@ -62,6 +63,9 @@ _CALLS = {
     "custom_vmap_call": "custom",
     "closed_call": "call",
     "core_call": "call",
+    # With the flags jax_custom_vjp3 and jax_remat3 these are one operation, `call_hi_primitive`, of two classes.
+    "RematTraced": "checkpoint",
+    "CustomVJPTraced": "custom",
 }
 OPAQUE_CALL = "opaque_call"
 """The function whose program is differentiated as one; see `autodiff.opaque_call`."""
@@ -69,7 +73,7 @@ OPAQUE_CALL = "opaque_call"
 
 def structure(eqn: Any) -> Scan | While | Branches | Call | None:
     """Return what an equation does with its bodies; None where it has none, or is of an unknown kind."""
-    name, params = eqn.primitive.name, eqn.params
+    name, params = name_and_params(eqn)
     match name:
         case "scan":
             return Scan(params["jaxpr"], params["length"], *scan_counts(eqn))
@@ -78,12 +82,46 @@ def structure(eqn: Any) -> Scan | While | Branches | Call | None:
             return While(params["cond_jaxpr"], params["body_jaxpr"], *counts)
         case "cond":
             return Branches(tuple(params["branches"]))
-    if name not in _CALLS:
+    if name not in _CALLS or (body := _body(params)) is None:
         return None
-    body = next((params[key] for key in ("jaxpr", "call_jaxpr", "call") if key in params), None)
-    if body is None:
+    return Call(_CALLS[name], body)
+
+
+def name_and_params(eqn: Any) -> tuple[str, Any]:
+    """Return the name and the parameters of an equation's operation; of the class, where JAX's operation holds one."""
+    held = eqn.params.get("_prim")
+    return (eqn.primitive.name, eqn.params) if held is None else (type(held).__name__, held.params)
+
+
+def _body(params: Any) -> ClosedJaxpr | None:
+    found = next((params[key] for key in ("jaxpr", "call_jaxpr", "call", "traced") if key in params), None)
+    body = getattr(found, "jaxpr", found) if "traced" in params else found
+    return body if body is None or isinstance(body, ClosedJaxpr) else _closed(body)
+
+
+class CustomVjp(NamedTuple):
+    """A function with a derivative of its own.
+
+    - `constants`: how many of its first arguments are constants, by which JAX can't differentiate it.
+    - `asks`: whether its derivative asks which arguments and results have one. It may refuse another one than it would
+      get without a chain, as equinox's loops do.
+    """
+
+    body: ClosedJaxpr
+    constants: int
+    asks: bool
+
+
+def custom_vjp(eqn: Any) -> CustomVjp | None:
+    """Return what an equation calls, where that has a derivative of its own for the backward pass."""
+    name, params = name_and_params(eqn)
+    if name not in ("custom_vjp_call", "CustomVJPTraced"):
         return None
-    return Call(_CALLS[name], body if isinstance(body, ClosedJaxpr) else _closed(body))
+    body = _body(params)
+    assert body is not None
+    held = eqn.params.get("_prim")
+    constants = params.get("num_consts", 0) if held is None else len(jax.tree.leaves(held.in_avals[:2]))
+    return CustomVjp(body, constants, bool(params.get("symbolic_zeros")))
 
 
 @lru_cache(maxsize=512)
@@ -93,7 +131,8 @@ def _closed(body: Any) -> ClosedJaxpr:
 
 def bodies(eqn: Any) -> list[Any]:
     """Return the programs in an equation, of whatever kind it is."""
-    return list(jaxprs_in_params(eqn.params))
+    held = _body(name_and_params(eqn)[1]) if "_prim" in eqn.params else None
+    return list(jaxprs_in_params(eqn.params)) if held is None else [held.jaxpr]
 
 
 def equations(eqns: Iterable[Any], enter: Callable[[Any], bool] = lambda eqn: True) -> Iterator[Any]:
@@ -195,7 +234,7 @@ def defined_at(jaxpr: Any) -> str:
 
 def is_opaque_call(eqn: Any) -> bool:
     """Return whether an equation is a program that is differentiated as one, though made of movements like any."""
-    if eqn.primitive.name != "custom_vjp_call":
+    if (called := custom_vjp(eqn)) is None:
         return False
-    name, _, file = defined_at(eqn.params["call_jaxpr"].jaxpr).rpartition(" at ")
+    name, _, file = defined_at(called.body.jaxpr).rpartition(" at ")
     return name == OPAQUE_CALL and is_library(file)

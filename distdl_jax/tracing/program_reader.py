@@ -12,7 +12,7 @@ from typing import Any
 from distdl_jax.errors import CONSTANTS
 from distdl_jax.jax_compat import source_frames
 from distdl_jax.tracing.adjoint_order import anchor_of
-from distdl_jax.tracing.jaxprs import Branches, DataFlow, Scan, While, is_opaque_call, structure
+from distdl_jax.tracing.jaxprs import Branches, DataFlow, Scan, While, is_opaque_call, name_and_params, structure
 from distdl_jax.tracing.marks import is_start_of_movement, layer_called
 from distdl_jax.tracing.scopes import movement_numbers, movements_around, read_scopes
 from distdl_jax.tracing.world import Transport, Workers, World
@@ -31,7 +31,7 @@ from distdl_jax.watchdog.programs.ir import (
 from distdl_jax.watchdog.source_lines import is_library
 
 # What a primitive is made of. What these hold was traced once, for the first caller; the call has its own line.
-_WRAPPERS = ("custom_vjp_call", "custom_vmap_call")
+_WRAPPERS = ("custom_vjp_call", "CustomVJPTraced", "custom_vmap_call")
 
 
 def read_program(transport: Transport, jaxpr: Any) -> Program:
@@ -175,7 +175,7 @@ def place_of(line: str, stacks: tuple[str, ...]) -> Place:
 
 def _line(eqns: tuple[Any, ...]) -> str:
     # Rather the line of a primitive's call than those of what is cached inside it.
-    wrappers = (n for n, eqn in enumerate(eqns) if eqn.primitive.name in _WRAPPERS and not is_opaque_call(eqn))
+    wrappers = (n for n, eqn in enumerate(eqns) if name_and_params(eqn)[0] in _WRAPPERS and not is_opaque_call(eqn))
     wrapped = next(wrappers, len(eqns) - 1)
     for eqn in (*reversed(eqns[: wrapped + 1]), *eqns[wrapped + 1 :]):
         for frame in source_frames(eqn.source_info.traceback):

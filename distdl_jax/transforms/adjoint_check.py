@@ -22,14 +22,13 @@ from distdl_jax.tracing.adjoint_order import (
     AdjointOrder,
     anchor_of,
     anchors_are_noted,
-    asks,
     is_inexact,
     note_anchor,
     tie_scalar,
     with_all_adjoints,
 )
 from distdl_jax.tracing.context import trace_context
-from distdl_jax.tracing.jaxprs import defined_at, equations, is_opaque_call
+from distdl_jax.tracing.jaxprs import CustomVjp, custom_vjp, defined_at, equations, is_opaque_call
 from distdl_jax.tracing.program_reader import constants_text, line_of_equation, read_program
 from distdl_jax.tracing.traced import Traced
 from distdl_jax.tracing.world import Transport, Workers, World
@@ -200,7 +199,7 @@ def _any_rule_moves(world: World, team: Workers, name: str, rules: list[Any], tr
     backward_only = (
         eqn
         for eqn, backward in zip(rules, moves, strict=True)
-        if backward is True and not read_program(world.transport, eqn.params["call_jaxpr"].jaxpr)
+        if backward is True and not read_program(world.transport, custom_vjp(eqn).body.jaxpr)  # type: ignore[union-attr]
     )
     line = next(map(line_of_equation, backward_only), None) if transposes else None
     raised = next((error for error in moves if isinstance(error, Exception)), None)
@@ -269,14 +268,16 @@ def _custom_rules(program: ClosedJaxpr) -> list[Any]:
     These, as equinox's loops, may refuse a derivative by all arguments; the programs that are compared hold theirs.
     """
 
-    def is_of_library(eqn: Any) -> bool:
-        return is_library(defined_at(eqn.params["call_jaxpr"].jaxpr).rpartition(" at ")[2])
+    def rule(eqn: Any) -> CustomVjp | None:
+        return None if is_opaque_call(eqn) else custom_vjp(eqn)
 
-    def has_rule(eqn: Any) -> bool:
-        return eqn.primitive.name == "custom_vjp_call" and not is_opaque_call(eqn)
+    def is_the_users(eqn: Any) -> bool:
+        called = rule(eqn)
+        if called is None or called.asks or anchor_of(eqn) is not None:
+            return False
+        return not is_library(defined_at(called.body.jaxpr).rpartition(" at ")[2])
 
-    found = filter(has_rule, equations(program.jaxpr.eqns, enter=lambda eqn: not has_rule(eqn)))
-    return [eqn for eqn in found if anchor_of(eqn) is None and not asks(eqn) and not is_of_library(eqn)]
+    return list(filter(is_the_users, equations(program.jaxpr.eqns, enter=lambda eqn: rule(eqn) is None)))
 
 
 def _moves(transport: Transport, eqn: Any) -> bool | Exception:
@@ -284,7 +285,7 @@ def _moves(transport: Transport, eqn: Any) -> bool | Exception:
 
     def derivative(*args: Array) -> Any:
         # By its function's constants JAX can't differentiate it.
-        count = eqn.params.get("num_consts", 0)
+        count = custom_vjp(eqn).constants  # type: ignore[union-attr]
         consts, varying = args[:count], args[count:]
         results, pullback = jax.vjp(lambda *varying: bound_again(eqn, [*consts, *varying]), *varying)
         return pullback([_cotangent(result) for result in results])
