@@ -200,6 +200,13 @@ class ReplicationPlan(MovementPlan):
         assert giving is not None  # a worker that takes part is in one of the two partitions
         return ShapeDtype(zero_volume_shape(self.inputs[worker].shape, self.preserve_batch), self._moved(giving).dtype)
 
+    @property
+    def outputs(self) -> ShapeDtypes:
+        moved: dict[int, ShapeDtype] = {}  # team by team: of each of 100,000 workers, a root is soon found
+        for root in self.source:
+            moved |= dict.fromkeys(self._team(root).members if self.is_broadcast else (root,), self._moved(root))
+        return {worker: moved[worker] if worker in moved else self.output(worker) for worker in self.workers}
+
     def part(self, worker: int) -> Replication | None:
         if worker not in self.inputs:
             return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from distdl_jax.plans.worker_ranks import ConsecutiveRanks, worker_ranks
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -29,7 +31,7 @@ def ranks_text(ranks: tuple[int, ...]) -> str:
     >>> ranks_text((0, 1, 2, 3)), ranks_text((0, 2, 4))
     ('0-3', '0, 2, 4')
     """
-    if len(ranks) > 2 and ranks == tuple(range(ranks[0], ranks[0] + len(ranks))):
+    if len(ranks) > 2 and isinstance(worker_ranks(ranks), ConsecutiveRanks):
         return f"{ranks[0]}-{ranks[-1]}"
     return listed(ranks).strip("(),")
 

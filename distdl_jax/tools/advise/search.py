@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
-from distdl_jax.nn.dense.prelu import DistributedPReLU
 from distdl_jax.nn.networks.sequential import Sequential
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.planning import planning_world
@@ -24,7 +23,7 @@ from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.tools.advise.network import DescribedNetwork, Grids, Node, Shape
 from distdl_jax.tools.cost.classes import repartition_counts
-from distdl_jax.tools.cost.cost import Cost, cost
+from distdl_jax.tools.cost.cost import Cost, cost, count
 from distdl_jax.tools.cost.machine import Machine
 from distdl_jax.transports.progress import progress
 
@@ -80,17 +79,14 @@ class Prices:
         return self._known[key]
 
     def _count(self, node: Node, grid: Shape) -> Price:
-        """Count a node alone; if a gradient of its input is computed, behind a layer that has a parameter."""
+        """Count a node alone."""
         P = self.P.grid(grid)
         layers, y_grid = self.network.node_on(node, grid, P)
-        before = [DistributedPReLU(P)] if node.differentiates_x else []
-        found = cost(
-            Sequential(*before, *layers), TensorSpec(node.x_shape, P), optimiser=self.optimiser, dtype=self.dtype
-        )
-        rows = [row for row in found.layers if not before or row.place.split(".")[0] != "0"]
+        spec, of_x = TensorSpec(node.x_shape, P), node.differentiates_x
+        found = count(Sequential(*layers), spec, self.dtype, self.copies, of_x=of_x)
         names = ("operations", "bytes", "flops", "memory_traffic", "parameters")
-        counts = {name: np.sum([getattr(row.amounts, name) for row in rows], axis=0) for name in names}
-        stored = (2 + self.copies) * counts.pop("parameters") + sum(found.activations[row.place] for row in rows)
+        counts = {name: np.sum([getattr(row.amounts, name) for row in found.layers], axis=0) for name in names}
+        stored = (2 + self.copies) * counts.pop("parameters") + sum(found.activations.values())
         messages, nbytes = counts["operations"], counts["bytes"]
         seconds = self.machine.seconds(*counts.values())
         return Price(float(np.max(seconds)), int(messages.max()), int(nbytes.max()), int(stored.max()), y_grid)

@@ -31,6 +31,7 @@ from distdl_jax.tools.cost.layers import Chain, Counter, nodes_in
 from distdl_jax.tools.cost.machine import Machine, given_machine
 from distdl_jax.tools.cost.memory import CompiledMemory, WorkerMemory, compile_step, worker_memory
 from distdl_jax.tools.draw.bars import bars
+from distdl_jax.tracing.world import World
 from distdl_jax.validation import checked_boolean, checked_dtype
 
 VERSION = 2
@@ -120,6 +121,7 @@ class Cost:
     _chain: Chain = field(default=(), repr=False, compare=False)
     _x: ShapeDtypes = field(default_factory=dict, repr=False, compare=False)
     _backward: bool = True
+    _of_x: bool = False
 
     @property
     def seconds(self) -> float | None:
@@ -182,7 +184,8 @@ class Cost:
             gradients = {layer.place: int(layer.amounts.gradients[worker]) for layer in self.layers}
             block = self._x[worker]
             x_bytes = block.size * block.dtype.itemsize
-            found.append((worker_memory(self._chain, worker, x_bytes, gradients, backward=self._backward), workers))
+            options = {"backward": self._backward, "of_x": self._of_x}
+            found.append((worker_memory(self._chain, worker, x_bytes, gradients, **options), workers))
         return found
 
     @property
@@ -287,44 +290,63 @@ def cost(
     check_spec(x_spec, "x_spec")
     if not isinstance(optimiser, str) or optimiser not in OPTIMISERS:
         raise InvalidArgumentError(f"`optimiser` (={optimiser!r}) must be one of {', '.join(OPTIMISERS)}.")
-    # A spec may be of another planning world than the layers.
-    world = (getattr(network, "input_partition", None) or x_spec.partition).world
-    number = checked_dtype("dtype", dtype)
+    number, backward = checked_dtype("dtype", dtype), checked_boolean("backward", backward)
+    estimates_on = None if machine is None else given_machine(machine)
+    copies = OPTIMISERS[optimiser]
+    result = count(network, x_spec, number, copies, estimates_on, backward=backward)
+    if checked_boolean("compiled", compiled):
+        args = network, result._x, _world(network, x_spec), result.fullest, number, copies, backward
+        result = replace(result, compiled=compile_step(*args))
+    return result
+
+
+def count(
+    network: Layer,
+    x_spec: TensorSpec,
+    dtype: np.dtype,
+    copies: int,
+    machine: Machine | None = None,
+    *,
+    backward: bool = True,
+    of_x: bool = False,
+) -> Cost:
+    """Count a step, `of_x`: with the gradient of x; `copies`: how many numbers the optimiser stores for a parameter."""
+    world = _world(network, x_spec)
     size = world.size
     takes_indices = getattr(network, "takes_indices", False)
-    of_x = np.dtype(np.int32) if takes_indices else number
+    x_dtype = np.dtype(np.int32) if takes_indices else dtype
     shapes: Mapping[int, tuple[int, ...]] = x_spec.block_shapes
     if len(shapes) < size:
         elsewhere = worker_ranks(worker for worker in range(size) if worker not in x_spec.block_shapes)
         placeholders = ByClass(elsewhere, [[x_spec.shape_on(worker) for worker in elsewhere]], x_spec.shape_on)
         shapes = on_grids(shapes, placeholders)
-    x = derived(lambda worker: ShapeDtype(x_spec.shape_on(worker), of_x), shapes)
-    params = _param_blocks(network, number, size) if takes_indices else None
-    estimates_on = None if machine is None else given_machine(machine)
-    backward = checked_boolean("backward", backward)
+    x = derived(lambda worker: ShapeDtype(x_spec.shape_on(worker), x_dtype), shapes)
+    params = _param_blocks(network, dtype, size) if takes_indices else None
     try:
         plan = network.plan(x, params)
     except jax.errors.JAXTypeError as error:
         raise PlanError(
             f"`network` can't be planned: a part of it depends on values ({str(error).splitlines()[0]})."
         ) from error
-    chain = Counter(world, number).chain(network, plan, x)
-    copies, layers = OPTIMISERS[optimiser], list(placed_layers(network))
+    chain = Counter(world, dtype).chain(network, plan, x, has_gradient=of_x)
+    layers = list(placed_layers(network))
     amounts = {layer.place: Amounts.none(size) for layer in layers}
     for node in nodes_in(chain):
         amounts[node.place].count(node, backward)
     costs = []
     for layer in layers:
-        mine = amounts[layer.place]
-        _count_parameters(layer, mine, number.itemsize, copies, backward)
+        own = amounts[layer.place]
+        _count_parameters(layer, own, dtype.itemsize, copies, backward)
         seconds = None
-        if estimates_on is not None:
-            seconds = estimates_on.seconds(mine.operations, mine.bytes, mine.flops, mine.memory_traffic)
-        costs.append(LayerCost(layer.place, layer.name, mine, seconds))
-    result = Cost(tuple(costs), Amounts.sum(amounts.values(), size), _chain=chain, _x=x, _backward=backward)
-    if checked_boolean("compiled", compiled):
-        result = replace(result, compiled=compile_step(network, x, world, result.fullest, number, copies, backward))
-    return result
+        if machine is not None:
+            seconds = machine.seconds(own.operations, own.bytes, own.flops, own.memory_traffic)
+        costs.append(LayerCost(layer.place, layer.name, own, seconds))
+    return Cost(tuple(costs), Amounts.sum(amounts.values(), size), _chain=chain, _x=x, _backward=backward, _of_x=of_x)
+
+
+def _world(network: Layer, x_spec: TensorSpec) -> World:
+    """Return the world of a network, of which the spec need not be: it may be of another planning world."""
+    return (getattr(network, "input_partition", None) or x_spec.partition).world
 
 
 def _param_blocks(network: Layer, dtype: np.dtype, size: int) -> dict[int, Any]:
