@@ -5,6 +5,7 @@ environment and open files to a server, this file too, which forks. A copy becom
 signals on and ends as the program does; where it is killed, so is the program.
 """
 
+import contextlib
 import gc
 import importlib
 import json
@@ -103,12 +104,16 @@ def program_of(client: socket.socket) -> list:
         import threading
 
         def pass_on() -> None:
-            while number := client.recv(1):
-                os.kill(pid, number[0])
-            os.kill(pid, signal.SIGKILL)  # the client was killed
+            with contextlib.suppress(ConnectionError, ProcessLookupError):
+                while number := client.recv(1):
+                    os.kill(pid, number[0])
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # the client was killed
 
         threading.Thread(target=pass_on, daemon=True).start()
-        client.sendall(struct.pack("i", os.waitpid(pid, 0)[1]))
+        _, status = os.waitpid(pid, 0)
+        with contextlib.suppress(ConnectionError):
+            client.sendall(struct.pack("i", status))
         os._exit(0)
     asked = json.loads(text)
     os.setpgid(0, 0)
