@@ -120,11 +120,12 @@ notebooks: $(VENV)/notebooks ## Run the notebooks of docs/notebooks in Jupyter, 
 	$(PY) -m ruff format docs/notebooks
 
 .PHONY: bench
-bench: $(READY) ## Run every benchmark on 2 and on 4 workers
+bench: $(READY) ## Run every benchmark on 2 and on 4 workers; fail if a network is slower than in the last release
 	@set -e; for file in benchmarks/*.py; do for workers in 2 4; do \
 		echo "== $$file, $$workers workers"; \
 		$(RUN) -n $$workers $(PY) -m distdl_jax $$file $(ARGS); \
 	done; done
+	$(PY) benchmarks/harness/history.py
 
 # PyTorch has an environment of its own: nothing here needs it, and it brings much along.
 PEERS := .venv-peers

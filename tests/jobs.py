@@ -8,37 +8,22 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from launcher import forkserver, mpiexec
-from launcher.settings import long_run
+from launcher.settings import FAST_TO_COMPILE, ON_GPU, long_run
 
 from distdl_jax.watchdog.launch.gpus import XLA_FLAG
 
 ROOT = Path(__file__).parents[1]
 
-# Tests compile much and run little: LLVM need not be given a program in many parts, and XLA's newer code generator,
-# which jax 0.11 made the only one, takes twice as long over what is small. Where little is computed, it need not try
-# hard either. All of it brings compilation down to a tenth; but a block may then differ from the whole in the last bit.
-# Tests of one worker are compiled as users compile them, and so is everything in a long run.
-IN_ONE_PART = ["--xla_cpu_parallel_codegen_split_count=1"]
-if version("jaxlib").startswith("0.10."):
-    IN_ONE_PART.append("--xla_cpu_use_fusion_emitters=false")
-FAST_TO_COMPILE = ["--xla_backend_optimization_level=0", *IN_ONE_PART]
-# Where programs compute on one GPU that all their workers share; `pytest -m gpu` has what is to run so.
-ON_GPU = os.environ.get("DISTDL_JAX_TEST_GPU") == "1"
 GPU_SETTINGS = {
     "JAX_PLATFORMS": "cuda",
     "DISTDL_JAX_GPUS": "share",
     "MPI4JAX_USE_CUDA_MPI": "0",
     "XLA_CLIENT_MEM_FRACTION": "0.2",
 }
-if long_run() or ON_GPU:
-    IN_ONE_PART.clear()
-    FAST_TO_COMPILE.clear()
-
 USUAL_START = 3.0  # seconds that `start_up` takes where nothing else runs
 
 STARTS = """

@@ -23,7 +23,7 @@ def name_of(page: Path) -> str:
     return page.stem
 
 
-# The code of docs/testing.md is for pytest.
+# The code of docs/testing.md calls dj.simulate itself.
 RUNNABLE = [page for page in PAGES if page.stem != "testing" and blocks(page, "python")]
 
 
@@ -59,6 +59,10 @@ def test_the_code_runs_and_prints_what_the_page_says(page: Path, printed: dict[s
             output[place:]
         )
         place = output.index(line, place) + 1
+
+
+def test_the_test_of_the_page_on_tests_passes() -> None:
+    exec("".join(blocks(ROOT / "docs" / "testing.md", "python")), {})
 
 
 def anchors(page: Path) -> set[str]:

@@ -1,106 +1,181 @@
 """The hooks of pytest: `pytest_plugins = ["launcher.plugin"]` in the top `conftest.py` brings them in."""
 
+import builtins
+import faulthandler
 import gc
+import os
+import signal
+import threading
+import time
+import warnings
 from collections import Counter
-from pathlib import Path
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest.unraisableexception import gc_collect_iterations_key
 
-from launcher import examples, hooks, marks, mpiexec
-from launcher.costs import Costs
-from launcher.parent import Parent
-from launcher.slowdown import Slowdown
-from launcher.time_limit import TimeLimit
-from launcher.worker import Worker
+from launcher import examples, marks, mpiexec, settings
+from launcher.rank import Rank, stacks
+from launcher.world import Runner
 
-MARKERS = (
-    "world(*sizes): run the test on every rank of an MPI world of each of these sizes",
-    "simulated(*sizes): run the test on the threads of a world of each of these sizes, in one process",
-    "limit(seconds): how long the test may take before it fails with every rank's stacks (default 120)",
-)
-
-
-def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    pluginmanager.add_hookspecs(hooks)
+if TYPE_CHECKING:
+    from distdl_jax.transports.threads.workers import Workers
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("world", "tests in MPI worlds")
-    group.addoption(
-        "--in-world",
-        action="store_true",
-        help="run as one rank of a world that you started: mpiexec -n 4 python -m pytest --in-world tests/test_x.py",
-    )
-    group.addoption("--costs", default=None, metavar="FILE", help="write the processor seconds of every test, as JSON")
-    group.addoption("--world-dir", default=None, help="where a rank that pytest started writes its reports (internal)")
+    options = parser.getgroup("world", "tests in MPI worlds")
+    by_hand = "mpiexec -n 4 python -m pytest --in-world tests/test_x.py"
+    options.addoption("--in-world", action="store_true", help=f"run as one rank of a world started by hand: {by_hand}")
+    options.addoption("--world-socket", default=None, help="where a rank that pytest started reports (internal)")
+    options.addoption("--world-threads", action="store_true", help="a process for simulated worlds (internal)")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all is imported, which stays
     config.stash[gc_collect_iterations_key] = 1  # at the end; five times is a second, on every rank
-    for marker in MARKERS:
+    for marker in marks.MARKERS:
         config.addinivalue_line("markers", marker)
     examples.load_profile()
     if config.option.in_world:
-        home = config.option.world_dir
-        config.pluginmanager.register(Worker(config, Path(home) if home else None), "world-worker")
+        config.pluginmanager.register(Rank(config, config.option.world_socket), "world-rank")
         return
     if mpiexec.size_around() > 1:
         raise pytest.UsageError("pytest starts its MPI worlds itself; under mpiexec it needs --in-world")
     mpiexec.leave_mpi_alone()  # initialised here it would break the children of this process
-    slowdown = Slowdown()
-    config.pluginmanager.register(TimeLimit(slowdown), "world-time-limit")
-    config.pluginmanager.register(costs := Costs(slowdown), "world-costs")
-    config.pluginmanager.register(Parent(config, slowdown, costs), "world-parent")
+    config.pluginmanager.register(Parent(config), "world-parent")
+    config.pluginmanager.register(PlainLimit(), "plain-limit")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    world, threads = map(metafunc.definition.get_closest_marker, ("world", "simulated"))
-    if world is None and threads is None:
-        return
-    sizes = list(marks.declared(world)) if world else []
-    ids = [f"world{size}" for size in sizes]
-    if threads:
-        sizes += map(marks.Simulated, marks.declared(threads))
-        ids += [f"simulated{size}" for size in marks.declared(threads)]
-    if marks.ARGUMENT not in metafunc.fixturenames:
-        metafunc.fixturenames.append(marks.ARGUMENT)
-    metafunc.parametrize(marks.ARGUMENT, sizes, ids=ids)
+    """Make a test of each size, whether or not its function takes `world_size`."""
+    sizes: list[int] = []
+    for mark, kind in (("world", int), ("simulated", marks.Simulated)):
+        sizes += map(kind, getattr(metafunc.definition.get_closest_marker(mark), "args", ()))
+    if sizes:
+        if "world_size" not in metafunc.fixturenames:
+            metafunc.fixturenames.append("world_size")
+        names = [f"{'simulated' if isinstance(size, marks.Simulated) else 'world'}{size}" for size in sizes]
+        metafunc.parametrize("world_size", sizes, ids=names)
+
+
+_workers: "dict[int, Workers]" = {}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test of a world of threads on each of them, with the same arguments."""
-    size = marks.simulated(pyfuncitem)
-    if size is None:
+    """Run a simulated test on threads that stay from test to test, with what they have compiled."""
+    size = marks.world_size(pyfuncitem)
+    if not isinstance(size, marks.Simulated):
         return None
-    names = pyfuncitem._fixtureinfo.argnames
-    arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    pyfuncitem.ihook.pytest_world_simulate(size=int(size), test=lambda: pyfuncitem.obj(**arguments))
+    from distdl_jax.transports.threads.workers import Workers
+
+    arguments = {argument: pyfuncitem.funcargs[argument] for argument in pyfuncitem._fixtureinfo.argnames}
+    workers = _workers.pop(size, None) or Workers(size)
+    workers.run(lambda: pyfuncitem.obj(**arguments))
+    _workers[size] = workers  # unless it failed
     return True
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Sort plain tests first, then the simulated ones, then world after world, each in the order of the files."""
-    for item in session.items:
-        if item.get_closest_marker("simulated") and not marks.has_size(item):
-            raise pytest.UsageError(f"{item.nodeid}: simulated marks a test, a class or a module, not one parameter")
-    session.items.sort(key=marks.of)
+    session.items.sort(key=marks.group)
     gc.freeze()  # no need to look through what has been imported, again and again
     gc.set_threshold(20_000, 20, 20)
     gc.enable()
 
 
-def pytest_report_header(config: pytest.Config) -> list[str]:
-    return [] if config.option.world_dir else mpiexec.versions()
-
-
 def pytest_report_collectionfinish(items: list[pytest.Item]) -> str:
-    counts = Counter(map(marks.of, items))
-    return "worlds: " + ", ".join(
-        f"{counts[group]} in {'this process' if group == marks.PARENT else f'a {group}'}" for group in sorted(counts)
-    )
+    counts = Counter(map(marks.group, items))
+    return "worlds: " + ", ".join(f"{counts[group]} in {marks.name(group)}" for group in sorted(counts))
+
+
+class Parent:
+    """Plugin of the pytest process: runs the plain tests, lets runners do the others, and reports for all."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.runners: dict[int, Runner] = {}
+        self.slots = threading.Semaphore(1 if config.option.capture == "no" else settings.worlds_at_a_time())
+        self.started = self.holds_slot = False
+        self.warned: set[object] = set()
+
+    def start(self, items: list[pytest.Item]) -> None:
+        groups = sorted(set(map(marks.group, items)))
+        self.holds_slot = marks.PLAIN in groups and self.slots.acquire()
+        for group in groups:
+            if group != marks.PLAIN:
+                own = [item for item in items if marks.group(item) == group]
+                self.runners[group] = Runner(self.config, group, own, self.slots)
+                self.runners[group].start()
+        self.started = True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        if not self.started:
+            self.start(item.session.items)
+        if marks.group(item) == marks.PLAIN:
+            return None
+        if self.holds_slot:
+            self.holds_slot = False
+            self.slots.release()
+        outcome = self.runners[marks.group(item)].outcomes.get()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for warning in outcome.warnings:
+            self.pass_on(*warning)
+        for report in outcome.reports:
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def pass_on(self, category: str, text: str, filename: str, lineno: int, when: str, nodeid: str) -> None:
+        if (filename, lineno, text) not in self.warned:
+            self.warned.add((filename, lineno, text))
+            kind: Any = getattr(builtins, category, UserWarning)
+            message = warnings.WarningMessage(kind(text), kind, filename, lineno)
+            recorded = {"warning_message": message, "when": when, "nodeid": nodeid, "location": None}
+            self.config.hook.pytest_warning_recorded.call_historic(kwargs=recorded)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        """End all worlds, whatever they do."""
+        for runner in self.runners.values():
+            runner.stopped.set()
+        for runner in self.runners.values():
+            runner.join(60)
+
+
+class PlainLimit:
+    """Plugin of the pytest process: a plain test fails at its limit, by a signal; or the process ends, with stacks."""
+
+    def __init__(self) -> None:
+        self.stderr = os.dup(2)  # while pytest does not capture it
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        if marks.group(item) != marks.PLAIN:
+            return (yield)
+        began = time.monotonic()
+
+        def arm(*_: object) -> None:
+            __tracebackhide__ = True
+            limit = marks.limit(item)
+            left = limit - (time.monotonic() - began)
+            if left <= 0:
+                pytest.fail(f"{item.nodeid} did not end within its limit of {limit:.3g} s\n\n{stacks()}")
+            signal.setitimer(signal.ITIMER_REAL, left)
+            faulthandler.dump_traceback_later(3 * left + 5, exit=True, file=self.stderr)
+
+        before = signal.signal(signal.SIGALRM, arm)
+        arm()
+        try:
+            return (yield)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            faulthandler.cancel_dump_traceback_later()

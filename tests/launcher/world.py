@@ -1,252 +1,296 @@
-"""One `mpiexec` with its ranks, or one process without MPI, seen from the parent."""
+"""A world, seen from the pytest process: one `mpiexec`, or one process without MPI, and what its ranks send."""
 
 import contextlib
-import fcntl
-import json
 import os
+import queue
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from launcher import mpiexec
-from launcher.costs import Costs
-from launcher.marks import Group
-from launcher.stacks import merge, shorten, whole
+import pytest
 
-TAIL = 4000
-LOCK = "alive.lock"
-OUTPUT = "output.txt"
-SEGMENTS = re.compile(r"/dev/shm/(?:mpich_shm|sm_segment|vader_segment)\S*$", re.MULTILINE)
+from launcher import marks, mpiexec, reports, settings
+
+GRACE = 5.0  # seconds for the other ranks to fail too, once one has; and for mpiexec to end once a rank has died
+TAIL = 4000  # characters
+SHARED = re.compile(r"/dev/shm/(?:mpich_shm|sm_segment|vader_segment)\S*$", re.MULTILINE)
+
+
+class WorldError(Exception):
+    """A world has to end."""
+
+
+class Stopped(Exception):
+    """The session ends before all tests have run."""
 
 
 @dataclass
 class Rank:
-    """What one process of the world has written about itself so far."""
+    """What one process of the world has sent about itself so far."""
 
-    pid: int
-    rank: int = -1
-    ended: bool = False
-    started: dict[int, float] = field(default_factory=dict)
-    done: dict[int, tuple[float, int]] = field(default_factory=dict)
-    agreed: dict[int, float] = field(default_factory=dict)  # with the processor seconds of each item
-    reports: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    collected: list[dict[str, Any]] = field(default_factory=list)
-    ready: dict[str, Any] | None = None
-    refused: str = ""
-    last: float = 0.0
-    offset: int = 0
+    connection: Connection
+    number: int = -1
+    pid: int = 0
+    size: int | None = None
+    alive: bool = True
+    collected: set[str] = field(default_factory=set)
+    problems: str = ""
+    reports: list[pytest.TestReport] = field(default_factory=list)
+    done: str | None = None
+    stacks: str | None = None
 
-    def take(self, event: dict[str, Any]) -> None:
-        kind, item = event["kind"], event.get("item", -1)
-        self.last = event["t"]
-        if kind == "rank":
-            self.rank = event["rank"]
-        elif kind == "refused":
-            self.refused = event["text"]
-        elif kind == "collect":
-            self.collected.append(event)
-        elif kind == "ready":
-            self.ready = event
-        elif kind == "start":
-            self.started[item] = event["t"]
-        elif kind == "report":
-            self.reports.setdefault(item, []).append(event["data"])
-        elif kind == "done":
-            self.done[item] = (event["t"], event["code"])
-        elif kind == "agreed":
-            self.agreed[item] = event["cost"]
-        elif kind == "end":
-            self.ended = True
+    def tell(self, order: object) -> None:
+        with contextlib.suppress(OSError):  # it has gone, which shows when it is to answer
+            self.connection.send(order)
+
+
+@dataclass
+class Outcome:
+    """The reports of an item from all ranks, and the warnings of the first."""
+
+    reports: list[pytest.TestReport]
+    warnings: list[tuple[Any, ...]]
 
 
 class World:
-    """Starts `size` ranks, reads what they write, shows where they are, and leaves none of them behind."""
+    """Starts ranks, tells them what to run, and leaves none of them behind. A world of 0 is a process without MPI."""
 
-    def __init__(
-        self,
-        group: Group,
-        costs: Costs,
-        home: Path,
-        spec: dict[str, Any],
-        arguments: list[str],
-        environment: dict[str, str],
-        cwd: Path,
-        show: bool,
-    ) -> None:
-        self.size, self.costs = group.processes, costs
-        self.spent = False  # it has run all its tests, or its messages may be half way
-        self.ranks: dict[int, Rank] = {}
-        self.warnings: list[dict[str, Any]] = []
-        self.segments: set[str] = set()
-        self.home = Path(tempfile.mkdtemp(prefix=f"world{group.world}-", dir=home))
-        (self.home / "spec.json").write_text(json.dumps(spec))
-        # Ranks block on this lock: they get it, and leave, when the parent lets go of it in whatever way.
-        self.lock = os.open(self.home / LOCK, os.O_CREAT | os.O_RDWR)
-        fcntl.flock(self.lock, fcntl.LOCK_EX)
-        self.command = mpiexec.command(group.world) if group.world else []
-        self.starter = "mpiexec" if group.world else "it"
-        self.began = time.monotonic()
-        with open(self.home / OUTPUT, "wb") as output:
+    def __init__(self, config: pytest.Config, size: int, items: list[pytest.Item], stopped: threading.Event) -> None:
+        self.config, self.stopped = config, stopped
+        self.size, self.processes, self.name = size, max(1, size), marks.name(size)
+        self.ranks: list[Rank] = []
+        self.warnings: list[tuple[Any, ...]] = []
+        self.folder = tempfile.TemporaryDirectory(prefix="world-", ignore_cleanup_errors=True)
+        self.output = Path(self.folder.name, "output.txt")
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(path := f"{self.folder.name}/socket")
+        self.listener.listen(self.processes)
+        environment = mpiexec.clean(os.environ)
+        environment.pop("PYTEST_ADDOPTS", None)
+        if size:
+            settings.set_up_rank(environment, size)
+        show = config.option.capture == "no"
+        with open(self.output, "wb") as output:
             self.process = subprocess.Popen(
                 [
-                    *self.command,
-                    sys.executable,
-                    "-m",
-                    "pytest",
-                    "--in-world",
-                    "--world-dir",
-                    str(self.home),
-                    *arguments,
+                    *(mpiexec.command(size) if size else []),
+                    *(sys.executable, "-m", "pytest", "--in-world", f"--world-socket={path}"),
+                    *(["--world-threads"] if size == marks.THREADS else []),
+                    *options(config),
+                    *sorted({str(item.path) for item in items}),
                 ],
-                cwd=cwd,
+                cwd=config.invocation_params.dir,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=None if show else output,
                 stderr=None if show else output,
-                start_new_session=True,  # so that Ctrl-C reaches the parent, which then ends the world
+                start_new_session=True,  # so that Ctrl-C reaches the pytest process, which then ends the world
             )
 
-    def poll(self) -> None:
-        """Read what the ranks have written since the last call."""
-        for path in self.home.glob("events-*.jsonl"):
-            pid = int(path.stem.split("-")[1])
-            rank = self.ranks.setdefault(pid, Rank(pid))
-            with open(path, "rb") as file:
-                file.seek(rank.offset)
-                new = file.read()
-            new = new[: new.rfind(b"\n") + 1]
-            rank.offset += len(new)
-            for line in new.splitlines():
-                event = json.loads(line)
-                if event["kind"] == "warning":
-                    self.warnings.append(event)
-                rank.take(event)
-                self.segments.update(event.get("segments", []))
+    def start(self, items: list[pytest.Item]) -> None:
+        """Wait until all ranks have collected all items."""
+        began = time.monotonic()
+        while len(self.ranks) < self.processes or not all(rank.size for rank in self.ranks):
+            self.receive()
+            if self.dead():
+                raise WorldError(f"{self.name} did not start: {self.last_words()}")
+            if time.monotonic() - began > settings.limit(settings.DEFAULT_LIMIT + 20 * self.processes):
+                raise WorldError(f"{self.name} was not ready in time\n\n{self.scene()}")
+            if sizes := {rank.size for rank in self.ranks} - {None, self.processes}:
+                raise WorldError(f"mpiexec was asked for {self.size} ranks, but mpi4py sees {min(sizes)}: two MPIs?")
+        for rank in self.ranks:
+            if missing := {item.nodeid for item in items} - rank.collected:
+                raise WorldError(f"rank {rank.number} has not collected {min(missing)}\n\n{rank.problems}")
 
-    def ended(self) -> bool:
-        """Return whether mpiexec has ended."""
-        with self.costs.reaping():
-            return self.process.poll() is not None
+    def run(self, item: pytest.Item, following: pytest.Item | None) -> None:
+        """Run the item on all ranks; raise `WorldError` if it does not end on all of them."""
+        for rank in self.ranks:
+            rank.reports, rank.done = [], None
+            rank.tell((item.nodeid, following and following.nodeid))
+        began, failed = time.monotonic(), None
+        while not all(rank.done for rank in self.ranks):
+            self.receive()
+            now = time.monotonic()
+            if failed is None and any(rank.done == "failed" for rank in self.ranks):
+                failed = now
+            if self.dead():
+                raise WorldError(f"{self.name} died: {self.last_words()}\n\n{self.scene()}")
+            if now - began > (limit := marks.limit(item)):
+                raise WorldError(f"{item.nodeid} did not end within its limit of {limit:.3g} s\n\n{self.scene()}")
+            if failed is not None and now - failed > settings.limit(GRACE):
+                raise WorldError(f"a rank failed, and others were still in the test\n\n{self.scene()}")
 
-    def cost(self, item: int) -> float:
-        """Return the processor seconds of an item, on all ranks."""
-        return sum(rank.agreed.get(item, 0.0) for rank in self.ranks.values())
+    def finish(self) -> None:
+        """Let a world that has run all its items end by itself."""
+        for rank in self.ranks:
+            rank.tell(None)
+        began = time.monotonic()
+        while self.process.poll() is None:
+            self.receive()
+            if time.monotonic() - began > settings.limit():
+                raise WorldError(f"{self.name} ran all its tests and did not end\n\n{self.scene()}")
+        if self.process.returncode != 0:
+            raise WorldError(f"{self.name} ran all its tests and ended badly: {self.last_words()}")
 
-    def start_costs(self) -> list[float]:
-        """Return what each rank has used until it was ready."""
-        return [rank.ready["cost"] for rank in self.ranks.values() if rank.ready]
+    def receive(self) -> None:
+        """Take what the ranks send within a tenth of a second."""
+        if self.stopped.is_set():
+            raise Stopped
+        connections = {rank.connection: rank for rank in self.ranks if rank.alive}
+        for ready in wait([self.listener, *connections], 0.1):
+            if ready is self.listener:
+                self.ranks.append(Rank(Connection(self.listener.accept()[0].detach())))
+                continue
+            rank = connections[ready]  # type: ignore[index]
+            try:
+                self.take(rank, *rank.connection.recv())
+            except (EOFError, OSError):
+                rank.alive = False
 
-    def numbered(self) -> list[Rank]:
-        """Return the ranks that know their number, in its order."""
-        return sorted((rank for rank in self.ranks.values() if rank.rank >= 0), key=lambda rank: rank.rank)
-
-    def ready(self) -> bool:
-        return sum(rank.ready is not None for rank in self.ranks.values()) == self.size
-
-    def complete(self, item: int) -> bool:
-        """Return whether every rank has done the item, and knows that the others have."""
-        return sum(item in rank.agreed for rank in self.ranks.values()) == self.size
-
-    def dirty(self, item: int) -> bool:
-        """Return whether a rank failed this item, or ranks ended it in different ways."""
-        codes = {rank.done[item][1] for rank in self.ranks.values()}
-        return 2 in codes or len(codes) > 1
-
-    def last_sign(self) -> float:
-        return max([self.began, *(rank.last for rank in self.ranks.values())])
+    def take(self, rank: Rank, kind: str, *what: Any) -> None:
+        match kind:
+            case "hello":
+                rank.number, rank.pid = what
+            case "ready":
+                rank.size, rank.collected = what
+            case "not collected":
+                rank.problems += what[0]
+            case "report":
+                rank.reports.append(self.config.hook.pytest_report_from_serializable(config=self.config, data=what[0]))
+            case "done":
+                rank.done = what[0]
+            case "stacks":
+                rank.stacks = what[0]
+            case "warning" if rank.number == 0:
+                self.warnings.append(what)
 
     def dead(self) -> bool:
-        """Return whether mpiexec has ended, or a rank has gone without saying so."""
-        if self.ended():
-            return True
-        return any(not rank.ended and not _alive(rank.pid) for rank in self.ranks.values())
+        """Return whether mpiexec has ended, or a rank has gone."""
+        if all(rank.alive for rank in self.ranks):
+            return self.process.poll() is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(settings.limit(GRACE))
+        return True
 
-    def tail(self) -> str:
-        """Return the end of what mpiexec and the ranks wrote outside of tests."""
-        with contextlib.suppress(OSError):
-            return (self.home / OUTPUT).read_text(errors="replace")[-TAIL:].strip()
-        return ""
+    def last_words(self) -> str:
+        """Return how mpiexec has ended, and the end of what it and the ranks wrote outside of tests."""
+        status = self.process.poll()
+        text = self.output.read_text(errors="replace")[-TAIL:].strip()
+        return f"{'it still runs' if status is None else f'exit status {status}'}\n{text}"
 
-    def named_by_mpiexec(self) -> list[int]:
-        """Return the ranks whose process mpiexec complains about."""
-        numbers = set(re.findall(r"\d+", self.tail()))
-        return [rank.rank for rank in self.numbered() if str(rank.pid) in numbers]
-
-    def exit_text(self) -> str:
-        code = self.process.returncode
-        if code is None:
-            return f"{self.starter} was still running"
-        return (
-            f"{self.starter} was killed by signal {-code}"
-            if code < 0
-            else f"{self.starter} ended with exit status {code}"
-        )
-
-    def stacks(self, wait: float = 20.0) -> str:
-        """Ask every rank for its Python stacks, wait until they are written in full, and merge the equal ones."""
-        asked = [rank for rank in self.ranks.values() if _alive(rank.pid)]
+    def scene(self) -> str:
+        """Say how each rank has ended the test, or where it is: its stacks, which a thread of it sends."""
+        asked = [rank for rank in self.ranks if rank.alive and not rank.done]
         for rank in asked:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(rank.pid, signal.SIGUSR1)
-        until = time.monotonic() + wait
-        while time.monotonic() < until and not all(whole(self._stack_file(rank)) for rank in asked):
-            time.sleep(0.05)
-        # Ranks that hang before MPI has told them their number are shown under the next free ones.
-        spare = (n for n in range(10**9) if n not in {rank.rank for rank in asked})
-        shown = {}
-        for rank in asked:
-            number = rank.rank if rank.rank >= 0 else next(spare)
-            path = self._stack_file(rank)
-            text = path.read_text(errors="replace") if path.exists() else ""
-            shown[number] = shorten(text) or f"no stack within {wait:g} s (pid {rank.pid})"
-        return merge(shown, self.size)
+            rank.stacks = None
+            rank.tell("stacks")
+        began = time.monotonic()
+        while time.monotonic() - began < settings.limit(GRACE) and any(r.alive and r.stacks is None for r in asked):
+            self.receive()
+        texts = {
+            rank.number: (rank.done and f"{rank.done} the test")
+            or (f"still there\n{rank.stacks}" if rank.stacks else "died" if not rank.alive else "does not answer")
+            for rank in self.ranks
+        }
+        return "\n\n".join(f"--- {reports.ranks_text(r, self.processes)} {t}" for r, t in reports.once(texts))
 
-    def _stack_file(self, rank: Rank) -> Path:
-        return self.home / f"stacks-{rank.pid}.txt"
+    def reports_of_ranks(self) -> dict[int, list[pytest.TestReport]]:
+        return {rank.number: rank.reports for rank in sorted(self.ranks, key=lambda rank: rank.number)}
 
     def kill(self) -> None:
         """End every process of this world, at once and without asking."""
-        if self.lock < 0:
-            return
-        self.poll()
-        for rank in self.ranks.values():
-            self.segments.update(segments(rank.pid))
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(rank.pid, signal.SIGKILL)
-        if not self.ended():
-            # mpiexec sees its ranks gone and tidies up; only if it does not, it goes the hard way too.
-            self.process.terminate()
-            until = time.monotonic() + 5
-            while not self.ended() and time.monotonic() < until:
-                time.sleep(0.01)
+        shared: list[str] = []  # memory, which MPI does not remove where it is killed
+        for pid in filter(None, (rank.pid for rank in self.ranks)):
+            with contextlib.suppress(OSError):
+                shared += SHARED.findall(Path(f"/proc/{pid}/maps").read_text())
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        # mpiexec sees its ranks gone and tidies up; only if it does not, it goes the hard way too.
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        while not self.ended():
-            time.sleep(0.01)
-        for path in self.segments:
+        self.process.wait()
+        for path in set(shared):
             Path(path).unlink(missing_ok=True)
-        os.close(self.lock)
-        self.lock = -1
+        self.listener.close()
+        self.folder.cleanup()
 
 
-def segments(pid: int) -> list[str]:
-    """Return the shared memory that the MPI of this process uses: a process that is killed leaves it behind."""
-    with contextlib.suppress(OSError):  # no /proc, or the process has gone
-        return SEGMENTS.findall(Path(f"/proc/{pid}/maps").read_text())
-    return []
+class Runner(threading.Thread):
+    """Runs the items of one group; after a failure, since messages may be half way, in a new world."""
+
+    def __init__(self, config: pytest.Config, size: int, items: list[pytest.Item], slots: threading.Semaphore) -> None:
+        super().__init__(name=marks.name(size), daemon=True)
+        self.config, self.size, self.items, self.slots = config, size, items, slots
+        self.outcomes: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        try:
+            with self.slots:
+                begun = 0
+                while begun < len(self.items) and not self.stopped.is_set():
+                    begun += self.run_in_a_world(self.items[begun:])
+        except Stopped:
+            pass
+        except BaseException as error:  # whatever it is, the main thread waits for it
+            self.outcomes.put(error)
+
+    def run_in_a_world(self, items: list[pytest.Item]) -> int:
+        """Run items until one fails; return how many have run."""
+        world = None
+        try:
+            world = World(self.config, self.size, items, self.stopped)
+            world.start(items)
+            for number, (item, following) in enumerate(zip(items, [*items[1:], None], strict=True), 1):
+                if not self.run_item(world, item, following):
+                    return number
+        except (OSError, WorldError) as error:  # it has not started, and another one would fail in the same way
+            for item in items:
+                self.outcomes.put(Outcome([reports.failure(item, str(error), {}, max(1, self.size))], []))
+        finally:
+            if world is not None:
+                world.kill()
+        return len(items)
+
+    def run_item(self, world: World, item: pytest.Item, following: pytest.Item | None) -> bool:
+        """Return whether the world is good for another item."""
+        good, began = False, time.monotonic()
+        try:
+            world.run(item, following)
+            merged = reports.merge(world.reports_of_ranks(), world.processes)
+            good = {rank.done for rank in world.ranks} in ({"passed"}, {"skipped"})
+        except WorldError as error:
+            merged = [reports.failure(item, str(error), world.reports_of_ranks(), world.processes)]
+            merged[0].duration = time.monotonic() - began
+        if good and following is None:
+            try:
+                world.finish()
+            except WorldError as error:
+                merged.append(reports.failure(item, str(error), {}, world.processes, "teardown"))
+        self.outcomes.put(Outcome(merged, world.warnings))
+        world.warnings = []
+        return good
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def options(config: pytest.Config) -> list[str]:
+    """Return the arguments of pytest that concern the ranks, too."""
+    option = config.option
+    lines = ["-p", "no:cacheprovider", "-o", "addopts=", "--continue-on-collection-errors", "--color=no"]
+    lines += [f"--rootdir={config.rootpath}", f"--capture={option.capture}", f"--tb={option.tbstyle}"]
+    lines += ["-c", str(config.inipath)] if config.inipath else []
+    lines += ["-l"] * bool(option.showlocals) + ["-v"] * max(0, option.verbose)
+    for flag, values in (("-p", option.plugins), ("-W", option.pythonwarnings)):
+        lines += [word for value in values or [] for word in (flag, value)]
+    return lines
