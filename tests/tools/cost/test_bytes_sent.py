@@ -10,7 +10,7 @@ import pytest
 from drawn import drawn
 
 import distdl_jax as dj
-from distdl_jax.transports.threads.transport import ThreadTransport
+from distdl_jax.transports.threads.world import ThreadTransport
 
 
 @pytest.mark.parametrize("seed", range(100, 108))
