@@ -69,7 +69,11 @@ def RowParallelLinear(
 
     Products are summed over the p workers, to all of them, or scattered along the sequence.
 
-    **Arguments:** as `ColumnParallelLinear`, with the same `P`.
+    **Arguments:**
+
+    - `P`: as in `ColumnParallelLinear`, the partition of the features between the two layers.
+    - `in_features`, `out_features`, `bias`, `sharded`: as in `DistributedLinear`.
+    - `sequence_parallel`: whether workers along the features get parts of y's sequence, not copies of y.
 
     **Returns:** the `DistributedLinear` with these partitions.
 
