@@ -2,7 +2,7 @@
 
 import pytest
 
-from distdl_jax.settings import TimeLimits
+from distdl_jax.settings import Settings, TimeLimits
 from distdl_jax.watchdog.watch import agent as agent_module
 from distdl_jax.watchdog.watch.abort import say_elsewhere
 from distdl_jax.watchdog.watch.agent import Agent
@@ -149,15 +149,18 @@ def test_an_agreement_of_some_is_seen_in_the_world_of_all():
     assert [any(message.waits for message in posted) for posted in messages] == [False, True, False]
 
 
-def test_worker_0_reports_the_story(monkeypatch):
+@pytest.mark.parametrize("debug", [False, True])
+def test_worker_0_reports_the_story_and_for_debugging_the_whole_state(monkeypatch, debug):
     reports = []
     monkeypatch.setattr(agent_module, "say", reports.append)
+    monkeypatch.setattr(agent_module, "current_settings", lambda: Settings(debug=debug))
     mailbox = Letters(Answer(1, State("left", status=3)), EndJob(1, "why"))
     with acting_as(WorkerStatus(0, 2)):
         agent = Agent(mailbox, 0, (0, 1), TimeLimits(LIMIT, LIMIT))
         agent.turn(Sample(), 7.0)
     (report,) = reports
     assert report.startswith("Worker 0 of 2") and "7.0 s: worker 1 has ended its program with exit status 3\n" in report
+    assert ("kind='left'" in report) == ("concluded: ()" in report) == debug
     assert mailbox.posted[-1].question == 1  # it has reported
 
 

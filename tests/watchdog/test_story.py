@@ -1,12 +1,12 @@
-"""The story of a job."""
+"""The story of a job, and the dump of the coordinator's state."""
 
 from dataclasses import replace
 
-from played_coordinator import Played
+from played_coordinator import Played, all_reduce
 from test_deadlock import AGREEING, LEFT, RUNNING
 
 from distdl_jax.watchdog.watch.coordinator import EVENTS
-from distdl_jax.watchdog.watch.messages import Answer
+from distdl_jax.watchdog.watch.messages import Answer, Wait
 
 
 def test_the_story_of_a_worker_and_of_all():
@@ -26,3 +26,16 @@ def test_the_story_is_bounded():
     assert (
         len(played.coordinator.story()) == EVENTS and "  511.0 s: worker 0 is about" in played.coordinator.story()[-1]
     )
+
+
+def test_the_dump_has_the_whole_state():
+    played = Played({0: AGREEING, 1: RUNNING}, all_reduce(0, 1))
+    played.announces(0, Wait("agreeing", 1, 7.0), 7.0)
+    dump = played.coordinator.dump()
+    for part in (
+        "members: (0, 1)",
+        "label='broadcast'",
+        "question=OpenQuestion(number=1",
+        "plans of: f",
+    ):
+        assert part in dump

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from distdl_jax.errors import PlanError
 from distdl_jax.plans.worker_ranks import Workers
-from distdl_jax.settings import TimeLimits
+from distdl_jax.settings import TimeLimits, current_settings
 from distdl_jax.watchdog.programs.ir import Program
 from distdl_jax.watchdog.watch.abort import end_the_job, mpi_lock, say
 from distdl_jax.watchdog.watch.call_log import CallLog
@@ -211,6 +211,8 @@ class Agent:
                 "What worker 0 was told last, and did, by its own clock:",
                 *coordinator.story()[-REPORTED_EVENTS:],
             ]
+            if current_settings().debug:
+                lines += ["What worker 0 knows:", coordinator.dump()]
         say("\n".join(lines) + "\n")
         if end.question:
             self._post(Answer(self._rank, state, question=end.question), COORDINATOR)

@@ -51,6 +51,10 @@ IDLE = ("running", "compiling")
 """The kinds of states in which a worker waits for no other."""
 
 
+MOST_DUMPED = 500
+"""How many characters the dump has of each field."""
+
+
 class Event(NamedTuple):
     """A transition: when, of which worker (None: of all), and what happened."""
 
@@ -309,6 +313,12 @@ class Coordinator:
             f"{event.time:10.1f} s: {'' if event.worker is None else f'worker {event.worker} '}{event.what}"
             for event in self.events
         ]
+
+    def dump(self) -> str:
+        """Return its whole state as text, one line for a field, without the story and the plans."""
+        left_out = ("events", "plans", "programs")
+        lines = [f"{name}: {value!r}" for name, value in vars(self).items() if name not in left_out]
+        return "\n".join(line[:MOST_DUMPED] for line in [*lines, f"plans of: {', '.join(list(self.plans))}"])
 
 
 def _key(found: Deadlock, states: Mapping[int, State]) -> tuple[tuple[int, str, int], ...]:
