@@ -51,7 +51,9 @@ def test_imports_go_down() -> None:
 def test_files_of_the_page_exist() -> None:
     page = (ROOT / "docs" / "design.md").read_text()
     named = re.findall(r"(?<=[\s`])([\w/]+\.py)\b", page)
-    known = [f"/{path.relative_to(ROOT)}" for folder in ("distdl_jax", "tests", "benchmarks") for path in python(folder)]
+    known = [
+        f"/{path.relative_to(ROOT)}" for folder in ("distdl_jax", "tests", "benchmarks") for path in python(folder)
+    ]
     assert [name for name in named if not any(path.endswith(f"/{name}") for path in known)] == []
 
 
