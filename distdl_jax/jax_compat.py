@@ -93,10 +93,10 @@ def linearize_at_once(primitive: Primitive, tangent: Callable[..., Any]) -> None
     Private: `jax._src.interpreters.ad.primitive_linearizations`, and what a rule in it returns; with releases that are
     not known here JAX's own way remains. A public rule would replace it.
     """
-    from jax._src.interpreters import ad as private
-
     if not (0, 10) <= jax.__version_info__[:2] <= (0, 12):
         return
+    from jax._src.interpreters import ad as private
+
     # A rule returns a result, whether it has a tangent, what is kept (twice, from jax 0.12 on), and a function.
     kept: Any = ([], None) if jax.__version_info__ >= (0, 12) else ([],)
 
@@ -197,6 +197,29 @@ def activity(innermost: FrameType) -> str | None:
     if file.endswith("jax/_src/interpreters/pxla.py") and innermost.f_code.co_name == "__call__":
         return "executing"
     return "compiling" if file.endswith("jax/_src/compiler.py") else None
+
+
+def name_and_params(eqn: Any) -> tuple[str, dict[str, Any]]:
+    """Return the name and the parameters of an equation's operation.
+
+    With the flags `jax_custom_vjp3` and `jax_remat3` functions with their own derivatives, and checkpoints, are objects
+    that one operation holds: they get the names that they have without. Private: its parameter `_prim`, the names of
+    two classes, and their `params`. A `jax.extend` for interpreters would replace it.
+    """
+    if (held := eqn.params.get("_prim")) is None:
+        return eqn.primitive.name, eqn.params
+    name = type(held).__name__
+    return {"CustomVJPTraced": "custom_vjp_call", "RematTraced": "remat2"}.get(name, name), held.params
+
+
+def constant_arguments(eqn: Any) -> int:
+    """Return how many of the first arguments of a function with its own derivative are constants, which have none.
+
+    Private: its parameter `num_consts`, 0 if it is missing; of an object that an operation holds, `in_avals`: its first
+    two are trees of constants. A `jax.extend` for interpreters would replace it.
+    """
+    held = eqn.params.get("_prim")
+    return eqn.params.get("num_consts", 0) if held is None else len(jax.tree.leaves(held.in_avals[:2]))
 
 
 def scan_counts(eqn: Any) -> tuple[int, int]:

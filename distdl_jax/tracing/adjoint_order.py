@@ -25,7 +25,7 @@ from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, get_opaque_trace_state, jaxpr_as_fun
 
-from distdl_jax.jax_compat import at_line_of, bound_again
+from distdl_jax.jax_compat import at_line_of, bound_again, constant_arguments, name_and_params
 from distdl_jax.tracing.context import Anchors, trace_context
 from distdl_jax.tracing.jaxprs import (
     Branches,
@@ -35,7 +35,6 @@ from distdl_jax.tracing.jaxprs import (
     equations,
     evaluate,
     is_opaque_call,
-    name_and_params,
     structure,
 )
 from distdl_jax.tracing.scopes import body_scope
@@ -254,7 +253,7 @@ class _Chained(_Anchored):
         called = custom_vjp(eqn)
         if called is not None and called.asks:
             return [_tie_where_differentiated(arg, self._last()) if is_inexact(arg) else arg for arg in args]
-        return _tie_last(args, self._last(), called.constants if called else 0)
+        return _tie_last(args, self._last(), constant_arguments(eqn))
 
     def _add(self, link: Array) -> None:
         if self.links:

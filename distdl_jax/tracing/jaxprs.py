@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, reduce
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import jax
 from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
 
 from distdl_jax.errors import InvalidTypeError
-from distdl_jax.jax_compat import scan_counts
+from distdl_jax.jax_compat import name_and_params, scan_counts
 from distdl_jax.watchdog.source_lines import is_library
 
 T = TypeVar("T")
@@ -63,12 +62,9 @@ _CALLS = {
     "custom_vmap_call": "custom",
     "closed_call": "call",
     "core_call": "call",
-    # With the flags jax_custom_vjp3 and jax_remat3 these are one operation, `call_hi_primitive`, of two classes.
-    "RematTraced": "checkpoint",
-    "CustomVJPTraced": "custom",
 }
 OPAQUE_CALL = "opaque_call"
-"""The function whose program is differentiated as one; see `autodiff.opaque_call`."""
+"""The function whose program is differentiated as one; see `transforms.opaque_call`."""
 
 
 def structure(eqn: Any) -> Scan | While | Branches | Call | None:
@@ -87,12 +83,6 @@ def structure(eqn: Any) -> Scan | While | Branches | Call | None:
     return Call(_CALLS[name], body)
 
 
-def name_and_params(eqn: Any) -> tuple[str, Any]:
-    """Return the name and the parameters of an equation's operation; of the class, where JAX's operation holds one."""
-    held = eqn.params.get("_prim")
-    return (eqn.primitive.name, eqn.params) if held is None else (type(held).__name__, held.params)
-
-
 def _body(params: Any) -> ClosedJaxpr | None:
     found = next((params[key] for key in ("jaxpr", "call_jaxpr", "call", "traced") if key in params), None)
     body = getattr(found, "jaxpr", found) if "traced" in params else found
@@ -102,26 +92,22 @@ def _body(params: Any) -> ClosedJaxpr | None:
 class CustomVjp(NamedTuple):
     """A function with a derivative of its own.
 
-    - `constants`: how many of its first arguments are constants, by which JAX can't differentiate it.
     - `asks`: whether its derivative asks which arguments and results have one. It may refuse another one than it would
       get without a chain, as equinox's loops do.
     """
 
     body: ClosedJaxpr
-    constants: int
     asks: bool
 
 
 def custom_vjp(eqn: Any) -> CustomVjp | None:
     """Return what an equation calls, where that has a derivative of its own for the backward pass."""
     name, params = name_and_params(eqn)
-    if name not in ("custom_vjp_call", "CustomVJPTraced"):
+    if name != "custom_vjp_call":
         return None
     body = _body(params)
     assert body is not None
-    held = eqn.params.get("_prim")
-    constants = params.get("num_consts", 0) if held is None else len(jax.tree.leaves(held.in_avals[:2]))
-    return CustomVjp(body, constants, bool(params.get("symbolic_zeros")))
+    return CustomVjp(body, bool(params.get("symbolic_zeros")))
 
 
 @lru_cache(maxsize=512)
@@ -131,7 +117,8 @@ def _closed(body: Any) -> ClosedJaxpr:
 
 def bodies(eqn: Any) -> list[Any]:
     """Return the programs in an equation, of whatever kind it is."""
-    held = _body(name_and_params(eqn)[1]) if "_prim" in eqn.params else None
+    _, params = name_and_params(eqn)
+    held = _body(params) if params is not eqn.params else None
     return list(jaxprs_in_params(eqn.params)) if held is None else [held.jaxpr]
 
 

@@ -10,9 +10,9 @@ from operator import or_
 from typing import Any
 
 from distdl_jax.errors import CONSTANTS
-from distdl_jax.jax_compat import source_frames
+from distdl_jax.jax_compat import name_and_params, source_frames
 from distdl_jax.tracing.adjoint_order import anchor_of
-from distdl_jax.tracing.jaxprs import Branches, DataFlow, Scan, While, is_opaque_call, name_and_params, structure
+from distdl_jax.tracing.jaxprs import Branches, DataFlow, Scan, While, is_opaque_call, structure
 from distdl_jax.tracing.marks import is_start_of_movement, layer_called
 from distdl_jax.tracing.scopes import movement_numbers, movements_around, read_scopes
 from distdl_jax.tracing.world import Transport, Workers, World
@@ -31,7 +31,7 @@ from distdl_jax.watchdog.programs.ir import (
 from distdl_jax.watchdog.source_lines import is_library
 
 # What a primitive is made of. What these hold was traced once, for the first caller; the call has its own line.
-_WRAPPERS = ("custom_vjp_call", "CustomVJPTraced", "custom_vmap_call")
+_WRAPPERS = ("custom_vjp_call", "custom_vmap_call")
 
 
 def read_program(transport: Transport, jaxpr: Any) -> Program:

@@ -16,7 +16,7 @@ from jax import Array
 from jax.extend.core import ClosedJaxpr
 
 from distdl_jax.errors import CopiesWarning, InvalidArgumentError, PlanError
-from distdl_jax.jax_compat import bound_again
+from distdl_jax.jax_compat import bound_again, constant_arguments
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.tracing.adjoint_order import (
     AdjointOrder,
@@ -285,7 +285,7 @@ def _moves(transport: Transport, eqn: Any) -> bool | Exception:
 
     def derivative(*args: Array) -> Any:
         # By its function's constants JAX can't differentiate it.
-        count = custom_vjp(eqn).constants  # type: ignore[union-attr]
+        count = constant_arguments(eqn)
         consts, varying = args[:count], args[count:]
         results, pullback = jax.vjp(lambda *varying: bound_again(eqn, [*consts, *varying]), *varying)
         return pullback([_cotangent(result) for result in results])

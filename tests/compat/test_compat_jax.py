@@ -242,6 +242,39 @@ def test_the_arguments_of_a_scan() -> None:
     assert jax_compat.scan_counts(eqn) == (1, 2) and len(eqn.invars) == 4
 
 
+@what_breaks(jax_compat.name_and_params)
+@what_breaks(jax_compat.constant_arguments)
+@pytest.mark.parametrize("next_one", [False, True])
+def test_functions_with_their_own_derivatives_and_checkpoints(next_one: bool) -> None:
+    """They have the same names and parameters with the flags of JAX's next ones; `w` is a constant of the function."""
+    flags = ("jax_custom_vjp3", "jax_remat3")
+    if next_one and not all(hasattr(jax.config, flag) for flag in flags):
+        pytest.skip("this jax has no next ones")
+
+    def outer(w: Any, x: Any) -> Any:
+        @jax.custom_vjp
+        def weighted(x: Any) -> Any:
+            return w * x
+
+        weighted.defvjp(lambda x: (w * x, w), lambda w, dy: (w * dy,))
+        return jax.checkpoint(jnp.sin)(weighted(x))
+
+    before = {flag: getattr(jax.config, flag) for flag in flags if hasattr(jax.config, flag)}
+    try:
+        for flag in before:
+            jax.config.update(flag, next_one)
+        eqns = jax.make_jaxpr(outer)(2.0, 3.0).eqns
+    finally:
+        for flag, value in before.items():
+            jax.config.update(flag, value)
+    by_name = {jax_compat.name_and_params(eqn)[0]: eqn for eqn in eqns}
+    (eqn,) = (by_name[name] for name in ("checkpoint", "remat2") if name in by_name)
+    assert {"policy", "prevent_cse"} <= jax_compat.name_and_params(eqn)[1].keys()
+    eqn = by_name["custom_vjp_call"]
+    assert "symbolic_zeros" in jax_compat.name_and_params(eqn)[1]
+    assert (jax_compat.constant_arguments(eqn), len(eqn.invars)) == (1, 2)
+
+
 @what_breaks(jax_compat.is_staged)
 def test_whether_a_program_is_traced() -> None:
     seen: list[bool] = []
