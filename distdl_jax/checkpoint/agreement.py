@@ -78,9 +78,9 @@ def together(
     try:
         done = (work(pause),)
     except Exception as error:
-        if failed is not None:
-            raise failed from None
         raised = error
+    if failed is not None:  # the others are past it, whatever the work has made of the error
+        raise failed from None
     try:
         while (decision := meet(result)) is None:
             pass

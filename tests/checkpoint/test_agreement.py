@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,6 +93,25 @@ def test_a_failure_ends_the_work_of_all(fails: int) -> None:
             together(dj.Partition().world, "some work", work)
 
     dj.simulate(3, program)
+
+
+@pytest.mark.usefixtures("at_every_pause")
+def test_work_that_catches_the_failure_of_another_worker() -> None:
+    """It fails all the same: nobody else comes to the meeting at its end."""
+
+    def program() -> None:
+        rank = dj.Partition().rank
+
+        def work(pause: Any) -> None:
+            if rank == 1:
+                raise OSError(28, "No space left on device")
+            with contextlib.suppress(dj.CheckpointError):
+                pause()
+
+        with pytest.raises(dj.CheckpointError, match="No space left on device"):
+            together(dj.Partition().world, "some work", work)
+
+    dj.simulate(2, program)
 
 
 @pytest.mark.usefixtures("at_every_pause")
