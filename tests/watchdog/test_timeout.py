@@ -11,7 +11,7 @@ from distdl_jax.watchdog.programs.ir import Loop, Operation
 from distdl_jax.watchdog.watch.coordinator import Coordinator
 from distdl_jax.watchdog.watch.dependencies import Dependencies
 from distdl_jax.watchdog.watch.messages import Answer, Detail, EndJob, Fail, Question, Say, Wait
-from distdl_jax.watchdog.watch.timeout import Situation
+from distdl_jax.watchdog.watch.timeout import UNHEARD, Situation, Timeout
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,16 @@ def test_a_clock_that_ran_out_ends_the_job_or_may_go_on(states, seconds, limit):
         return
     text = posts[0][1].text
     assert f"Worker 0 has waited for {seconds:.0f} s; the limit is" in text and "Worker 0 is in call 3, of f." in text
+
+
+def test_of_a_worker_that_waits_no_more_no_line_is_due():
+    timeout, waits = Timeout(100.0), (Wait("agreeing", 1, 20.0),)
+    timeout.ask(1, 2, 0.0)
+    timeout.hear(Answer(0, AGREEING, waits, 1))
+    assert timeout.speaks_at() == UNHEARD
+    timeout.ask(2, 2, 10.0)
+    timeout.hear(Answer(0, RUNNING, (), 1))
+    assert timeout.speaks_at() == float("inf")
 
 
 def test_a_limit_of_less_than_a_second_is_said():

@@ -69,7 +69,7 @@ class Timeout:
     """The questions to all workers, while one of them has waited for a part of the limit.
 
     - `question`: the question that goes on, if any. `asked_at`: when all were asked last; `due_at`: when they are next.
-    - `is_announced`: whether a wait was announced since. `waiting`: the first worker that has answered that it waits.
+    - `is_announced`: whether a wait was announced since.
     - `silent`: since when the workers are silent that did not answer the last question. `mentioned`: those of whose
       silence a line was said.
     - `told`: the waits of which a line was said, by the time of the line and the place of the wait.
@@ -80,7 +80,6 @@ class Timeout:
     asked_at: float = -NEVER
     due_at: float = NEVER
     is_announced: bool = False
-    waiting: int | None = None
     silent: dict[int, float] = field(default_factory=dict)
     mentioned: set[int] = field(default_factory=set)
     told: set[tuple[float, Place]] = field(default_factory=set)
@@ -91,8 +90,6 @@ class Timeout:
         self.mentioned.discard(answer.worker)
         if self.question is None or not self.question.hear(answer):
             self.is_announced = self.is_announced or bool(answer.waits)
-        elif answer.waits and (self.waiting is None or answer.worker < self.waiting):
-            self.waiting = answer.worker
 
     def ask(self, number: int, size: int, now: float) -> int:
         """Ask all workers now: by this number, or once more by that of the question that some have yet to answer.
@@ -100,7 +97,7 @@ class Timeout:
         **Returns:** the number of the question.
         """
         if self.question is None:
-            self.question, self.waiting = OpenQuestion(number, range(size)), None
+            self.question = OpenQuestion(number, range(size))
         else:
             self.silent = self.missing
         self.asked_at, self.due_at, self.is_announced = now, now + (ASKED[1] * self.limit or FIRST_LINE), False
@@ -108,7 +105,13 @@ class Timeout:
 
     def close(self, due_at: float) -> None:
         """Close the question; the next one is due by then."""
-        self.silent, self.question, self.waiting, self.due_at = self.missing, None, None, due_at
+        self.silent, self.question, self.due_at = self.missing, None, due_at
+
+    @property
+    def waiting(self) -> int | None:
+        """The first worker whose last answer says that it waits."""
+        answers = {} if self.question is None else self.question.answers
+        return min((worker for worker, answer in answers.items() if answer.waits), default=None)
 
     @property
     def missing(self) -> dict[int, float]:
