@@ -17,6 +17,7 @@ class StaticType(type):
 
     Arguments that are annotated as `bool` must be truth values; that is checked before all else, and they become bools.
     Others get Python's integers in place of numpy's, with which equal layers would not print alike on all workers.
+    What a subclass takes as `**options` and hands on is checked as its bases' arguments are.
     """
 
     if not TYPE_CHECKING:  # signatures are those of `__init__`
@@ -40,12 +41,16 @@ def _converted(name: str, value: Any, flags: frozenset[str]) -> Any:
 @cache
 def _parameters(cls: Any) -> tuple[frozenset[str], tuple[str, ...]]:
     """Return the flags among the parameters of a class, and the names of those that may be given by position."""
-    positional, every = [], inspect.signature(cls).parameters.values()
-    for parameter in every:
+    positional: list[str] = []
+    for parameter in inspect.signature(cls).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             break
         positional.append(parameter.name)
-    return frozenset(each.name for each in every if each.annotation in (bool, "bool")), tuple(positional)
+    annotations: dict[str, Any] = {}
+    for base in cls.__mro__:
+        for name, parameter in inspect.signature(base.__init__).parameters.items():
+            annotations.setdefault(name, parameter.annotation)
+    return frozenset(name for name, kind in annotations.items() if kind in (bool, "bool")), tuple(positional)
 
 
 class Static(metaclass=StaticType):

@@ -50,6 +50,16 @@ def test_all_classes_with_flags_are_among_these() -> None:
     assert len(FLAGS) > 20
 
 
+def test_a_subclass_that_hands_its_arguments_on() -> None:
+    class Own(nn.DistributedLinear):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+
+    assert Own(P, P, P, 3, np.int64(3), bias=np.bool_(False)) == Own(P, P, P, 3, 3, bias=False)
+    with pytest.raises(dj.InvalidTypeError, match=r"`bias` \(='no'\) must be True or False\."):
+        Own(P, P, P, 3, 3, bias="no")
+
+
 TRUE = [True, np.True_, 1, np.int8(1), np.array(True), jnp.array(True)]
 
 
