@@ -349,7 +349,7 @@ def read_leaf(
     pause: Pause,
     shown: Progress[Any],
 ) -> Any:
-    """Return the block `wanted` of a leaf, in the memory that `make` returns, from the blocks in files that overlap it.
+    """Return the block `part` of a leaf, in the memory that `make` returns, from the blocks in files that overlap it.
 
     At most a slab and a chunk more are in memory. `pause` is called between two reads; `shown` shows their bytes.
     """

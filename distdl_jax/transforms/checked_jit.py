@@ -26,7 +26,6 @@ from distdl_jax.jax_compat import (
     wait_for_program,
 )
 from distdl_jax.partitions.spec_trees import different_masks, masked_places
-from distdl_jax.settings import difference
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.effect_free_call import call_without_effect
 from distdl_jax.tracing.marks import refuse_forward_mode
@@ -34,7 +33,7 @@ from distdl_jax.tracing.program_reader import constants_text, read_flow
 from distdl_jax.tracing.world import OutsideWorldError, World
 from distdl_jax.transforms.copies_warning import Drift, drift_text, drifts
 from distdl_jax.transports.open_world import world_of, worlds_used
-from distdl_jax.validation import check_function
+from distdl_jax.validation import check_function, difference
 from distdl_jax.watchdog.programs.diagnosis import problem_text
 from distdl_jax.watchdog.programs.ir import Flow, Program
 from distdl_jax.watchdog.programs.report import Report

@@ -15,6 +15,6 @@ def refuse_to_run_again(worker: int) -> None:
         raise FloatingPointError(
             f"Worker {worker}: jax_debug_nans or jax_debug_infs found {what} in the output of {program}. JAX would now "
             "run it again, operation by operation, on the workers that have found it, to see where it arises; but its "
-            "operations need all workers. To find the place, check the parts between two movements of data, each in a "
+            "operations need all workers. To find the place, check the parts between two movements of data, each in "
             "its own jax.jit."
         )

@@ -161,7 +161,7 @@ class ControlChannel:
         self._mailbox.post(envelope, to)
 
     def _receive(self, sources: Container[int], own: Envelope) -> tuple[int, Any]:
-        """Return the next of `sources` to speak, which must have the same label as `mine`, and its contribution."""
+        """Return the next of `sources` to speak, which must have the same label as `own`, and its contribution."""
         source, received = self._next(sources)
         if (received.label, received.team) != (own.label, own.team):
             self.monitor.fail(
