@@ -83,11 +83,6 @@ class Program(NamedTuple):
         """The movements, in order: in a loop as often as it runs, once if that is not known."""
         return [mark for step in self.steps for mark in marks_in(step.eqn)]
 
-    @property
-    def has_loops(self) -> bool:
-        """Whether it has operations that are programs themselves."""
-        return any(structure(step.eqn) is not None for step in self.steps)
-
 
 class _Reader:
     def __init__(self) -> None:
