@@ -296,11 +296,16 @@ _patching = threading.Lock()  # workers of dj.simulate are threads
 def install_jax_patches() -> None:
     """Replace methods and rules of JAX by what does the same, but for one mistake. Private: as the functions below."""
     with _patching:
-        if not _undo:
+        if _undo:
+            return
+        try:
             hand_tokens_back()
             give_tokens_to_compiled_functions()
             count_constants_among_residuals()
             let_loops_move_data()
+        except BaseException:  # in a release that is not known: all or nothing, also when it is tried again
+            remove_jax_patches()
+            raise
 
 
 def remove_jax_patches() -> None:

@@ -64,6 +64,12 @@ def test_patches_of_jax_are_removed() -> None:
     assert all(part is not before for part, before in zip(parts(), own, strict=True))
     jax_compat.remove_jax_patches()
     assert parts() == own
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delattr("jax._src.checkify.Error")
+        for _ in range(2):
+            with pytest.raises(ImportError):
+                jax_compat.install_jax_patches()
+            assert parts() == own
     jax_compat.install_jax_patches()
 
 
