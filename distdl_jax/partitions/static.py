@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from abc import ABC, ABCMeta
 from functools import cache
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import jax
 from distdl_jax.validation import checked_boolean, python_integers
 
 
-class StaticType(type):
+class StaticType(ABCMeta):
     """The type of classes of static values: it checks and converts the arguments with which a value is made.
 
     Arguments that are annotated as `bool` must be truth values; that is checked before all else, and they become bools.
@@ -21,6 +22,11 @@ class StaticType(type):
     """
 
     if not TYPE_CHECKING:  # signatures are those of `__init__`
+
+        def __init__(cls, *args, **options):
+            super().__init__(*args, **options)
+            if ABC not in cls.__mro__:
+                cls.__abstractmethods__ = frozenset()  # classes of users may be abstract; no layer has to define all
 
         def __call__(cls, *args, **options):
             flags, names = _parameters(cls)

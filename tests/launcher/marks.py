@@ -17,9 +17,13 @@ class Simulated(int):
 
 
 def world_size(item: pytest.Item) -> int | None:
-    """Return the size that the item is to run on; None if its test has no mark."""
-    callspec = getattr(item, "callspec", None)
-    return callspec.params.get("world_size") if callspec else None
+    """Return the size that the item is to run on, by its test's mark or its parameter's; None if there is no mark."""
+    if (callspec := getattr(item, "callspec", None)) and "world_size" in callspec.params:
+        return callspec.params["world_size"]
+    for mark, kind in (("world", int), ("simulated", Simulated)):
+        if found := item.get_closest_marker(mark):
+            return kind(*found.args)
+    return None
 
 
 def group(item: pytest.Item) -> int:

@@ -1,6 +1,7 @@
 """What must be True or False: anything else is refused, by its name, wherever a layer or a function asks for it."""
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,16 @@ def test_all_classes_with_flags_are_among_these() -> None:
     found = {flag.values[0].__name__ for flag in FLAGS}
     assert {"DistributedMultiHeadAttention", "DistributedLayerNorm", "DistributedPoissonNLLLoss", "Dropout"} <= found
     assert len(FLAGS) > 20
+
+
+def test_a_users_class_may_be_abstract() -> None:
+    class Block(nn.DistributedLinear, ABC):
+        @abstractmethod
+        def depth(self) -> int: ...
+
+    P_x = dj.planning_world(2).grid([1, 2])
+    with pytest.raises(TypeError, match="abstract"):
+        Block(P_x, in_features=4, out_features=4)  # type: ignore[abstract]
 
 
 def test_a_subclass_that_hands_its_arguments_on() -> None:
