@@ -47,7 +47,7 @@ def test_a_program_under_way_is_seen_from_another_thread() -> None:
     assert not look()
 
 
-@what_breaks(jax_compat.let_loops_move_data)  # what it does: tests/autodiff/test_loops.py
+@what_breaks(jax_compat.let_loops_move_data)  # what it does: tests/tracing/test_loops.py
 @what_breaks(jax_compat.install_jax_patches)
 @what_breaks(jax_compat.remove_jax_patches)
 def test_patches_of_jax_are_removed() -> None:
