@@ -70,11 +70,6 @@ class LayerDescription:
         """Whether it always stays on the partition of the layer before: a normalisation."""
         return isinstance(self.layer_class, type) and issubclass(self.layer_class, DistributedNorm)
 
-    @property
-    def feature_axis(self) -> int:
-        """The dimension of the input's channels, or features."""
-        return next((_LENGTHS[name] for name in _argument_names(self.layer_class) if name in _LENGTHS), 1)
-
     def _missing_lengths(self, given: dict[str, Any]) -> list[str]:
         return [name for name in _argument_names(self.layer_class) if name in _LENGTHS and name not in given]
 
