@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from distdl_jax.plans.shape_dtype import ShapeDtype
     from distdl_jax.tools.advise.advise import advise
     from distdl_jax.tools.cost.cost import cost
-    from distdl_jax.tools.cost.machine import Machine
+    from distdl_jax.tools.cost.machines import Machine
     from distdl_jax.tools.profile.profile import profile
     from distdl_jax.transforms.block_functions import map_blocks
     from distdl_jax.transforms.checked_jit import check, jit

@@ -1,5 +1,5 @@
 """Machines as five numbers, of which `dj.cost` and `dj.advise` estimate seconds."""
 
-from distdl_jax.tools.cost.machine import Machine, load, measure, names
+from distdl_jax.tools.cost.machines import Machine, load, measure, names
 
 __all__ = ["Machine", "load", "measure", "names"]

@@ -48,6 +48,20 @@ def test_imports_go_down() -> None:
     assert not found
 
 
+def test_files_of_the_page_exist() -> None:
+    page = (ROOT / "docs" / "design.md").read_text()
+    named = re.findall(r"(?<=[\s`])([\w/]+\.py)\b", page)
+    known = [
+        f"/{path.relative_to(ROOT)}" for folder in ("distdl_jax", "tests", "benchmarks") for path in python(folder)
+    ]
+    assert [name for name in named if not any(path.endswith(f"/{name}") for path in known)] == []
+
+
 def modules() -> list[Path]:
     """Return all modules of the library."""
-    return sorted((ROOT / "distdl_jax").rglob("*.py"))
+    return python("distdl_jax")
+
+
+def python(folder: str) -> list[Path]:
+    """Return all files of Python in a folder."""
+    return sorted((ROOT / folder).rglob("*.py"))

@@ -110,7 +110,7 @@ def test_no_other_file_reads_the_environment():
     readers = ("watchdog/launch/launcher.py", "watchdog/launch/supervised.py", "watchdog/launch/supervisor.py")
     readers += ("jax_compat.py",)
     readers += ("transports/threads/workers.py", "transports/mpi/launch_checks.py")
-    readers += ("tools/doctor/worker.py", "tools/doctor/job.py")
+    readers += ("tools/doctor/worker_checks.py", "tools/doctor/job_checks.py")
     readers += ("watchdog/launch/onednn_library.py", "nn/kernels/cpu/onednn/build.py")
     assert {path for path, _ in found} <= {f"distdl_jax/{reader}" for reader in readers}
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distdl_jax.errors import CheckpointError, DistDLError
-from distdl_jax.partitions.formats.hyperslabs import Pause
+from distdl_jax.partitions.formats.boxes_in_files import Pause
 from distdl_jax.settings import current_settings
 from distdl_jax.tracing.world import World
 from distdl_jax.transports.agreement import agree

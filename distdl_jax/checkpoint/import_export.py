@@ -18,7 +18,7 @@ from distdl_jax.checkpoint.manifest import Form
 from distdl_jax.checkpoint.writing import UnfinishedFile, world_of_specs
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.partitions.formats.arrays import ArrayInFile, arrays_in
-from distdl_jax.partitions.formats.hyperslabs import Pause, runs
+from distdl_jax.partitions.formats.boxes_in_files import Pause, runs
 from distdl_jax.partitions.formats.plain_files import some
 from distdl_jax.partitions.formats.safetensors import METADATA, Tensor, bytes_of, is_storable, laid_out
 from distdl_jax.partitions.spec_trees import like_specs, specs_by_path

@@ -15,7 +15,7 @@ from distdl_jax.checkpoint.disk import Disk, checked_path, folders_in, remove_fo
 from distdl_jax.checkpoint.reading import restore_with_step, steps
 from distdl_jax.checkpoint.writing import Run, Writing, begin, not_saved, world_of_specs
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.partitions.formats.hyperslabs import Pause
+from distdl_jax.partitions.formats.boxes_in_files import Pause
 from distdl_jax.tracing.world import World
 from distdl_jax.transports.threads.current_world import simulated_world
 from distdl_jax.validation import checked_integer

@@ -17,7 +17,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from distdl_jax.errors import CheckpointError
-from distdl_jax.partitions.formats.hyperslabs import ROW
+from distdl_jax.partitions.formats.boxes_in_files import ROW
 from distdl_jax.partitions.formats.plain_files import fields, integer, integers, parsed, typed
 from distdl_jax.partitions.formats.safetensors import dtype_named, is_storable
 from distdl_jax.plans.decomposition import Box, box_shape

@@ -18,7 +18,7 @@ from distdl_jax.checkpoint.disk import Folder, checked_path, folders_in, this_ho
 from distdl_jax.checkpoint.manifest import MANIFEST, Block, Form, Leaf, Manifest, checksums, chunks, crc32, volume
 from distdl_jax.checkpoint.writing import world_of_specs
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
-from distdl_jax.partitions.formats.hyperslabs import Pause, fill
+from distdl_jax.partitions.formats.boxes_in_files import Pause, fill
 from distdl_jax.partitions.formats.plain_files import PlainFile, read_exactly
 from distdl_jax.partitions.formats.safetensors import dtype_named
 from distdl_jax.partitions.spec_trees import like_specs, match, specs_by_path

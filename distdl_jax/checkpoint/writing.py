@@ -47,7 +47,7 @@ from distdl_jax.checkpoint.manifest import (
     worker_note,
 )
 from distdl_jax.errors import CheckpointError, DistDLError, InvalidArgumentError
-from distdl_jax.partitions.formats.hyperslabs import Pause
+from distdl_jax.partitions.formats.boxes_in_files import Pause
 from distdl_jax.partitions.formats.plain_files import LARGEST_TEXT
 from distdl_jax.partitions.formats.safetensors import bytes_of, laid_out
 from distdl_jax.partitions.partition import check_partitions

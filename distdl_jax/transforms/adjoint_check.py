@@ -32,7 +32,7 @@ from distdl_jax.tracing.jaxprs import CustomVjp, custom_vjp, defined_at, equatio
 from distdl_jax.tracing.program_reader import constants_text, line_of_equation, read_program
 from distdl_jax.tracing.traced import Traced
 from distdl_jax.tracing.world import Transport, Workers, World
-from distdl_jax.transforms.copies import Sum, copied_loss, copied_loss_text
+from distdl_jax.transforms.copies_warning import Sum, copied_loss, copied_loss_text
 from distdl_jax.transforms.opaque_call import evaluate_opaquely
 from distdl_jax.validation import check_numbers
 from distdl_jax.watchdog.programs.diagnosis import problem_text

@@ -32,7 +32,7 @@ from distdl_jax.tracing.effect_free_call import call_without_effect
 from distdl_jax.tracing.marks import refuse_forward_mode
 from distdl_jax.tracing.program_reader import constants_text, read_flow
 from distdl_jax.tracing.world import OutsideWorldError, World
-from distdl_jax.transforms.copies import Drift, drift_text, drifts
+from distdl_jax.transforms.copies_warning import Drift, drift_text, drifts
 from distdl_jax.transports.open_world import world_of, worlds_used
 from distdl_jax.validation import check_function
 from distdl_jax.watchdog.programs.diagnosis import problem_text

@@ -19,8 +19,8 @@ from distdl_jax import nn
 from distdl_jax.text import Drawing
 from distdl_jax.tools.cost.layers import Counter, forward_movements
 from distdl_jax.tools.draw.grids import Block, Blocks, lay_out, spec_as_blocks
+from distdl_jax.tools.draw.halos_and_arrows import draw_halos
 from distdl_jax.tools.draw.layers import steps_of
-from distdl_jax.tools.draw.pieces import draw_halos
 from distdl_jax.tools.draw.svg import GREY, Part, below, beside, document, heading, rect, text, width_of, words
 
 P = dj.planning_world(4)

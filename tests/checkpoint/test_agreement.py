@@ -189,7 +189,7 @@ import os, sys, time
 import numpy as np
 import distdl_jax as dj
 from distdl_jax.checkpoint import disk, reading, writing
-from distdl_jax.partitions.formats import arrays, hyperslabs
+from distdl_jax.partitions.formats import arrays, boxes_in_files as hyperslabs
 
 P = dj.Partition()
 seconds = 2 * float(os.environ["DISTDL_JAX_TIMEOUT"]) / 32  # each of 32 pieces: together twice what the clock allows

@@ -141,9 +141,9 @@ def test_checksums_of_several_chunks(chunk: int, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("distdl_jax.checkpoint.writing.chunk_of", lambda shape, itemsize: chunk)
     monkeypatch.setattr("distdl_jax.checkpoint.writing.PIECE", 3 * chunk)
     monkeypatch.setattr("distdl_jax.checkpoint.writing.UNSYNCED", 100)
-    monkeypatch.setattr("distdl_jax.partitions.formats.hyperslabs.RUN", 20)
-    monkeypatch.setattr("distdl_jax.partitions.formats.hyperslabs.SLAB", 90)
-    monkeypatch.setattr("distdl_jax.partitions.formats.hyperslabs.ROW", 30)
+    monkeypatch.setattr("distdl_jax.partitions.formats.boxes_in_files.RUN", 20)
+    monkeypatch.setattr("distdl_jax.partitions.formats.boxes_in_files.SLAB", 90)
+    monkeypatch.setattr("distdl_jax.partitions.formats.boxes_in_files.ROW", 30)
     whole = np.random.default_rng(0).standard_normal((13, 11))
 
     def program(shape: list[int]) -> None:

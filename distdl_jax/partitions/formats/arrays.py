@@ -15,8 +15,8 @@ from typing import IO, Any
 import numpy as np
 
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, InvalidTypeError
-from distdl_jax.partitions.formats.chunked import open_hdf5, open_zarr
-from distdl_jax.partitions.formats.hyperslabs import Pause, box_of_index, fill
+from distdl_jax.partitions.formats.boxes_in_files import Pause, box_of_index, fill
+from distdl_jax.partitions.formats.hdf5_zarr import open_hdf5, open_zarr
 from distdl_jax.partitions.formats.plain_files import PlainFile, chosen, damage_in_words, integers, read_exactly
 from distdl_jax.partitions.formats.safetensors import dtype_named, read_header
 from distdl_jax.plans.decomposition import Box, box_shape

@@ -28,7 +28,7 @@ from distdl_jax.tools.advise.network import DescribedNetwork, Grids, Shape
 from distdl_jax.tools.advise.records import key_of, store_plans, stored_plans
 from distdl_jax.tools.advise.search import Prices, Search, memory_text
 from distdl_jax.tools.cost.cost import OPTIMISERS, Cost
-from distdl_jax.tools.cost.machine import Machine, given_machine
+from distdl_jax.tools.cost.machines import Machine, given_machine
 from distdl_jax.transports.agreement import agree
 from distdl_jax.validation import MOST_WORKERS, checked_dtype, checked_integer, checked_integers
 

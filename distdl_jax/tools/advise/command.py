@@ -11,7 +11,7 @@ from pathlib import Path
 from distdl_jax.errors import DistDLError, InvalidArgumentError
 from distdl_jax.tools.advise.advise import advise
 from distdl_jax.tools.cost.cost import OPTIMISERS
-from distdl_jax.tools.cost.machine import names
+from distdl_jax.tools.cost.machines import names
 
 
 def advise_on_file(arguments: Sequence[str]) -> int:

@@ -24,7 +24,7 @@ from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.tools.advise.network import DescribedNetwork, Grids, Node, Shape
 from distdl_jax.tools.cost.classes import repartition_counts
 from distdl_jax.tools.cost.cost import Cost, cost, count
-from distdl_jax.tools.cost.machine import Machine
+from distdl_jax.tools.cost.machines import Machine
 from distdl_jax.transports.progress import progress
 
 MOST_COUNTED, FEWEST_GRIDS, MOST_GRIDS = 120, 8, 24

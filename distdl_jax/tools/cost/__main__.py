@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from distdl_jax.errors import DistDLError
 from distdl_jax.partitions.partition import Partition
-from distdl_jax.tools.cost.machine import measure
+from distdl_jax.tools.cost.machines import measure
 
 
 def main(arguments: Sequence[str]) -> int:

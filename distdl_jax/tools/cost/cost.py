@@ -28,7 +28,7 @@ from distdl_jax.text import Drawing, aligned, number
 from distdl_jax.tools.cost.amounts import Amounts, alike
 from distdl_jax.tools.cost.classes import groups
 from distdl_jax.tools.cost.layers import Chain, Counter, nodes_in
-from distdl_jax.tools.cost.machine import Machine, given_machine
+from distdl_jax.tools.cost.machines import Machine, given_machine
 from distdl_jax.tools.cost.memory import CompiledMemory, WorkerMemory, compile_step, worker_memory
 from distdl_jax.tools.draw.bars import bars
 from distdl_jax.tracing.world import World

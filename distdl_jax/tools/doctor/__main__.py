@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 
 from distdl_jax.settings import Reading, own_reading, setting_problems, warning_of_unknown
-from distdl_jax.tools.doctor import job, worker
-from distdl_jax.tools.doctor.findings import Finding, as_json, as_text, lines_of, merged, worst
+from distdl_jax.tools.doctor import job_checks as job
+from distdl_jax.tools.doctor import worker_checks as worker
+from distdl_jax.tools.doctor.report import Finding, as_json, as_text, lines_of, merged, worst
 from distdl_jax.watchdog.launch import supervised
 from distdl_jax.watchdog.launch.launcher import job_rank, job_size
 

@@ -30,8 +30,8 @@ from distdl_jax.tools.cost.layers import Counter as LayerCounter
 from distdl_jax.tools.cost.layers import LayerMovement, forward_movements
 from distdl_jax.tools.draw import svg
 from distdl_jax.tools.draw.grids import MOST, Blocks, named, spec_as_blocks, titled
+from distdl_jax.tools.draw.halos_and_arrows import draw_halos, draw_pieces
 from distdl_jax.tools.draw.messages import Event, amounts_of, message_lines, message_squares
-from distdl_jax.tools.draw.pieces import draw_halos, draw_pieces
 from distdl_jax.tools.draw.svg import Part
 from distdl_jax.watchdog.programs.ir import Operation
 from distdl_jax.watchdog.programs.matching import play_back

@@ -8,7 +8,7 @@ import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.tools.advise.command import advise_on_file
-from distdl_jax.tools.cost.machine import Machine
+from distdl_jax.tools.cost.machines import Machine
 
 ONE = dj.planning_world(1).grid([1, 1])
 CONV = nn.conv2d(out_channels=4, kernel_size=3, padding=1)

@@ -21,7 +21,7 @@ from distdl_jax.tools.advise.search import (
     factorisations,
     memory_text,
 )
-from distdl_jax.tools.cost.machine import Machine
+from distdl_jax.tools.cost.machines import Machine
 
 FLOAT = np.dtype("float32")
 MACHINE = Machine(latency=5e-6, bandwidth=5e9, flops=2e10, memory_bandwidth=1e10, memory=16e9)

@@ -10,8 +10,9 @@ import pytest
 
 from distdl_jax.settings import read_settings
 from distdl_jax.tools.doctor import __main__ as doctor
-from distdl_jax.tools.doctor import job, worker
-from distdl_jax.tools.doctor.findings import Finding, as_json, as_text, merged
+from distdl_jax.tools.doctor import job_checks as job
+from distdl_jax.tools.doctor import worker_checks as worker
+from distdl_jax.tools.doctor.report import Finding, as_json, as_text, merged
 from distdl_jax.transports.mpi.launch_checks import Installation
 from distdl_jax.watchdog.launch.gpus import WorkerGpu
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from distdl_jax.errors import CheckpointError, SetupError
-from distdl_jax.partitions.formats.hyperslabs import box_of_index
+from distdl_jax.partitions.formats.boxes_in_files import box_of_index
 from distdl_jax.partitions.formats.plain_files import PlainFile, chosen, damage_in_words, no_file
 from distdl_jax.plans.decomposition import Box
 

@@ -15,7 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from distdl_jax.plans.shape_dtype import ranks_text
-from distdl_jax.tools.doctor.findings import Finding, merged
+from distdl_jax.tools.doctor.report import Finding, merged
 
 if TYPE_CHECKING:
     from mpi4py import MPI

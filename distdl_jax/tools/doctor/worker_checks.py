@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distdl_jax.settings import own_reading
-from distdl_jax.tools.doctor.findings import Finding
+from distdl_jax.tools.doctor.report import Finding
 from distdl_jax.watchdog.launch import supervised
 from distdl_jax.watchdog.launch.gpus import cuda_plugin, gpu_messages, visible_gpus
 from distdl_jax.watchdog.launch.launcher import SET_BY_LAUNCHERS, job_size

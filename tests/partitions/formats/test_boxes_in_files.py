@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from launcher.examples import examples
 
-from distdl_jax.partitions.formats.hyperslabs import ROW, SLAB, fill, slabs
+from distdl_jax.partitions.formats.boxes_in_files import ROW, SLAB, fill, slabs
 
 Box = tuple[tuple[int, int], ...]
 
@@ -62,7 +62,7 @@ def test_the_part_goes_to_its_place(run: int, slab: int) -> None:
             assert 0 < len(view) <= max(slab, 4)
             view[:] = content[start : start + len(view)]
 
-        with mock.patch.multiple("distdl_jax.partitions.formats.hyperslabs", RUN=run, SLAB=slab, ROW=4):
+        with mock.patch.multiple("distdl_jax.partitions.formats.boxes_in_files", RUN=run, SLAB=slab, ROW=4):
             fill(read, shape, part, into, place)
         np.testing.assert_array_equal(into, expected, err_msg=f"{part} of {shape} to {place} of {into.shape}")
 
