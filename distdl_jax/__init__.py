@@ -77,7 +77,7 @@ _MODULES = {
     "transforms.replica_check": ("check_replicated",),
     "tools.advise.advise": ("advise",),
     "tools.cost.cost": ("cost",),
-    "tools.cost.machine": ("Machine",),
+    "tools.cost.machines": ("Machine",),
     "partitions.tensors": ("TensorSpec", "zero_volume_tensor"),
     "nn.from_torch": ("from_torch",),
 }

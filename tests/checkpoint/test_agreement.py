@@ -132,7 +132,7 @@ def test_a_worker_meets_the_others_while_its_thread_advances(monkeypatch: pytest
 @pytest.mark.usefixtures("at_every_pause")
 def test_save_and_restore_with_many_meetings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that may take long, in pieces of 64 bytes of which the workers have different numbers."""
-    for name in ("checkpoint.writing.PIECE", "partitions.formats.hyperslabs.SLAB"):
+    for name in ("checkpoint.writing.PIECE", "partitions.formats.boxes_in_files.SLAB"):
         monkeypatch.setattr(f"distdl_jax.{name}", 64)
     monkeypatch.setattr("distdl_jax.checkpoint.writing.chunk_of", lambda shape, itemsize: 64)
     whole = np.arange(70.0).reshape(10, 7)
