@@ -172,7 +172,7 @@ def attended(world: World, ring: Ring, q: Array, block: Array, extras: Extras) -
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attended(world: World, ring: Ring, q: Array, block: Array, extras: Extras) -> tuple[Array, Array, Array]:
-    """Return the output, an empty anchor of it (see `primitives.movement`), and the logarithms of the sums."""
+    """Return the output, an empty anchor of it (see `functional.movement`), and the logarithms of the sums."""
     running = _after(ring, start(q), q, block, ring.own, extras)
     for step in ring.steps:
         keys, queries, lent, taken = step.turn.share(ring.index)

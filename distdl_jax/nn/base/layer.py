@@ -366,6 +366,7 @@ class ParameterFreeLayer(PartitionedLayer):
             raise TypeError(f"{type(self).__name__} takes the input, or {{}} and the input, not {len(args)} arguments.")
         return self._apply(args[-1])
 
+    @layer_call
     def apply(self, params: dict[str, Array], x: Array) -> Array:
         """Apply the layer with its (empty) parameters in front, like the layers that have some."""
         return self(params, x)

@@ -67,7 +67,8 @@ def RowParallelLinear(
     | y | n_b x ... x n_s x n_out | P_n x ... x p x 1: copies, or, with `sequence_parallel`, parts of the sequence |
     | W, b | n_out x n_in, n_out | P_n x 1 x p: columns of W; b on the first worker |
 
-    Products are summed over the p workers, to all of them, or scattered along the sequence.
+    Products are summed over the p workers, to all of them, or scattered along the sequence. Backward, gradients of the
+    copies, in shares, are summed in the same way, and those of parts gathered.
 
     **Arguments:**
 

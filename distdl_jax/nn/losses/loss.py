@@ -196,7 +196,7 @@ $value
 
 
 def _elementwise(formula: str, value: float, example: str, *arguments: str, reduction: str = "") -> Callable[[T], T]:
-    """Return a decorator that completes the docstring of an elementwise loss, with its formula.
+    """Return a decorator that completes the docstring of an elementwise loss, with its formula and what to say of it.
 
     - `value`, `example`: a loss, and of which prediction and target it is.
     - `arguments`: lines about the arguments that others don't have; `reduction`: a further reduction.
@@ -223,17 +223,16 @@ class DistributedL1Loss(Loss):
 
 
 @_elementwise(
-    "(x - t)^2 / 2 if |x - t| <= delta, else delta (|x - t| - delta / 2)",
+    """(x - t)^2 / 2 if |x - t| <= delta, else delta (|x - t| - delta / 2)
+
+The slope is delta however large |x - t| is.""",
     1.5,
     "jnp.full((2, 3), 3.0), jnp.ones((2, 3))",
     "`delta`: a number above 0.",
 )
 @dataclass(frozen=True)
 class DistributedHuberLoss(Loss):
-    """An error that is squared near 0 and absolute beyond `delta`, of tensors that are split in any way.
-
-    The slope is delta however large |x - t| is.
-    """
+    """An error that is squared near 0 and absolute beyond `delta`, of tensors that are split in any way."""
 
     delta: float = 1.0
 
@@ -252,13 +251,16 @@ class DistributedHuberLoss(Loss):
         return jnp.where(far, delta * (size - delta / 2), squares)
 
 
-@_elementwise("-(t log x + (1 - t) log(1 - x))", 0.6931, "jnp.full((2, 3), 0.5), jnp.ones((2, 3))")
-class DistributedBCELoss(Loss):
-    """The binary cross entropy of probabilities that are split in any way.
+@_elementwise(
+    """-(t log x + (1 - t) log(1 - x))
 
-    Logarithms are at least -100, as in PyTorch; there the gradient is 0. What is no probability, NaN or beyond 0 to 1,
-    has the loss NaN.
-    """
+Logarithms are at least -100, as in PyTorch; there the gradient is 0. What is no probability, NaN or beyond 0 to 1, has
+the loss NaN.""",
+    0.6931,
+    "jnp.full((2, 3), 0.5), jnp.ones((2, 3))",
+)
+class DistributedBCELoss(Loss):
+    """The binary cross entropy of probabilities that are split in any way."""
 
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
         return -(target * _log(prediction) + (1 - target) * _log(1 - prediction))

@@ -147,6 +147,7 @@ class DistributedBatchNorm(ChannelNorm):
                 y = plan.normalized(world, params, x, *stored)
             return y if state is None else (y, new)
 
+    @layer_call
     def apply(self, params: Params, x: Array, **options: Any) -> Any:
         """Call the layer."""
         return self(params, x, **options)

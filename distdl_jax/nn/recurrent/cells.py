@@ -334,7 +334,7 @@ class DistributedGRUCell(RecurrentCell):
 class DistributedLSTMCell(RecurrentCell):
     """One step of a long short-term memory, whose samples and features are split: PyTorch's LSTMCell.
 
-        i, f, o = sigmoid(W_i x + b_i + W_h h + b_h) of their rows; g = tanh of the same for its channels
+        i, f, o = sigmoid(W_i x + b_i + W_h h + b_h) of their rows; g = tanh of the same for its rows
         c' = f c + i g
 
     and h' = o tanh(c').

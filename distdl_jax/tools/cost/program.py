@@ -158,7 +158,8 @@ _PASSED = {
 """Operations that arrange numbers, and compute none."""
 
 
-def _flops(jaxpr: Any) -> int:
+def flops_in(jaxpr: Any) -> int:
+    """Return the flops of a program."""
     return sum(map(flops_of, jaxpr.eqns))
 
 
@@ -169,16 +170,16 @@ def flops_of(eqn: Any) -> int:
     """
     match structure(eqn):
         case Scan(body, length):
-            return length * _flops(body.jaxpr)
+            return length * flops_in(body.jaxpr)
         case While(condition, body):
-            return _flops(condition.jaxpr) + _flops(body.jaxpr)
+            return flops_in(condition.jaxpr) + flops_in(body.jaxpr)
         case Branches(branches):
-            return max(_flops(branch.jaxpr) for branch in branches)
+            return max(flops_in(branch.jaxpr) for branch in branches)
     name = eqn.primitive.name
     if name in _RULES:
         return _RULES[name](eqn)
     if inner := bodies(eqn):
-        return _flops(inner[0])
+        return flops_in(inner[0])
     if name in _PASSED or not eqn.outvars or not hasattr(eqn.outvars[0].aval, "shape"):
         return 0
     if name.startswith(("reduce_", "arg", "cum")):

@@ -20,7 +20,7 @@ from distdl_jax.functional.plan import ShapeDtypes
 from distdl_jax.nn.base.layer import apply_layer
 from distdl_jax.nn.kernels.convolution import as_operations
 from distdl_jax.partitions.partition import Partition
-from distdl_jax.tools.cost.program import flops_of
+from distdl_jax.tools.cost.program import flops_in
 from distdl_jax.tools.cost.traces import Stored, Trace, TracedClass
 from distdl_jax.tracing.program_reader import read_program
 from distdl_jax.tracing.world import World
@@ -63,12 +63,12 @@ class _Tracer:
         """Return what the worker does."""
         forward = jax.make_jaxpr(self._apply)(self.params, self.x)
         (y,) = forward.out_avals
-        flops, sent = _flops(forward.jaxpr), self._operations(forward.jaxpr)
+        flops, sent = flops_in(forward.jaxpr), self._operations(forward.jaxpr)
         of_x = bool(jnp.issubdtype(self.x.dtype, jnp.inexact))
         argnums = (0,) * bool(jax.tree.leaves(self.params))
         alone = self._backward(argnums, y) if argnums else None
         both = self._backward((*argnums, 1), y) if of_x else alone
-        more = [0 if it is None else max(_flops(it) - flops - 3 * y.size, 0) for it in (alone, both)]
+        more = [0 if it is None else max(flops_in(it) - flops - 3 * y.size, 0) for it in (alone, both)]
         of_params, of_both = (() if it is None else self._operations(it)[len(sent) :] for it in (alone, both))
         read = sum(map(_nbytes, (self.x, *jax.tree.leaves(self.params))))
         numbers = flops, max(more[1] - more[0], 0), more[0], read, _nbytes(y)
@@ -104,10 +104,6 @@ class _Tracer:
         stored = {var for var in others if not isinstance(var, Literal)}
         rest: Any = stored - {of_x, of_y, *of_params}
         return Stored(of_x in stored, of_y in stored, sum(_nbytes(var.aval) for var in rest))
-
-
-def _flops(jaxpr: Any) -> int:
-    return sum(map(flops_of, jaxpr.eqns))
 
 
 def _nbytes(aval: Any) -> int:
