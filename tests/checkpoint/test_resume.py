@@ -99,42 +99,6 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     assert progress >= kills // 2
 
 
-@pytest.mark.limit(7200)
-@pytest.mark.skipif(not long_run(), reason="a job of its own for each kill; the ordinary run has one, of the example")
-def test_killed_at_random_moments_over_mpi(tmp_path: Path) -> None:
-    """One worker or all, of 1 to 4 in turn, as they start, restore or save. Each job verifies what it finds."""
-    (tmp_path / "counts.py").write_text(COUNTS + "program()\n")
-    path = tmp_path / "run"
-    draw = random.Random(1)
-    seen: Counter[str] = Counter()
-    for kill in range(100):
-        n = 1 + kill % 4
-        last = max(steps_in(path), default=0)
-        process = start(n, tmp_path / "counts.py", path, settings={"JAX_ENABLE_X64": "1"}, anew=True)
-        assert process.stdout
-        moment = draw.choice(["as it starts", "as it goes on", "later", "later"])
-        if moment == "as it starts":
-            time.sleep(draw.uniform(0, start_up()))
-        else:
-            found = process.stdout.readline().split()
-            assert found[:2] == ["goes", "on"] and int(found[2]) >= last, (kill, n, found, process.communicate())
-            time.sleep(draw.uniform(0, 0.01 if moment == "as it goes on" else 0.5))
-        pids = workers_of(process.pid, tmp_path / "counts.py")
-        whom = draw.choice(["one", "all"])
-        for pid in pids if whom == "all" else draw.sample(pids, min(1, len(pids))):
-            os.kill(pid, signal.SIGKILL)
-        if not pids:
-            process.terminate()
-        output, _ = process.communicate(timeout=patience(60))
-        assert process.returncode != 0 and "Error" not in output, output
-        left = set(os.listdir(path)) if path.exists() else set()
-        seen[f"{whom}, {moment}"] += 1
-        seen["while something was written"] += any(name.startswith(".") for name in left)
-        seen["with progress"] += max(steps_in(path), default=0) > last
-    print(dict(seen))
-    assert seen["with progress"] >= 40 and seen["while something was written"] >= 10
-
-
 def test_to_the_bit_on_the_same_partition(tmp_path: Path) -> None:
     """Saved and restored after every step, with adam and a random key, against what was left alone."""
     import optax

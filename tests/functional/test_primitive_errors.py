@@ -51,45 +51,15 @@ BAD_ARGUMENTS = {
         dj.InvalidArgumentError,
         ("P_y must broadcast to P_x", "shape 2 does not broadcast to one of shape 1"),
     ),
-    "no partition": Mistake(
-        lambda P, r: F.repartition(array(2), P(on(2)), (0, 1)),
-        dj.InvalidTypeError,
-        ("`P_y` (=(0, 1))", "must be a partition"),
-    ),
     "a halo of two dimensions on a partition of one, which one worker is not in": Mistake(
         lambda P, r: F.halo_exchange(array(2), P(on(3)), ((1, 1), (0, 0))),
         dj.InvalidArgumentError,
         ("`halo` (=((1, 1), (0, 0))) must be 1 pairs", "one for each dimension of P_x"),
     ),
-    "both axes": Mistake(
-        lambda P, r: F.all_sum_reduce(array(2), P(on(2, 2)), 0, 1),
-        dj.InvalidArgumentError,
-        ("`axes_reduce` (=0)", "`axes_keep` (=1)", "Exactly one"),
-    ),
-    "no axes": Mistake(
-        lambda P, r: F.all_sum_reduce(array(2), P(on(2, 2))),
-        dj.InvalidArgumentError,
-        ("`axes_reduce` (=None)", "`axes_keep` (=None)"),
-    ),
-    "a dimension too many": Mistake(
-        lambda P, r: F.all_sum_reduce(array(2), P(on(2, 2)), (0, 3)),
-        dj.InvalidArgumentError,
-        ("`axes_reduce` (=(0, 3))", "dimension 3", "2 x 2", "0 to 1"),
-    ),
-    "a dimension twice": Mistake(
-        lambda P, r: F.all_sum_reduce(array(2), P(on(2, 2)), axes_keep=(1, -1)),
-        dj.InvalidArgumentError,
-        ("`axes_keep` (=(1, -1))", "twice"),
-    ),
     "different dimensions": Mistake(
         lambda P, r: F.repartition(array(2, 2), P(on(2, 2)), P(on(4))),
         dj.InvalidArgumentError,
         ("`P_x` (2 x 2)", "`P_y` (4)", "dimensions"),
-    ),
-    "periodic too short": Mistake(
-        lambda P, r: F.halo_exchange(array(2, 2), P(on(2, 2)), ((1, 1), (1, 1)), periodic=(True,)),
-        dj.InvalidArgumentError,
-        ("`periodic` (=(True,))", "2 entries"),
     ),
     "gather along nowhere": Mistake(
         lambda P, r: F.all_gather(array(2, 2), P(on(2, 2)), (0, 2)),
@@ -105,11 +75,6 @@ BAD_ARGUMENTS = {
         lambda P, r: F.top_k(array(2, 2), P(on(2, 2)), 5),
         dj.PlanError,
         ("`k` (=5)", "(4, 4)", "along dimension 1"),
-    ),
-    "scatter along a name": Mistake(
-        lambda P, r: F.reduce_scatter(array(2, 2), P(on(2, 2)), "rows"),
-        dj.InvalidTypeError,
-        ("`axes` (='rows')", "must be an integer"),
     ),
     "numbers of rows that are no integers": Mistake(
         lambda P, r: F.take(array(2), P(on(2)), [0.0, 1.0]),

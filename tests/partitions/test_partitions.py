@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import pickle
 
 import jax
@@ -272,16 +271,3 @@ def test_partitions_are_static_arguments_of_jit():
     P = dj.planning_world(4, 3)
     results = [int(jitted(P.grid(shape, range(4)), 10)) for shape in ([2, 2], [2, 2], [1, 4], [2, 2])]
     assert results == [11, 11, 13, 11] and len(traces) == 2
-
-
-def test_shapes_multiply_to_sizes_whatever_the_grid():
-    """Every way to write 12 workers as a grid of up to four dimensions, ones included."""
-    P = dj.planning_world(12, 5)
-    shapes = [
-        shape for d in range(1, 5) for shape in itertools.product(range(1, 13), repeat=d) if math.prod(shape) == 12
-    ]
-    for shape in shapes:
-        P_x = P.create_cartesian_topology_partition(shape)
-        assert (P_x.size, P_x.dim, P_x.shape) == (12, len(shape), shape)
-        assert P_x.index == tuple(map(int, np.unravel_index(5, shape)))
-    assert len(shapes) > 50

@@ -68,21 +68,6 @@ def python_of_jax(call):
     return {file for file, _ in called}
 
 
-def test_a_function_without_arguments():
-    P, rows = dj.Partition().grid([2, 1]), np.array([0, 0, 1, 1, 2, 2])
-    blocks = jnp.arange(12.0).reshape(3, 4) + dj.Partition().rank
-
-    def fun():
-        return {
-            "sum": dj.functional.segment_sum(blocks, P, rows, 3),
-            "mean": all_sum_reduce(blocks, P, axes_reduce=0) / 2,
-        }
-
-    step = dj.jit(fun)
-    for _ in range(3):
-        jax.tree.map(np.testing.assert_allclose, step(), jax.jit(fun)())
-
-
 def test_it_runs_none_of_jaxs_python_for_arguments_and_results(summed):
     xs = [jnp.full(3, float(n)) for n in range(6)]
 
