@@ -17,8 +17,13 @@ from distdl_jax.transforms import replica_check
 
 
 def specs(P: dj.Partition) -> dict[str, Any]:
-    """Copies along some dimensions, along all, on few workers; scalars on one worker and on all."""
+    """Copies along some dimensions, along all, on few workers; scalars on one worker and on all; blocks that are uneven
+    or empty, on workers in any order, without a topology."""
     return {
+        "uneven": TensorSpec((7, 5), P.grid([2, 2])),
+        "empty blocks": TensorSpec((3, 2), P.grid([1, 4], [2, 0, 3, 1])),
+        "flat": TensorSpec((6,), P.create_partition_inclusive([1, 3, 0])),
+        "deep": TensorSpec((2, 3, 1, 4), P.grid([1, 2, 1, 1], [0, 2])),
         "columns": TensorSpec((5,), P.grid([2, 2], [2, 0, 3, 1]), replicated=0),
         "everywhere": TensorSpec((2, 3), P, replicated=True),
         "pair": [TensorSpec((3, 2), P.grid([1, 2], [3, 1]), replicated=(0, 1))],
@@ -33,6 +38,10 @@ def specs(P: dj.Partition) -> dict[str, Any]:
 def wholes() -> dict[str, Any]:
     draw = np.random.default_rng(1).standard_normal
     return {
+        "uneven": draw((7, 5)),
+        "empty blocks": draw((3, 2)),
+        "flat": draw(6),
+        "deep": draw((2, 3, 1, 4)),
         "columns": draw(5),
         "everywhere": draw((2, 3)),
         "pair": [draw((3, 2))],
