@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoint.recorded_disk import FailingDisk, disk_used
+from checkpoint.recorded_disk import FailingDisk, Killed, KilledDisk, disk_used
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
@@ -170,38 +170,6 @@ def test_a_checkpoint_that_is_removed_while_it_is_read(
         assert "step-0000000000, which worker 0 has found, is not there on" in text and "was removed while" in text
 
     dj.simulate(2, program)
-
-
-class Killed(BaseException):
-    """What ends a program at once."""
-
-
-class KilledDisk(Disk):
-    """Its job is killed at the n-th operation on a file."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def _next(self) -> None:
-        self.left -= 1
-        if self.left <= 0:
-            raise Killed
-
-    def write(self, *arguments: Any) -> int:
-        self._next()
-        return super().write(*arguments)
-
-    def sync(self, *arguments: Any) -> None:
-        self._next()
-        super().sync(*arguments)
-
-    def remove(self, *arguments: Any) -> None:
-        self._next()
-        super().remove(*arguments)
-
-    def replace(self, *arguments: Any) -> None:
-        self._next()
-        super().replace(*arguments)
 
 
 def test_leftovers_of_a_killed_export_are_removed(tmp_path: Path) -> None:

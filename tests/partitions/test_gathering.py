@@ -12,8 +12,6 @@ from all_workers import on_all, refusal
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec
-from distdl_jax.settings import Settings
-from distdl_jax.transforms import replica_check
 
 
 def specs(P: dj.Partition) -> dict[str, Any]:
@@ -143,17 +141,6 @@ def test_leaves_on_different_workers_are_gathered() -> None:
     whole = dj.gather(mine, its)
     assert [leaf.tolist() for leaf in whole] == ([[1, 1], [2, 2]] if P.rank == 0 else [[], []])
     same(dj.scatter(whole, its), [np.asarray(leaf) for leaf in mine])
-
-
-@pytest.mark.simulated(3)
-def test_differing_copies_raise_with_the_debug_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the first nor the last; along the one of the copied dimensions that has more than one worker."""
-    monkeypatch.setattr(replica_check, "current_settings", lambda: Settings(debug=True))
-    P = dj.Partition()
-    spec = TensorSpec((2,), P.grid([3, 1]), replicated=True)
-    x = np.array([1.0, 1.0 + (P.rank == 1)])
-    with pytest.raises(dj.PlanError, match=r"`tree` must be the same .* not on workers 0 and 1"):
-        dj.check_replicated(x, spec)
 
 
 @pytest.mark.simulated(3)

@@ -103,15 +103,6 @@ def test_what_the_original_gets_wrong(name):
     check_convolution(windows, balanced_ranges(windows.size, p))
 
 
-def test_known_number_of_outputs():
-    assert WindowedAxis(16, 1, padding=(1, 1)).outputs == 18
-    assert [WindowedAxis(7, k, s, d, (p, p)).outputs for k, s, d, p in [(3, 2, 1, 0), (3, 1, 2, 1), (4, 3, 1, 2)]] == [
-        3,
-        5,
-        3,
-    ]
-
-
 def test_convolutions_in_balanced_and_unbalanced_blocks():
     """1,000 convolutions against the sequential one: strides that skip data, even kernels, empty blocks, periodic."""
     rng = np.random.default_rng(6)
