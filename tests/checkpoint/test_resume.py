@@ -184,11 +184,9 @@ def steps_in(path: Path) -> list[int]:
         return []
 
 
-def killed(
-    n: int, path: Path, whom: str, after: int, number: int = signal.SIGKILL, later: float = 0.0
-) -> tuple[int, str]:
-    """Run the example until it has saved the step `after` (0: at once), and some seconds more, then send a signal to
-    its workers, or to the launcher where there are none yet; its status, and what it printed."""
+def killed(n: int, path: Path, whom: str, after: int, later: float) -> tuple[int, str]:
+    """Run the example until it has saved the step `after` (0: at once), and some seconds more, then kill its workers,
+    or end the launcher where there are none yet; its status, and what it printed."""
     process = start(n, RESUME, *SHORT, "--steps", 10000, "--path", path, flags=FAST_TO_COMPILE, anew=True)
     give_up = time.monotonic() + patience(240)
     while max(steps_in(path), default=0) < after and process.poll() is None:
@@ -198,7 +196,7 @@ def killed(
     pids = workers_of(process.pid, RESUME)
     assert len(pids) == n or not after
     for pid in pids if whom == "all" else pids[-1:]:
-        os.kill(pid, number)
+        os.kill(pid, signal.SIGKILL)
     if not pids:
         process.terminate()
     output, _ = process.communicate(timeout=patience(60))
@@ -244,13 +242,3 @@ def test_the_example_resumes_to_the_same_end(tmp_path: Path) -> None:
     assert expected.keys() == got.keys() and len(got) == 10
     for name, value in expected.items():
         np.testing.assert_allclose(got[name], value, rtol=0, atol=1e-12)
-
-
-@pytest.mark.limit(900)
-@pytest.mark.skipif(not long_run(), reason="tests of Preemption send signals too; this is the whole of it")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_the_example_ends_well_on_a_signal(number: int, tmp_path: Path) -> None:
-    """To one worker: all save after the same step, and the job ends with status 0."""
-    status, output = killed(2, tmp_path / "run", "one", 4, number)
-    assert status == 0, output
-    assert "told to stop: saved after step" in output

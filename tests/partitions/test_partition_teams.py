@@ -43,16 +43,6 @@ def test_table_of_the_broadcast():
     assert on_all(12, teams) == [(TEAMS[ROOT_OF[worker]], TEAMS[COPY_IN[worker]]) for worker in range(12)]
 
 
-def test_table_of_the_sum_reduction():
-    """Its columns are those of the broadcast, exchanged."""
-
-    def teams(P):
-        P_y, P_x = table(P)
-        return tuple(team.ranks for team in P_x.create_reduction_partition_to(P_y))
-
-    assert on_all(12, teams) == [(TEAMS[COPY_IN[worker]], TEAMS[ROOT_OF[worker]]) for worker in range(12)]
-
-
 def test_a_team_has_its_root_first_and_the_same_team_is_equal():
     for worker in (1, 2):  # roots that receive their own copy
         P_x, P_y = table(dj.planning_world(12, worker))

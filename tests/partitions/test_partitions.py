@@ -89,31 +89,6 @@ def test_a_grid_numbers_its_workers_in_row_major_order():
         assert found == (rank, index, (2, 3), 2)
 
 
-def test_neighbours_are_those_one_step_along_each_dimension():
-    """In a 2 x 3 x 2 grid, against differences of numpy's indices."""
-    shape = (2, 3, 2)
-    numbers = np.arange(12).reshape(shape)
-
-    def expected(index):
-        pairs = []
-        for axis in range(3):
-            pair = []
-            for by in (-1, 1):
-                there = list(index)
-                there[axis] += by
-                pair.append(int(numbers[tuple(there)]) if 0 <= there[axis] < shape[axis] else None)
-            pairs.append(tuple(pair))
-        return pairs
-
-    def neighbours(P):
-        P_x = P.grid(shape, range(11, -1, -1))
-        assert [P_x.neighbor_ranks(rank) for rank in range(12)] == [expected(index) for index in np.ndindex(shape)]
-        return P_x.neighbor_ranks()
-
-    assert on_all(12, neighbours) == [expected(index) for index in np.ndindex(shape)][::-1]
-    assert dj.planning_world(4, 3).grid([2, 1]).neighbor_ranks() is None
-
-
 def test_slices_are_those_of_the_array_of_ranks():
     """Along each set of dimensions, at each index, also counted from the end: as numpy takes them, on every worker."""
     shape, order = (2, 3, 2), np.random.default_rng(0).permutation(13)[:12]
@@ -179,6 +154,7 @@ def test_workers_outside_know_the_team_and_have_no_place_in_it():
     P = dj.planning_world(4, 3).grid([1, 2], [2, 0])
     assert seen(P) == (False, None, None, 2, (1, 2), 2, (2, 0))
     assert P.cartesian_index(1) == (0, 1) and P.neighbor_ranks(0) == [(None, None), (None, 1)]
+    assert P.neighbor_ranks() is None
     assert P.create_allreduction_partition(0).size == 0
     assert P.broadcast_data("ignored") is None and P.allgather_data("ignored") is None
 

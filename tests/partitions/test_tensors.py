@@ -50,27 +50,6 @@ def test_layers_tell_what_their_parameters_are():
     jax.tree.map(np.testing.assert_array_equal, dj.scatter(whole, found, root=1), params)
 
 
-def test_boxes_of_a_spec_are_numpys_pieces():
-    """Each worker's box is what numpy's array_split cuts; outside the partition there is none."""
-    numbers = np.arange(7 * 5).reshape(7, 5)
-    order = [3, 5, 0, 1, 4, 2]
-    pieces = [piece for rows in np.array_split(numbers, 2) for piece in np.array_split(rows, 3, axis=1)]
-
-    def check(P):
-        spec = TensorSpec([7, np.int64(5)], P.grid([2, 3], order))
-        assert spec.global_shape == (7, 5)
-        if P.rank == 6:
-            assert (spec.box, spec.local_shape) == (None, (0,))
-        else:
-            piece = pieces[order.index(P.rank)]
-            assert spec.local_shape == piece.shape
-            np.testing.assert_array_equal(numbers[tuple(slice(*bounds) for bounds in spec.box)], piece)
-        flat = TensorSpec((5,), P.create_partition_inclusive([6, 2]))
-        assert flat.box == {6: ((0, 3),), 2: ((3, 5),)}.get(P.rank)
-
-    on_all(7, check)
-
-
 WHOLE = np.arange(7 * 5).reshape(7, 5)
 
 
@@ -82,22 +61,16 @@ def test_a_worker_cuts_its_block_out_of_a_whole_array(kind, dtype):
     pieces = [piece for rows in np.array_split(np.asarray(whole), 2) for piece in np.array_split(rows, 3, axis=1)]
 
     def check(P):
-        found = TensorSpec((7, 5), P.grid([2, 3], order)).block(whole)
-        assert isinstance(found, jax.Array) and found.dtype == dtype
+        spec = TensorSpec([7, np.int64(5)], P.grid([2, 3], order))
+        found = spec.block(whole)
+        assert isinstance(found, jax.Array) and found.dtype == dtype and spec.global_shape == (7, 5)
         if P.rank == 6:
-            assert found.shape == (7, 0)
+            assert (found.shape, spec.box, spec.local_shape) == ((7, 0), None, (0,))
         else:
+            assert spec.local_shape == found.shape
             np.testing.assert_array_equal(found, pieces[order.index(P.rank)])
 
     on_all(7, check)
-
-
-def test_blocks_are_empty_where_workers_outnumber_entries():
-    def check(P):
-        found = TensorSpec((2, 3), P.grid([4, 1])).block(WHOLE[:2, :3])
-        np.testing.assert_array_equal(found, WHOLE[P.rank : P.rank + 1, :3] if P.rank < 2 else np.zeros((0, 3)))
-
-    on_all(4, check)
 
 
 def test_blocks_of_a_replicated_tensor_are_copies():

@@ -30,20 +30,13 @@ def of_layer(name: str) -> Build:
     return lambda P: LAYERS[name](P)[:2]
 
 
-def embedding(P: dj.Partition) -> tuple[Any, tuple[int, ...]]:
-    """A vocabulary and a batch that are split."""
-    return nn.DistributedEmbedding(P.grid([1, 1]), P.grid([1, 1, 2]), P.grid([2, 2]), 9, 7), (5, 3)
-
-
 def linear(P: dj.Partition) -> nn.DistributedLinear:
     """A product whose weight is cut on both sides."""
     return nn.DistributedLinear(P.grid([1, 2]), P.grid([1, 2]), P.grid([2, 2]), 7, 7)
 
 
 NETWORKS: dict[str, Build] = {
-    "upsample": of_layer("upsample"),
     "functions around a pool": of_layer("network of a pool"),
-    "embedding": embedding,
     "recomputed": lambda P: (nn.Remat(nn.Sequential(linear(P), jnp.tanh)), (3, 7)),
     "normalised weight": lambda P: (nn.WeightNorm(linear(P)), (3, 7)),
 }
