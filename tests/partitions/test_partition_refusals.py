@@ -79,9 +79,7 @@ REFUSED: dict[type[Exception], list[tuple[Any, str]]] = {
         (lambda P: Partition("world"), "`comm` (='world') must be an mpi4py intracommunicator"),
         (lambda P: CartesianPartition(), "Partition().grid([2, 2])"),
     ],
-    SetupError: [
-        (lambda P: P.create_partition_inclusive([0, 1, 2, 3]).broadcast_data(1), "made for planning"),
-    ],
+    SetupError: [(lambda P: P.create_partition_inclusive([0, 1, 2, 3]).broadcast_data(1), "made for planning")],
 }
 
 

@@ -91,11 +91,7 @@ def test_constants_that_jax_makes_of_empty_blocks() -> None:
         return sum(jnp.sin(a * x[jnp.array([2, 0, 1])] ** 2) for a in range(3))
 
     (value, tangent), product, derivative = dj.jit(
-        lambda x, v: (
-            dj.jvp(f, (x,), (v,)),
-            dj.hvp(lambda x: jnp.sum(f(x)), (x,), (v,)),
-            dj.linearize(f, x)[1](v),
-        )
+        lambda x, v: (dj.jvp(f, (x,), (v,)), dj.hvp(lambda x: jnp.sum(f(x)), (x,), (v,)), dj.linearize(f, x)[1](v))
     )(x, v)
     (want, want_tangent), hessian = plain(whole, X, np.cos(X))
     np.testing.assert_allclose(value, want * (rank == 0), rtol=1e-13)
@@ -212,10 +208,7 @@ def test_replicated_values() -> None:
         jax.jit(jax.grad(lambda params: jnp.sum(whole(params))))(params),
     )
     (value, tangent), product = jax.jit(
-        lambda params, v: (
-            dj.jvp(part, (params,), (v,)),
-            dj.hvp(lambda params: jnp.sum(part(params)), (params,), (v,)),
-        )
+        lambda params, v: (dj.jvp(part, (params,), (v,)), dj.hvp(lambda params: jnp.sum(part(params)), (params,), (v,)))
     )(params, v)
     (want, want_tangent), hessian = plain(whole, params, v)
     np.testing.assert_allclose(value, want[:, P.rank], rtol=1e-13)

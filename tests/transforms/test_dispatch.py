@@ -114,12 +114,7 @@ SIGNATURES = {
     "no arguments": (lambda s: s(jnp.ones(3)), (), {}, {}),
     "a constant": (lambda s, x: s(x) + CONSTANT, (np.ones(3, np.float32),), {}, {}),
     "Python's numbers": (lambda s, x, n: (s(jnp.ones(2)) * x, n + 1, x), (2.5, 3), {}, {}),
-    "a key": (
-        lambda s, key: (s(jax.random.normal(key, (2,))), jax.random.split(key)),
-        (jax.random.key(3),),
-        {},
-        {},
-    ),
+    "a key": (lambda s, key: (s(jax.random.normal(key, (2,))), jax.random.split(key)), (jax.random.key(3),), {}, {}),
     "keywords": (lambda s, x, *, scale=1.0: s(x) * scale, (np.ones(2),), {"scale": 3.0}, {}),
     "a static tuple": (
         lambda s, x, shape, axis: s(x.reshape(shape)).sum(axis),

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from nn.base.test_output_specs import LAYERS
 from predicted import FLOAT32, communicated, step_operations, without_team
@@ -51,7 +50,7 @@ def test_traced_layers_predict_every_operation(name: str) -> None:
         layer, shape = build(dj.Partition())
         spec = dj.TensorSpec(shape, layer.input_partition)
         params = layer.init(jax.random.key(0), jnp.float32)
-        x = jnp.zeros(spec.shape_on(dj.Partition().rank), dtype_of(layer))
+        x = jnp.zeros(spec.shape_on(dj.Partition().rank), jnp.float32)
         argnum = 0 if jax.tree.leaves(layer.param_specs()) else 1
         gradient = dj.grad(lambda params, x: jnp.sum(layer(params, x).real ** 2), argnum)
         return dict(dj.check(gradient, params, x).programs)
@@ -83,13 +82,8 @@ def planned(build: Build) -> tuple[Any, Plan, dict[int, dj.ShapeDtype]]:
     """Return a layer in a world for planning, its plan, and the shapes and dtypes of its input."""
     layer, shape = build(dj.planning_world(WORKERS))
     spec = dj.TensorSpec(shape, layer.input_partition)
-    x = {worker: dj.ShapeDtype(spec.shape_on(worker), np.dtype(dtype_of(layer))) for worker in range(WORKERS)}
+    x = {worker: dj.ShapeDtype(spec.shape_on(worker), FLOAT32) for worker in range(WORKERS)}
     return layer, layer.plan(x), x
-
-
-def dtype_of(layer: Any) -> Any:
-    """Return the dtype of a layer's input."""
-    return jnp.int32 if layer.takes_indices else jnp.float32
 
 
 def test_a_recomputed_layer_computes_again_what_gradients_read() -> None:
