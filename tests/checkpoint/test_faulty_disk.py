@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from itertools import chain
 from pathlib import Path
@@ -129,15 +128,3 @@ def test_folders_above_are_there_for_good(tmp_path: Path) -> None:
     dj.simulate(2, saves, root / "deep" / "er", 1.0, 1, recorded)
     after_a_crash(recorded.operations, root, tmp_path / "left", "synced")
     assert read(tmp_path / "left" / "deep" / "er") == plus(1)
-
-
-def test_leftovers_of_a_failure(tmp_path: Path) -> None:
-    """Nothing: the folder that was begun is removed."""
-
-    def program() -> None:
-        with pytest.raises(dj.CheckpointError):
-            saves(tmp_path, 0.0, 0, fails)
-
-    fails = FailingDisk(8)
-    dj.simulate(2, program)
-    assert os.listdir(tmp_path) == []

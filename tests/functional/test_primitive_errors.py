@@ -43,10 +43,6 @@ BAD_ARGUMENTS = {
         lambda P, r: F.broadcast(array(2), P(on(3)), P(on(2, 2))),
         ("shape 3 does not broadcast", "2 x 2", "must be 1 or equal"),
     ),
-    "broadcast transposed": Mistake(
-        lambda P, r: F.broadcast(array(2), P(on(1, 2)), P(on(1, 2)), transpose_dest=True),
-        ("shape 1 x 2 does not", "1 x 2 (transposed: 2 x 1)"),
-    ),
     "sum_reduce the other way": Mistake(
         lambda P, r: F.sum_reduce(array(2), P(on(1)), P(on(2))),
         ("P_y must broadcast to P_x", "shape 2 does not broadcast to one of shape 1"),
