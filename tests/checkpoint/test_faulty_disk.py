@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoint.recorded_disk import OPERATIONS, FailingDisk, RecordedDisk, ShortDisk, after_a_crash
+from checkpoint.recorded_disk import OPERATIONS, FailingDisk, RecordedDisk, ShortDisk, after_a_crash, disk_used
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
-from distdl_jax.checkpoint.disk import Disk, disk, remove_folder
+from distdl_jax.checkpoint.disk import Disk, remove_folder
 
 WHOLE = np.arange(6.0)
 
@@ -22,12 +22,8 @@ def spec() -> TensorSpec:
 
 
 def saves(path: Path, value: float, step: int, its: Disk) -> None:
-    token = disk.set(its)
-    try:
-        mine = WHOLE[slice(*spec().box[0])] + value
-        checkpoint.save(path, mine, spec(), step)
-    finally:
-        disk.reset(token)
+    with disk_used(its):
+        checkpoint.save(path, WHOLE[slice(*spec().box[0])] + value, spec(), step)
 
 
 def read(path: Path) -> list[float]:

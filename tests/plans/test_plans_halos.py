@@ -5,9 +5,10 @@ from math import prod
 
 import numpy as np
 import pytest
+from plans.blocks_of_grids import blocks_of, needed_blocks, random_blocks
 from simulator import adjoint, simulate
 
-from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, ranges_of_sizes
+from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.halos import Halos, needed_ranges, own_box
 from distdl_jax.plans.windows import WindowedAxis
 
@@ -22,8 +23,7 @@ def random_owned(rng):
     ranges = []
     for p in shape:
         n = int(rng.integers(0 if rng.random() < 0.05 else 1, (25, 12, 8)[ndim - 1]))
-        cuts = [0, *sorted(int(c) for c in rng.integers(0, n + 1, p - 1)), n]
-        ranges.append(balanced_ranges(n, p) if rng.random() < 0.5 else ranges_of_sizes(np.diff(cuts).tolist()))
+        ranges.append(random_blocks(rng, n, p))
     return ProductGrid(tuple(int(r) for r in rng.permutation(prod(shape) + 1)[: prod(shape)]), tuple(ranges))
 
 
@@ -56,23 +56,6 @@ def random_needed(rng, owned, periodic):
     return tuple(needed)
 
 
-def padded_blocks(array, owned, needed, periodic):
-    """Cut each worker's needed block from the global array, padded with zeros or with copies of itself."""
-    low = [max(0, -min(a for a, _ in line)) for line in needed]
-    high = [max(0, max(b for _, b in line) - n) for line, n in zip(needed, array.shape, strict=True)]
-    for d, wraps in enumerate(periodic):
-        width = [(low[e], high[e]) if e == d else (0, 0) for e in range(array.ndim)]
-        array = np.pad(array, width, mode="wrap" if wraps else "constant")
-    boxes = {r: ProductGrid(owned.ranks, needed).box(cell) for r, cell in owned.cell_of.items()}
-    return {
-        r: array[tuple(slice(a + n, b + n) for (a, b), n in zip(box, low, strict=True))] for r, box in boxes.items()
-    }
-
-
-def owned_blocks(array, owned):
-    return {r: array[tuple(slice(*side) for side in owned.box(cell))] for r, cell in owned.cell_of.items()}
-
-
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_halo_exchange_gives_slices_of_the_padded_array_and_its_adjoint_is_exact(batch):
     """1,600 halo exchanges, in a long run 50,000: values, <Fx, y> = <x, F*y>, partners.
@@ -87,7 +70,7 @@ def test_halo_exchange_gives_slices_of_the_padded_array_and_its_adjoint_is_exact
         halos = Halos(owned, needed, periodic)
         programs = {rank: halos.plans(rank) for rank in owned.ranks}
         painted = np.arange(1, prod(owned.extent) + 1).reshape(owned.extent)
-        blocks, wanted = owned_blocks(painted, owned), padded_blocks(painted, owned, needed, periodic)
+        blocks, wanted = blocks_of(owned, painted), needed_blocks(painted, ProductGrid(owned.ranks, needed), periodic)
         moved = simulate(programs, blocks)
         context = f"batch {batch}, case {case}: {halos}"
         assert all(np.array_equal(moved[r], wanted[r]) for r in programs), context

@@ -4,9 +4,10 @@ import os
 
 import numpy as np
 import pytest
+from plans.blocks_of_grids import random_blocks
 from simulator import simulate
 
-from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, ranges_of_sizes
+from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.windows import WindowedAxis, same_padding
 
@@ -108,9 +109,7 @@ def test_convolutions_in_balanced_and_unbalanced_blocks():
     rng = np.random.default_rng(6)
     for windows in all_windows(rng, 1000 * LONG):
         p = int(rng.integers(1, 9))
-        cuts = [0, *sorted(int(c) for c in rng.integers(0, windows.size + 1, p - 1)), windows.size]
-        uneven = ranges_of_sizes(np.diff(cuts).tolist())
-        check_convolution(windows, uneven if rng.random() < 0.5 else balanced_ranges(windows.size, p))
+        check_convolution(windows, random_blocks(rng, windows.size, p))
 
 
 @pytest.mark.parametrize("kernel", range(1, 7))

@@ -76,22 +76,6 @@ def test_a_partition_shows_its_order() -> None:
     assert "0 workers" in parsed(empty.draw().svg)[0].text
 
 
-def test_a_halo_exchange_as_text() -> None:
-    P = dj.planning_world(2).grid([1, 2])
-    drawing = nn.HaloExchange(P, ((0, 0), (1, 1))).draw(dj.TensorSpec((3, 8), P), dtype="float64")
-    assert str(drawing) == (
-        "HaloExchange\n"
-        "\n"
-        "x: 3 x 8 on 2 workers, dimension 1 split\n"
-        "       0:4   4:8\n"
-        "     +-----+-----+\n"
-        " 0:3 |  0  |  1  |\n"
-        "     +-----+-----+\n"
-        "halo_exchange: 2 messages, 48 bytes\n"
-        "  24 bytes each: 0 → 1, 1 → 0"
-    )
-
-
 def test_a_broadcast_as_text() -> None:
     P = dj.planning_world(2)
     layer = nn.Broadcast(P.grid([1]), P.grid([2]))
