@@ -78,6 +78,19 @@ for _kind in OPERATIONS:
     setattr(FailingDisk, _kind, _counted(_kind))
 
 
+class Killed(BaseException):
+    """The end of a job that was killed: nothing of it runs any more."""
+
+
+class KilledDisk(FailingDisk):
+    """Its job is killed at the n-th operation, and does nothing after it."""
+
+    def _next(self, kind: str, path: object = None) -> None:
+        self.count += 1
+        if self.count >= self._fails_at:
+            raise Killed
+
+
 class ShortDisk(Disk):
     """Writes seven bytes at a time at most."""
 

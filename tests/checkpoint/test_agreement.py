@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoint.recorded_disk import FailingDisk
-from jobs import patience, run
-from launcher.settings import long_run
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
@@ -151,23 +150,33 @@ def test_a_worker_meets_the_others_while_its_thread_advances(monkeypatch: pytest
 
 @pytest.mark.usefixtures("at_every_pause")
 def test_save_and_restore_with_many_meetings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that may take long, in pieces of 64 bytes of which the workers have different numbers."""
+    """All that may take long, in pieces of 64 bytes of which the workers have different numbers: three or more each."""
+    met: list[Any] = []
+    agree = agreement.agree
+    monkeypatch.setattr(agreement, "agree", lambda *args: met.append(args) or agree(*args))
     for name in ("checkpoint.writing.PIECE", "partitions.formats.boxes_in_files.SLAB"):
         monkeypatch.setattr(f"distdl_jax.{name}", 64)
     monkeypatch.setattr("distdl_jax.checkpoint.writing.chunk_of", lambda shape, itemsize: 64)
     whole = np.arange(70.0).reshape(10, 7)
 
+    def with_meetings(work: Callable[[], Any]) -> Any:
+        before = dj.Partition().allgather_data(len(met))[0]
+        result = work()
+        assert max(dj.Partition().allgather_data(len(met))) >= before + 3 * 3
+        return result
+
     def program() -> None:
         P = dj.Partition()
         spec = TensorSpec((10, 7), P.grid([3, 1]))
         mine = whole[slice(*spec.box[0])]
-        checkpoint.save(tmp_path / "run", mine, spec)
-        np.testing.assert_array_equal(checkpoint.restore(tmp_path / "run", spec), mine)
+        with_meetings(lambda: checkpoint.save(tmp_path / "run", mine, spec))
+        np.testing.assert_array_equal(with_meetings(lambda: checkpoint.restore(tmp_path / "run", spec)), mine)
         with checkpoint.Manager(tmp_path / "run") as manager:
             manager.save(mine, spec, 1)
             np.testing.assert_array_equal(manager.restore(spec), mine)
-        checkpoint.export(tmp_path / "one", {"x": mine}, {"x": spec})
-        np.testing.assert_array_equal(checkpoint.import_(tmp_path / "one", {"x": spec})["x"], mine)
+        with_meetings(lambda: checkpoint.export(tmp_path / "one", {"x": mine}, {"x": spec}))
+        got = with_meetings(lambda: checkpoint.import_(tmp_path / "one", {"x": spec})["x"])
+        np.testing.assert_array_equal(got, mine)
         token = disk.set(FailingDisk(9) if P.rank == 2 else Disk())
         where = "" if P.rank == 2 else "On worker 2: "
         with pytest.raises(dj.CheckpointError, match=f"as they were. {where}No space left"):
@@ -202,64 +211,3 @@ def test_a_worker_with_a_blocked_disk_comes_to_no_meeting(tmp_path: Path, monkey
 
     dj.simulate(1, program)
     assert len(pauses) <= 5  # as many as there are pieces at most, though there were hundreds of looks
-
-
-SLOW = """
-import os, sys, time
-import numpy as np
-import distdl_jax as dj
-from distdl_jax.checkpoint import disk, reading, writing
-from distdl_jax.partitions.formats import arrays, boxes_in_files as hyperslabs
-
-P = dj.Partition()
-seconds = 2 * float(os.environ["DISTDL_JAX_TIMEOUT"]) / 32  # each of 32 pieces: together twice what the clock allows
-writing.PIECE = hyperslabs.SLAB = 1024
-writing.chunk_of = lambda shape, itemsize: 1024
-
-class Slow(disk.Disk):
-    def write(self, *arguments):
-        time.sleep(seconds)
-        return super().write(*arguments)
-
-def slow_read(*arguments):
-    time.sleep(seconds)
-    hyperslabs.read_exactly(*arguments)
-
-if P.rank == 1:
-    disk.disk.set(Slow())
-    reading.read_exactly = arrays.read_exactly = slow_read
-path = sys.argv[1]
-mine, spec = np.arange(8192, dtype=np.float32) + P.rank, dj.TensorSpec((2 * 8192,), P)
-
-def timed(what):
-    took = P.broadcast_data(time.monotonic() - timed.begin, root=1)
-    assert took > 1.5 * float(os.environ["DISTDL_JAX_TIMEOUT"]), (what, took)
-    if P.rank == 0:
-        print(what, "took", took, flush=True)
-    timed.begin = time.monotonic()
-
-timed.begin = time.monotonic()
-dj.checkpoint.save(path, mine, spec, 1)
-timed("save")
-assert (np.asarray(dj.checkpoint.restore(path, spec)) == mine).all()
-timed("restore")
-manager = dj.checkpoint.Manager(path)
-manager.save(mine, spec, 2)
-manager.wait()
-timed("wait")
-dj.checkpoint.export(path + "/all", {"x": mine}, {"x": spec})
-timed("export")
-assert (np.asarray(dj.checkpoint.import_(path + "/all", {"x": spec})["x"]) == mine).all()
-timed("import_")
-"""
-
-
-@pytest.mark.limit(900)
-@pytest.mark.skipif(not long_run(), reason="sleeps for a minute; the meetings are tested without a clock above")
-def test_a_slow_disk_and_a_short_clock(tmp_path: Path) -> None:
-    """Everything takes twice as long as the clock allows a worker to wait, on one worker, and the job ends well."""
-    (tmp_path / "program.py").write_text(SLOW)
-    settings = {"DISTDL_JAX_TIMEOUT": f"{patience(6):.0f}"}
-    status, output = run(2, tmp_path / "program.py", tmp_path / "run", settings=settings, limit=patience(120))
-    assert status == 0, output
-    assert output.count("took") == 5

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoint.recorded_disk import OPERATIONS, FailingDisk, RecordedDisk, ShortDisk, after_a_crash
+from checkpoint.recorded_disk import OPERATIONS, FailingDisk, RecordedDisk, ShortDisk, after_a_crash, disk_used
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
-from distdl_jax.checkpoint.disk import Disk, disk, remove_folder
+from distdl_jax.checkpoint.disk import Disk, remove_folder
 
 WHOLE = np.arange(6.0)
 
@@ -23,12 +22,8 @@ def spec() -> TensorSpec:
 
 
 def saves(path: Path, value: float, step: int, its: Disk) -> None:
-    token = disk.set(its)
-    try:
-        mine = WHOLE[slice(*spec().box[0])] + value
-        checkpoint.save(path, mine, spec(), step)
-    finally:
-        disk.reset(token)
+    with disk_used(its):
+        checkpoint.save(path, WHOLE[slice(*spec().box[0])] + value, spec(), step)
 
 
 def read(path: Path) -> list[float]:
@@ -129,15 +124,3 @@ def test_folders_above_are_there_for_good(tmp_path: Path) -> None:
     dj.simulate(2, saves, root / "deep" / "er", 1.0, 1, recorded)
     after_a_crash(recorded.operations, root, tmp_path / "left", "synced")
     assert read(tmp_path / "left" / "deep" / "er") == plus(1)
-
-
-def test_leftovers_of_a_failure(tmp_path: Path) -> None:
-    """Nothing: the folder that was begun is removed."""
-
-    def program() -> None:
-        with pytest.raises(dj.CheckpointError):
-            saves(tmp_path, 0.0, 0, fails)
-
-    fails = FailingDisk(8)
-    dj.simulate(2, program)
-    assert os.listdir(tmp_path) == []

@@ -79,12 +79,7 @@ def test_one_is_written_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("keep", "keep_every", "kept"),
-    [
-        (2, None, [50, 60]),
-        (1, 20, [20, 40, 60]),
-        (None, None, [10, 20, 30, 40, 50, 60]),
-        (2, 30, [30, 50, 60]),
-    ],
+    [(2, None, [50, 60]), (1, 20, [20, 40, 60]), (None, None, [10, 20, 30, 40, 50, 60]), (2, 30, [30, 50, 60])],
 )
 def test_manager_keeps_the_last_steps(
     keep: int | None, keep_every: int | None, kept: list[int], tmp_path: Path

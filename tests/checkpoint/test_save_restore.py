@@ -56,11 +56,7 @@ def test_over_mpi(tmp_path: Path) -> None:
         r"`tree` has shape \(3,\), but its spec",
     )
     with disk_used(Absent() if P.rank == 1 else Disk()):
-        refused(
-            lambda: saves(path, 0, step=6),
-            ", which is being written, is not",
-            dj.CheckpointError,
-        )
+        refused(lambda: saves(path, 0, step=6), ", which is being written, is not", dj.CheckpointError)
     assert checkpoint.latest_step(path) == 4
     if P.rank == 0:  # which takes away what was begun; the others need not wait for that
         assert not [name for name in os.listdir(path) if name.startswith(".")]
@@ -190,10 +186,7 @@ def test_save_refuses_wrong_arguments(tmp_path: Path) -> None:
         refused(lambda: checkpoint.save(tmp_path, one, spec, step=-1), r"`step` \(=-1\) must be 0 or more")
         refused(lambda: checkpoint.save(3.5, one, spec), r"`path` \(=3.5\) must be the path of a folder")
         refused(lambda: checkpoint.save("", one, spec), r"`path` \(=''\) must name a folder")
-        refused(
-            lambda: checkpoint.save(tmp_path, one, spec, step=P.rank),
-            "All workers must have the same `step`, but",
-        )
+        refused(lambda: checkpoint.save(tmp_path, one, spec, step=P.rank), "All workers must have the same `step`, but")
         refused(lambda: checkpoint.save(tmp_path / str(P.rank), one, spec), "All workers must have the same `path`")
         refused(
             lambda: checkpoint.save(tmp_path, jnp.ones(1, "int32" if last else "float32"), spec),

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint.recorded_disk import disk_used
+from checkpoint.recorded_disk import Killed, disk_used
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
@@ -23,10 +23,6 @@ from distdl_jax.checkpoint.disk import Disk, disk, remove_folder
 
 SEEDS = 600
 STEPS = 1, 2
-
-
-class Killed(BaseException):
-    """The end of a job that was killed: nothing of it runs any more."""
 
 
 class Turns:

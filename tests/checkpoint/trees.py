@@ -69,11 +69,10 @@ def specs(P: dj.Partition, kind: int) -> dict[str, Any]:
     everywhere = P.grid([n])
     return {
         "params": {
-            "weight": rows,
+            "weight": TensorSpec((7, 5), rows),
             "bias": TensorSpec((9,), everywhere, replicated=True) if kind == 0 else TensorSpec((9,), line),
             "all": [TensorSpec((4, 3), columns if place % 2 else rows) for place in range(len(DTYPES))],
-        }
-        | {"weight": TensorSpec((7, 5), rows)},
+        },
         "statistics": (TensorSpec((), line, replicated=True), TensorSpec((3,), line)),
         "empty": TensorSpec((0, 4), columns),
         "key": TensorSpec((), P, replicated=True),

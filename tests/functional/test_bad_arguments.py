@@ -84,11 +84,7 @@ def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any]
         "replicated": (dj.replicated, {"tree": tree, "P": C, "axes": 0}, {"P": "partition", "axes": "None"}),
         "zero_volume_tensor": (dj.zero_volume_tensor, {"batch_size": 2}, {"batch_size": "None integer"}),
         "zero_volume_tensor, like": (dj.zero_volume_tensor, {"like": x}, {"like": f"None spec {arrays}"}),
-        "gather": (
-            dj.gather,
-            {"tree": tree, "specs": specs, "root": 0},
-            {"specs": "spec", "root": ""},
-        ),
+        "gather": (dj.gather, {"tree": tree, "specs": specs, "root": 0}, {"specs": "spec", "root": ""}),
         "specs_like": (
             dj.specs_like,
             {"state": {"m": tree}, "params": tree, "param_specs": specs},
@@ -193,11 +189,7 @@ def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any]
             },
             {"grid": "", "mode": "", "padding_mode": "", "max_displacement": "integer float tuple None"},
         ),
-        "mean": (
-            dj.functional.mean,
-            {"x": x, "P_x": C, "axes": 0},
-            {"P_x": "partition", "axes": "None"},
-        ),
+        "mean": (dj.functional.mean, {"x": x, "P_x": C, "axes": 0}, {"P_x": "partition", "axes": "None"}),
         "DistributedPointwise": (
             nn.DistributedPointwise,
             {"P_x": C, "in_features": 3, "dim": 0, "out_features": 2},

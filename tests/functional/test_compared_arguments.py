@@ -23,7 +23,6 @@ REDUCTION = {"axes": (None, 1), "keepdims": (True, False)}
 AXES_OF_GRID = {"axes_reduce": ((0, 1), 0), "axes_keep": (None, None)}
 SEGMENTS = {"segment_ids": (IDS, IDS[::-1]), "num_segments": (3, 4), "axis": (0, 1)}
 SCAN = {"axis": (0, 1), "reverse": (False, True)}
-SHUFFLE = {"axes": (None, (-1,))}
 FOURIER = {"axes": (-1, 1), "norm": (None, "ortho")}
 COPIES = {"transpose_src": (False, True), "transpose_dest": (False, True), "preserve_batch": (True, False)}
 

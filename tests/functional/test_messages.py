@@ -81,7 +81,9 @@ def test_teams_by_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
     used_transport = dj.Partition().world.transport
     monkeypatch.setattr(collectives, "LARGEST_TREE", 1)
     some, rank = tuple(movements(31)[:5]), dj.Partition().rank
-    check_exactly([(case, "float64") for case in some])
+    for cases_of_teams in (some, movements(-11)[:5]):  # and without elements
+        dtypes = ("float16", "bool", "bool", "complex64", "float64")
+        check_exactly(list(zip(cases_of_teams, dtypes, strict=True)))
     operators = library(some).values()
     programs = [jax.make_jaxpr(F)(jnp.zeros(case.shapes[rank])) for case, F in zip(some, operators, strict=True)]
     used = {op.kind for program in programs for op, _ in operations(read_program(used_transport, program.jaxpr))}

@@ -54,10 +54,7 @@ def parameters(record: Record, rank: int, prefix: str = "") -> dict[str, np.ndar
     row, column = P_w.index
     rows = np.array_split(record[f"{prefix}w"], P_w.shape[0])[row]
     bias = np.array_split(record[f"{prefix}b"], P_w.shape[0])[row]
-    return {
-        "weight": np.array_split(rows, P_w.shape[1], axis=1)[column],
-        "bias": bias if column == 0 else np.zeros(0),
-    }
+    return {"weight": np.array_split(rows, P_w.shape[1], axis=1)[column], "bias": bias if column == 0 else np.zeros(0)}
 
 
 def within(record: Record, name: str, rank: int) -> np.ndarray:

@@ -28,11 +28,7 @@ pytestmark = pytest.mark.primitives
 
 INEXACT = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
 EXACT = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"]
-MODES: dict[str, Callable[[Any], Any]] = {
-    "eager": lambda fun: fun,
-    "jax.jit": jax.jit,
-    "dj.jit": dj.jit,
-}
+MODES: dict[str, Callable[[Any], Any]] = {"eager": lambda fun: fun, "jax.jit": jax.jit, "dj.jit": dj.jit}
 
 
 ONE, OTHER, PAIR, ROWS, ALL = on(1, ranks=(2,)), on(1, ranks=(1,)), on(2, ranks=(3, 0)), on(3, ranks=(1, 2, 3)), on(4)

@@ -12,13 +12,16 @@ from all_workers import on_all, refusal
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec
-from distdl_jax.settings import Settings
-from distdl_jax.transforms import replica_check
 
 
 def specs(P: dj.Partition) -> dict[str, Any]:
-    """Copies along some dimensions, along all, on few workers; scalars on one worker and on all."""
+    """Copies along some dimensions, along all, on few workers; scalars on one worker and on all; blocks that are uneven
+    or empty, on workers in any order, without a topology."""
     return {
+        "uneven": TensorSpec((7, 5), P.grid([2, 2])),
+        "empty blocks": TensorSpec((3, 2), P.grid([1, 4], [2, 0, 3, 1])),
+        "flat": TensorSpec((6,), P.create_partition_inclusive([1, 3, 0])),
+        "deep": TensorSpec((2, 3, 1, 4), P.grid([1, 2, 1, 1], [0, 2])),
         "columns": TensorSpec((5,), P.grid([2, 2], [2, 0, 3, 1]), replicated=0),
         "everywhere": TensorSpec((2, 3), P, replicated=True),
         "pair": [TensorSpec((3, 2), P.grid([1, 2], [3, 1]), replicated=(0, 1))],
@@ -33,6 +36,10 @@ def specs(P: dj.Partition) -> dict[str, Any]:
 def wholes() -> dict[str, Any]:
     draw = np.random.default_rng(1).standard_normal
     return {
+        "uneven": draw((7, 5)),
+        "empty blocks": draw((3, 2)),
+        "flat": draw(6),
+        "deep": draw((2, 3, 1, 4)),
         "columns": draw(5),
         "everywhere": draw((2, 3)),
         "pair": [draw((3, 2))],
@@ -61,10 +68,7 @@ def cut(whole: Any, spec: TensorSpec) -> Any:
 
 def held(P: dj.Partition) -> dict[str, Any]:
     return jax.tree.map(
-        lambda spec, whole: whole if spec is None else cut(whole, spec),
-        specs(P),
-        wholes(),
-        is_leaf=lambda x: x is None,
+        lambda spec, whole: whole if spec is None else cut(whole, spec), specs(P), wholes(), is_leaf=lambda x: x is None
     )
 
 
@@ -137,17 +141,6 @@ def test_leaves_on_different_workers_are_gathered() -> None:
 
 
 @pytest.mark.simulated(3)
-def test_differing_copies_raise_with_the_debug_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the first nor the last; along the one of the copied dimensions that has more than one worker."""
-    monkeypatch.setattr(replica_check, "current_settings", lambda: Settings(debug=True))
-    P = dj.Partition()
-    spec = TensorSpec((2,), P.grid([3, 1]), replicated=True)
-    x = np.array([1.0, 1.0 + (P.rank == 1)])
-    with pytest.raises(dj.PlanError, match=r"`tree` must be the same .* not on workers 0 and 1"):
-        dj.check_replicated(x, spec)
-
-
-@pytest.mark.simulated(3)
 def test_misfits_are_refused_on_all_workers() -> None:
     """Before anything moves, in a sentence that names the leaf and the worker; all go on together afterwards."""
     P = dj.Partition()
@@ -160,10 +153,7 @@ def test_misfits_are_refused_on_all_workers() -> None:
             "a": good["a"],
             "b": [jnp.ones(4)] * 2,
         },
-        r"but `specs\['b'\]` is a TensorSpec, and `tree` has no leaf there": {
-            "a": good["a"],
-            "b": [],
-        },
+        r"but `specs\['b'\]` is a TensorSpec, and `tree` has no leaf there": {"a": good["a"], "b": []},
         r"`specs` must have the structure of `tree`": [1],
         r"`tree\['b'\]\[0\]` \(='text'\) must be an array of numbers, or a number": good | {"b": ["text"]},
         r"(?s)`tree\['b'\]\[0\]` \(=Array.*random key": good | {"b": [jax.random.key(0)]},

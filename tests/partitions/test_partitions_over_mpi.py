@@ -92,25 +92,6 @@ def test_allgather_data_is_in_the_order_of_the_ranks(world_size):
     assert pair.allgather_data({"of": P.rank}) == (None if P.rank not in (1, 2) else [{"of": 2}, {"of": 1}])
 
 
-def check_movement_between_grids():
-    P = dj.Partition()
-    rows, columns = P.grid([2, 1]), P.grid([1, 2], [3, 1])
-    assert (rows.ranks, columns.ranks, columns.index) == ((0, 1), (3, 1), {3: (0, 0), 1: (0, 1)}.get(P.rank))
-    x = jnp.arange(4.0).reshape(2, 2)[P.rank][None] if rows.active else dj.zero_volume_tensor()
-    y = dj.functional.repartition(x, rows, columns)
-    assert y.tolist() == {3: [[0], [2]], 1: [[1], [3]]}.get(P.rank, y.tolist()) and (y.size > 0) == columns.active
-
-
-@pytest.mark.world(4)
-def test_data_moves_between_grids_over_mpi():
-    check_movement_between_grids()
-
-
-@pytest.mark.simulated(4)
-def test_data_moves_between_grids_on_threads():
-    check_movement_between_grids()
-
-
 @pytest.mark.world(4)
 def test_subtopologies_are_those_of_mpi():
     """MPI's own Cart_sub gives the same workers, in the same order and shape, for every choice of dimensions."""
@@ -129,23 +110,6 @@ def test_subtopologies_are_those_of_mpi():
             assert (ours.rank, ours.shape, ours.index) == (sub.rank, tuple(sub.dims), tuple(sub.coords))
             sub.Free()
         cart.Free()
-
-
-@pytest.mark.world(4)
-def test_errors_are_the_same_on_every_worker():
-    """Also on the workers that are in none of the partitions."""
-    P = dj.Partition()
-    P_x, P_y = P.grid([1, 2], [0, 1]), P.grid([1, 3], [1, 2, 3])
-    for work in (
-        lambda: P_x.create_broadcast_partition_to(P_y),
-        lambda: P_x.create_partition_inclusive([3]),
-        lambda: nn.Broadcast(P_x, P_y),
-        lambda: dj.functional.broadcast(jnp.zeros(0), P_x, P_y),
-        lambda: nn.DistributedLinear(P_x, P_x, P_y, 2, 2),
-    ):
-        with pytest.raises(dj.InvalidArgumentError) as caught:
-            work()
-        assert len(set(P.allgather_data(str(caught.value)))) == 1
 
 
 @pytest.mark.world(4)

@@ -111,20 +111,6 @@ def test_memory_is_that_of_the_block() -> None:
     assert used.temp_size_in_bytes + used.output_size_in_bytes < 10 * 4 * part**2
 
 
-@pytest.mark.simulated(3)
-def test_dropout_is_the_same_whatever_the_partition() -> None:
-    """The gathered result of dropping a split tensor is that of dropping the whole one."""
-    P = dj.Partition()
-    spec = dj.TensorSpec((4, 8), P.grid([1, 3]))
-    whole = np.arange(32.0).reshape(4, 8)
-    x = jax.device_put(block_of(whole, spec))
-    dropped = jax.jit(lambda key, x: jnp.where(dj.random.bernoulli(key, 0.7, spec), x / 0.7, 0))(KEY, x)
-    got = dj.gather(dropped, spec)
-    if P.rank == 0:
-        want = np.where(jax.random.bernoulli(KEY, 0.7, (4, 8)), whole / 0.7, 0)
-        np.testing.assert_allclose(got, want, rtol=1e-14)
-
-
 def test_arguments_are_named() -> None:
     def spec(P: dj.Partition) -> dj.TensorSpec:
         return dj.TensorSpec((3,), P)

@@ -20,11 +20,12 @@ def debug(monkeypatch):
     monkeypatch.setattr(replica_check, "current_settings", lambda: Settings(debug=True))
 
 
-@pytest.mark.simulated(2)
+@pytest.mark.simulated(2, 3)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_copies_pass_by_rounding_and_raise_beyond_it(dtype):
-    P = dj.Partition().grid([2])
-    spec, special = dj.TensorSpec((3,), P, replicated=0), [1.0, np.nan, np.inf]
+def test_copies_pass_by_rounding_and_raise_beyond_it(dtype, world_size):
+    """Of three, the one that differs is neither the first nor the last."""
+    P = dj.Partition().grid([world_size, 1])
+    spec, special = dj.TensorSpec((3,), P, replicated=True), [1.0, np.nan, np.inf]
     inexact = jnp.issubdtype(dtype, jnp.inexact)
     x = jnp.asarray(special if inexact else [1, 0, 1], dtype)
     dj.check_replicated(x, spec)
@@ -35,7 +36,7 @@ def test_copies_pass_by_rounding_and_raise_beyond_it(dtype):
         others += [x * (1 + 4 * float(jnp.finfo(dtype).eps) ** 0.5), x.at[1].set(1), x.at[0].set(np.nan), -x]
     for other in others:
         with pytest.raises(dj.PlanError, match=r"must be the same .* not on workers 0 and 1"):
-            dj.check_replicated(other if P.rank else x, spec)
+            dj.check_replicated(other if P.rank == 1 else x, spec)
 
 
 @pytest.mark.simulated(2)

@@ -29,11 +29,7 @@ def test_gathered_and_scattered() -> None:
     net = network(P_world)
     params = net.init(jax.random.key(0))
     opt_state = optax.adam(0.1).init(params)
-    rest: dict[str, Any] = {
-        "key": jax.random.key(1),
-        "step": 3,
-        "metrics": {"loss": jnp.arange(3.0), "name": "adam"},
-    }
+    rest: dict[str, Any] = {"key": jax.random.key(1), "step": 3, "metrics": {"loss": jnp.arange(3.0), "name": "adam"}}
     specs = dj.training_specs(net, opt_state, state=net.init_state(), **rest)
     assert specs["params"] == net.param_specs() and specs["state"] == net.state_specs()
     assert specs["optimiser"] == dj.specs_like(opt_state, params, net.param_specs())

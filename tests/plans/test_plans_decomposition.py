@@ -1,8 +1,6 @@
 """Blocks tile, boxes intersect as sets do, and the rooms below MPI stay pure."""
 
 import ast
-import doctest
-import importlib
 import subprocess
 import sys
 from itertools import pairwise, product
@@ -146,9 +144,3 @@ def test_plans_and_their_checks_load_neither_jax_nor_numpy():
     modules = [f"distdl_jax.plans.{path.stem}" for path in PLANS if path.stem != "__init__"]
     program = f"import sys, {', '.join(modules)}\nassert not {{'jax', 'numpy', 'mpi4py'}} & {{*sys.modules}}"
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
-def test_examples_in_the_docstrings(path):
-    name = "distdl_jax.plans" if path.stem == "__init__" else f"distdl_jax.plans.{path.stem}"
-    assert doctest.testmod(importlib.import_module(name)).failed == 0

@@ -7,10 +7,11 @@ from math import prod
 
 import numpy as np
 import pytest
+from plans.blocks_of_grids import blocks_of, needed_blocks, random_blocks
 from simulator import DeadlockError, MismatchError, adjoint, simulate
 from speed import python_slowdown
 
-from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, ranges_of_sizes
+from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.exchange import Exchange, _Segments
 from distdl_jax.plans.messages import ExchangePlan, Message, Piece, Round
 
@@ -28,14 +29,6 @@ def random_shape(rng, ndim, cells):
         if prod(grown) <= cells:
             shape = grown
     return tuple(shape)
-
-
-def random_blocks(rng, n, p):
-    """Draw p ranges that follow each other from 0 to n: balanced, or cut anywhere."""
-    if rng.random() < 0.5:
-        return balanced_ranges(n, p)
-    cuts = [0, *sorted(int(c) for c in rng.integers(0, n + 1, p - 1)), n]
-    return ranges_of_sizes(np.diff(cuts).tolist())
 
 
 def random_teams(rng, kind, x_size, y_size):
@@ -71,11 +64,6 @@ def plan_all(exchange):
     """Return every worker's plan, and that of some worker that is in neither team."""
     ranks = [*exchange.team, max(exchange.team) + 1]
     return {rank: (exchange.plan(rank),) for rank in ranks}
-
-
-def blocks_of(grid, array, ranks):
-    nothing = np.zeros((0,) * array.ndim, array.dtype)
-    return {r: array[index(grid.box(grid.cell_of[r]))] if r in grid.cell_of else nothing for r in ranks}
 
 
 def inner(a, b):
@@ -156,18 +144,6 @@ def random_wanted(rng, n, own):
     return start, start + int(rng.integers(0, n + 4))
 
 
-def around(array, exchange):
-    """Return the needed grid and the array, padded until all of it exists, both counted from the padded corner."""
-    grid = exchange.needed
-    low = [max(0, -min(start for start, _ in line)) for line in grid.ranges]
-    high = [max(0, max(stop for _, stop in line) - n) for line, n in zip(grid.ranges, array.shape, strict=True)]
-    for d, wraps in enumerate(exchange.wraps):
-        width = [(low[e], high[e]) if e == d else (0, 0) for e in range(array.ndim)]
-        array = np.pad(array, width, mode="wrap" if wraps else "constant")
-    shifted = tuple(tuple((a + n, b + n) for a, b in line) for line, n in zip(grid.ranges, low, strict=True))
-    return ProductGrid(grid.ranks, shifted), array
-
-
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_any_boxes_overlapping_with_gaps_outside_or_wrapped(batch):
     """600 exchanges (10,000) in one go, not dimension by dimension: forward and adjoint, between any teams."""
@@ -182,7 +158,7 @@ def test_any_boxes_overlapping_with_gaps_outside_or_wrapped(batch):
         exchange = Exchange(owned, ProductGrid(y_ranks, ranges), periodic)
         programs = plan_all(exchange)
         painted = np.arange(1, prod(owned.extent) + 1).reshape(owned.extent)
-        wanted = blocks_of(*around(painted, exchange), programs)
+        wanted = needed_blocks(painted, exchange.needed, exchange.wraps, programs)
         blocks, traffic = blocks_of(owned, painted, programs), Counter()
         moved = simulate(programs, blocks, traffic)
         context = f"batch {batch}, case {case}: {exchange}"

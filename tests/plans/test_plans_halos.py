@@ -1,14 +1,14 @@
 """Random halo exchanges, all workers simulated in one process, against slices of the padded global array."""
 
 import os
-from collections import Counter
 from math import prod
 
 import numpy as np
 import pytest
+from plans.blocks_of_grids import blocks_of, needed_blocks, random_blocks
 from simulator import adjoint, simulate
 
-from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, ranges_of_sizes
+from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.halos import Halos, needed_ranges, own_box
 from distdl_jax.plans.windows import WindowedAxis
 
@@ -23,8 +23,7 @@ def random_owned(rng):
     ranges = []
     for p in shape:
         n = int(rng.integers(0 if rng.random() < 0.05 else 1, (25, 12, 8)[ndim - 1]))
-        cuts = [0, *sorted(int(c) for c in rng.integers(0, n + 1, p - 1)), n]
-        ranges.append(balanced_ranges(n, p) if rng.random() < 0.5 else ranges_of_sizes(np.diff(cuts).tolist()))
+        ranges.append(random_blocks(rng, n, p))
     return ProductGrid(tuple(int(r) for r in rng.permutation(prod(shape) + 1)[: prod(shape)]), tuple(ranges))
 
 
@@ -57,23 +56,6 @@ def random_needed(rng, owned, periodic):
     return tuple(needed)
 
 
-def padded_blocks(array, owned, needed, periodic):
-    """Cut each worker's needed block from the global array, padded with zeros or with copies of itself."""
-    low = [max(0, -min(a for a, _ in line)) for line in needed]
-    high = [max(0, max(b for _, b in line) - n) for line, n in zip(needed, array.shape, strict=True)]
-    for d, wraps in enumerate(periodic):
-        width = [(low[e], high[e]) if e == d else (0, 0) for e in range(array.ndim)]
-        array = np.pad(array, width, mode="wrap" if wraps else "constant")
-    boxes = {r: ProductGrid(owned.ranks, needed).box(cell) for r, cell in owned.cell_of.items()}
-    return {
-        r: array[tuple(slice(a + n, b + n) for (a, b), n in zip(box, low, strict=True))] for r, box in boxes.items()
-    }
-
-
-def owned_blocks(array, owned):
-    return {r: array[tuple(slice(*side) for side in owned.box(cell))] for r, cell in owned.cell_of.items()}
-
-
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_halo_exchange_gives_slices_of_the_padded_array_and_its_adjoint_is_exact(batch):
     """1,600 halo exchanges, in a long run 50,000: values, <Fx, y> = <x, F*y>, partners.
@@ -88,7 +70,7 @@ def test_halo_exchange_gives_slices_of_the_padded_array_and_its_adjoint_is_exact
         halos = Halos(owned, needed, periodic)
         programs = {rank: halos.plans(rank) for rank in owned.ranks}
         painted = np.arange(1, prod(owned.extent) + 1).reshape(owned.extent)
-        blocks, wanted = owned_blocks(painted, owned), padded_blocks(painted, owned, needed, periodic)
+        blocks, wanted = blocks_of(owned, painted), needed_blocks(painted, ProductGrid(owned.ranks, needed), periodic)
         moved = simulate(programs, blocks)
         context = f"batch {batch}, case {case}: {halos}"
         assert all(np.array_equal(moved[r], wanted[r]) for r in programs), context
@@ -132,25 +114,6 @@ def test_periodic_dimension_of_one_worker_has_local_copies_only(turns):
     assert not plan.reverse().out_disjoint  # the turns add up
     out = simulate({0: (plan,)}, {0: np.arange(4)})[0]
     assert np.array_equal(out, np.tile(np.arange(4), 2 * turns + 1))
-
-
-def test_halo_wider_than_the_neighbour_comes_from_the_second_neighbour_too():
-    grid = ProductGrid((0, 1, 2, 3), (ranges_of_sizes((3, 1, 0, 3)),))
-    (plan,) = Halos(grid, (((0, 3), (3, 4), (4, 4), (1, 7)),)).plans(3)
-    assert {m.partner: m.size for m in plan.recvs} == {0: 2, 1: 1}
-
-
-def test_planned_elements_are_the_halos():
-    grid = ProductGrid.balanced((12, 10), (3, 2), range(6))
-    needed = needed_ranges(grid, [[(1, 2), (0, 1)]] * 6)
-    traffic = Counter()
-    blocks = owned_blocks(np.arange(120).reshape(12, 10), grid)
-    simulate({r: Halos(grid, needed).plans(r) for r in grid.ranks}, blocks, traffic)
-    assert {pair: n for pair, n in traffic.items() if pair[0] != pair[1]} == {
-        **{(0, 2): 5, (2, 4): 5, (2, 0): 10, (4, 2): 10},  # rows: 1 down, 2 up, 5 columns wide
-        **{(1, 3): 5, (3, 5): 5, (3, 1): 10, (5, 3): 10},
-        **{(1, 0): 6, (3, 2): 7, (5, 4): 5},  # columns: 1 to the left, as long as the rows are by now
-    }
 
 
 def test_workers_of_equal_index_exchange_the_widest_and_each_has_its_own_box_in_it():

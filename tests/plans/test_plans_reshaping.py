@@ -7,10 +7,11 @@ from math import prod
 import numpy as np
 import pytest
 from launcher.examples import examples
+from plans.blocks_of_grids import blocks_of, random_blocks
 from simulator import adjoint, simulate
 
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, ranges_of_sizes
+from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.reshaping import Reshaping
 
 NOTHING = ((3, 0, 2), (0, 5))
@@ -29,15 +30,8 @@ def random_grid(rng: np.random.Generator, shape: tuple[int, ...], pool: list[int
     cells = [int(rng.integers(1, 4)) for _ in shape]
     while prod(cells) > len(pool):
         cells[int(rng.integers(len(cells)))] = 1
-    ranges = []
-    for n, p in zip(shape, cells, strict=True):
-        cuts = [0, *sorted(int(cut) for cut in rng.integers(0, n + 1, p - 1)), n]
-        ranges.append(balanced_ranges(n, p) if rng.random() < 0.6 else ranges_of_sizes(np.diff(cuts).tolist()))
-    return ProductGrid(tuple(rng.permutation(pool).tolist()[: prod(cells)]), tuple(ranges))
-
-
-def blocks_of(grid: ProductGrid, whole: np.ndarray) -> dict[int, np.ndarray]:
-    return {rank: whole[tuple(slice(*side) for side in grid.box(cell))] for rank, cell in grid.cell_of.items()}
+    ranges = tuple(random_blocks(rng, n, p, 0.6) for n, p in zip(shape, cells, strict=True))
+    return ProductGrid(tuple(rng.permutation(pool).tolist()[: prod(cells)]), ranges)
 
 
 def test_random_reshapings() -> None:

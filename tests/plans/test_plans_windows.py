@@ -4,9 +4,10 @@ import os
 
 import numpy as np
 import pytest
+from plans.blocks_of_grids import random_blocks
 from simulator import simulate
 
-from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, ranges_of_sizes
+from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.windows import WindowedAxis, same_padding
 
@@ -103,23 +104,12 @@ def test_what_the_original_gets_wrong(name):
     check_convolution(windows, balanced_ranges(windows.size, p))
 
 
-def test_known_number_of_outputs():
-    assert WindowedAxis(16, 1, padding=(1, 1)).outputs == 18
-    assert [WindowedAxis(7, k, s, d, (p, p)).outputs for k, s, d, p in [(3, 2, 1, 0), (3, 1, 2, 1), (4, 3, 1, 2)]] == [
-        3,
-        5,
-        3,
-    ]
-
-
 def test_convolutions_in_balanced_and_unbalanced_blocks():
     """1,000 convolutions against the sequential one: strides that skip data, even kernels, empty blocks, periodic."""
     rng = np.random.default_rng(6)
     for windows in all_windows(rng, 1000 * LONG):
         p = int(rng.integers(1, 9))
-        cuts = [0, *sorted(int(c) for c in rng.integers(0, windows.size + 1, p - 1)), windows.size]
-        uneven = ranges_of_sizes(np.diff(cuts).tolist())
-        check_convolution(windows, uneven if rng.random() < 0.5 else balanced_ranges(windows.size, p))
+        check_convolution(windows, random_blocks(rng, windows.size, p))
 
 
 @pytest.mark.parametrize("kernel", range(1, 7))

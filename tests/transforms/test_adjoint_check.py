@@ -170,22 +170,6 @@ def test_programs_that_are_right_are_left_as_they_are() -> None:
     assert any(operation.place.backward for operation in flat(dj.check(dj.grad(loss, 1), params, data).programs[0]))
 
 
-@pytest.mark.simulated(4)
-def test_movements_of_equal_plans_are_told_apart() -> None:
-    """One worker differentiates the first, the others the second: their adjoints' messages would fit each other."""
-    P = dj.Partition()
-    P_line = P.grid([4])
-    x, constant = mine(THREE), jnp.ones(mine(THREE).shape)
-
-    def loss(x: Any) -> Any:
-        first = dj.functional.all_gather(x if P.rank == 0 else constant, P_line, 0)
-        second = dj.functional.all_gather(constant if P.rank == 0 else x, P_line, 0)
-        return jnp.sum(first**2) + jnp.sum(second**3)
-
-    expected = mine(np.array([8 * 1.0, 12 * 2.0**2, 12 * 3.0**2]))
-    np.testing.assert_allclose(dj.jit(dj.grad(loss))(x), expected)
-
-
 @pytest.mark.simulated(2)
 @pytest.mark.parametrize("around", ["jit", "scan", "pullback"])
 def test_uses_of_one_traced_function_are_told_apart(around: str) -> None:

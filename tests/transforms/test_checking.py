@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import distdl_jax as dj
-from distdl_jax import nn
 from distdl_jax.functional import all_sum_reduce, broadcast
 from distdl_jax.transforms import checked_jit
 
@@ -36,16 +35,6 @@ def on_root(P, *shape):
     )
 
 
-def test_it_gives_what_jax_jit_gives(P):
-    P_root, P_all = parts(P)
-
-    def fun(x, *, scale=2.0):
-        return {"y": scale * broadcast(x, P_root, P_all), "n": 3}
-
-    x = on_root(P, 4, 6)
-    jax.tree.map(np.testing.assert_array_equal, dj.jit(fun)(x, scale=3.0), jax.jit(fun)(x, scale=3.0))
-
-
 @dj.jit
 def doubled(x):
     return 2 * x
@@ -58,28 +47,6 @@ def test_a_copy_is_the_function_itself_and_a_pickle_its_name(P):
     assert copy.deepcopy(alone) is alone and alone(1) == 2
     with pytest.raises((pickle.PicklingError, AttributeError)):
         pickle.dumps(dj.jit(lambda x: x))
-
-
-def test_static_arguments_by_number_and_by_name(P):
-    traced = []
-
-    def fun(x, n, mode="sum", tree=None):
-        traced.append((n, mode))
-        return n * (jnp.sum(x) if mode == "sum" else jnp.max(x)) + (0 if tree is None else tree["a"])
-
-    f = dj.jit(fun, static_argnums=1, static_argnames="mode")
-    x = jnp.arange(4.0)
-    assert float(f(x, 2)) == 12 and float(f(x, 3, mode="max")) == 9 and float(f(x, 2, tree={"a": 1.0})) == 13
-    count = len(traced)
-    f(x, 2), f(x, 3, mode="max")
-    assert len(traced) == count  # nothing is traced again
-
-
-def test_donated_arguments_are_donated(P):
-    f = dj.jit(lambda x: x + 1, donate_argnums=0)
-    x = jnp.ones(1000)
-    assert float(f(x)[0]) == 2
-    assert x.is_deleted()
 
 
 def test_methods_decorators_and_nesting(P):
@@ -169,22 +136,6 @@ def test_after_a_mismatch_the_program_can_go_on(P):
         with pytest.raises(dj.PlanError, match="The workers' programs differ"):
             dj.jit(lambda x: broadcast(x, P_root, P_all) if P.rank else all_sum_reduce(x, P_all, 0))(x)
         np.testing.assert_array_equal(broadcast(x, P_root, P_all), np.arange(6.0).reshape(2, 3))
-
-
-def test_losses_that_are_constant_on_some_workers_are_made_safe(P):
-    """FACTS 23: dj.value_and_grad lets every worker run every adjoint, whatever its loss depends on."""
-    P_root, P_all = parts(P)
-    P_one = P.grid([1, 1], [1])
-    x = on_root(P, 2, 3)
-
-    def loss(x):
-        y = nn.Repartition(P_all, P_one)(broadcast(x, P_root, P_all))
-        return jnp.sum(y**2) if P.rank == 1 else 0.0
-
-    for step in (dj.jit(dj.value_and_grad(loss)), dj.value_and_grad(loss)):
-        value, gradient = step(x)
-        np.testing.assert_allclose(value, 4 * 55.0)
-        np.testing.assert_allclose(gradient, 8 * np.arange(6.0).reshape(2, 3) if P.rank == 0 else np.zeros((2, 0)))
 
 
 def test_a_report_lists_counts_and_draws(P):

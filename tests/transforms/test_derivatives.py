@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from blocks import block
 from jax import lax
 from matrix.partitions import on
 
@@ -92,11 +91,7 @@ def test_constants_that_jax_makes_of_empty_blocks() -> None:
         return sum(jnp.sin(a * x[jnp.array([2, 0, 1])] ** 2) for a in range(3))
 
     (value, tangent), product, derivative = dj.jit(
-        lambda x, v: (
-            dj.jvp(f, (x,), (v,)),
-            dj.hvp(lambda x: jnp.sum(f(x)), (x,), (v,)),
-            dj.linearize(f, x)[1](v),
-        )
+        lambda x, v: (dj.jvp(f, (x,), (v,)), dj.hvp(lambda x: jnp.sum(f(x)), (x,), (v,)), dj.linearize(f, x)[1](v))
     )(x, v)
     (want, want_tangent), hessian = plain(whole, X, np.cos(X))
     np.testing.assert_allclose(value, want * (rank == 0), rtol=1e-13)
@@ -188,50 +183,6 @@ def test_jax_grad_of_a_derivative() -> None:
     np.testing.assert_allclose(got, jax.jit(jax.grad(two))(whole) if P.rank == 3 else [], rtol=1e-12)
 
 
-@pytest.mark.simulated(2)
-def test_a_network() -> None:
-    """Convolution, max pooling, relu and linear, of all parameters: as one worker's plain JAX has it."""
-    P = dj.Partition()
-    on = P.grid
-    rows, columns, weights = on([1, 1, 2, 1]), on([1, 2]), on([2, 1])
-    one = P.grid([1, 1])
-    conv, linear = nn.DistributedConv2d(rows, in_channels=1, out_channels=2, kernel_size=3, padding=1), None
-    pool = nn.DistributedMaxPool2d(rows, 2)
-    linear = nn.DistributedLinear(one, columns, weights, 2 * 3 * 2, 3)
-    to_one = nn.Repartition(rows, P.grid([1, 1, 1, 1]))
-    image = np.random.default_rng(0).normal(size=(2, 1, 6, 4))
-
-    def network(params: Any) -> Any:
-        y = to_one(jax.nn.relu(pool(conv(params[0], block(image, rows)))))
-        return linear(params[1], y.reshape(2, -1))
-
-    def sequential(params: Any) -> Any:
-        y = lax.conv_general_dilated(image, params[0]["weight"], (1, 1), [(1, 1)] * 2)
-        y = y + params[0]["bias"].reshape(-1, 1, 1)
-        y = jax.nn.relu(lax.reduce_window(y, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID"))
-        return y.reshape(2, -1) @ params[1]["weight"].T + params[1]["bias"]
-
-    specs = [conv.param_specs(), linear.param_specs()]
-    draw = np.random.default_rng(1)
-    whole, along = (jax.tree.map(lambda spec: draw.normal(size=spec.global_shape), specs) for _ in range(2))
-
-    def cut(tree: Any) -> Any:
-        return jax.tree.map(lambda spec, value: block(value, spec.partition), specs, tree)
-
-    def both(along: Any, params: Any, v: Any, jvp: Any, hvp: Any) -> Any:
-        return jvp(along, (params,), (v,)), hvp(lambda params: jnp.sum(jnp.sin(along(params))), (params,), (v,))
-
-    (y, dy), hv = jax.jit(lambda params, v: both(network, params, v, dj.jvp, dj.hvp))(cut(whole), cut(along))
-
-    def plain_hvp(f: Any, primals: Any, tangents: Any) -> Any:
-        return jax.jvp(jax.grad(f), primals, tangents)[1]
-
-    (want, dwant), hwant = jax.jit(lambda params, v: both(sequential, params, v, jax.jvp, plain_hvp))(whole, along)
-    np.testing.assert_allclose(y, block(want, columns), rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(dy, block(dwant, columns), rtol=1e-12, atol=1e-12)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11), hv, cut(hwant))
-
-
 @pytest.mark.simulated(3)
 def test_replicated_values() -> None:
     """A tangent is copied like its value, a Hessian is that of one variable; in a nested jit that was used before."""
@@ -257,10 +208,7 @@ def test_replicated_values() -> None:
         jax.jit(jax.grad(lambda params: jnp.sum(whole(params))))(params),
     )
     (value, tangent), product = jax.jit(
-        lambda params, v: (
-            dj.jvp(part, (params,), (v,)),
-            dj.hvp(lambda params: jnp.sum(part(params)), (params,), (v,)),
-        )
+        lambda params, v: (dj.jvp(part, (params,), (v,)), dj.hvp(lambda params: jnp.sum(part(params)), (params,), (v,)))
     )(params, v)
     (want, want_tangent), hessian = plain(whole, params, v)
     np.testing.assert_allclose(value, want[:, P.rank], rtol=1e-13)

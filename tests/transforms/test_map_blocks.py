@@ -6,58 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from blocks import block, block_of
 
 import distdl_jax as dj
 from distdl_jax import functional as F
 from distdl_jax import nn
-
-
-def drawn(*shape: int) -> np.ndarray:
-    return np.random.default_rng(len(shape)).standard_normal(shape)
-
-
-def merged(h: Any, e: Any, table: Any) -> Any:
-    return jax.nn.gelu(h + e.reshape(4, 3)[:, :, None] + table)
-
-
-def picked(h: Any, labels: Any) -> Any:
-    """A cross-entropy that looks up classes, as blocks without elements refuse it: of each sample at each place."""
-    return -jnp.take_along_axis(jax.nn.log_softmax(h, axis=1), labels[:, None], axis=1).sum() / 20
-
-
-@pytest.mark.simulated(4)
-def test_a_network_of_several_teams_beside_plain_jax() -> None:
-    """A convolution on two workers, a time embedding from a third, a table of positions, and a loss of class labels."""
-    world = dj.Partition()
-    P_x, P_t = world.grid([1, 1, 2], [2, 1]), world.grid([1, 1], [3])
-    P_copies = world.grid([2, 1], P_x.ranks)
-    conv = nn.DistributedConv1d(P_x, in_channels=2, out_channels=3, kernel_size=3, padding=1)
-    time = nn.DistributedLinear(P_t, in_features=4, out_features=3)
-    specs = {"conv": conv.param_specs(), "time": time.param_specs(), "table": dj.TensorSpec((1, 1, 5), P_x)}
-    whole = jax.tree.map(lambda spec: drawn(*spec.global_shape), specs)
-    whole_x, whole_t, whole_labels = drawn(4, 2, 5), drawn(4, 4), np.arange(20).reshape(4, 5) % 3
-
-    def loss(params: Any, x: Any, t: Any, labels: Any) -> Any:
-        e = F.broadcast(time(params["time"], t), P_t, P_copies)
-        h = dj.map_blocks(merged, P_x)(conv(params["conv"], x), e, params["table"])
-        return dj.map_blocks(picked, P_x)(h, labels)
-
-    def plain_loss(params: Any) -> Any:
-        y = jax.lax.conv_general_dilated(whole_x, params["conv"]["weight"], (1,), [(1, 1)])
-        y = y + params["conv"]["bias"][:, None]
-        return picked(merged(y, whole_t @ params["time"]["weight"].T + params["time"]["bias"], params["table"]),
-                      whole_labels)  # fmt: skip
-
-    params = jax.tree.map(lambda spec, value: jax.device_put(block_of(value, spec)), specs, whole)
-    data = block(whole_x, P_x), block(whole_t, P_t), block(whole_labels, world.grid([1, 2], P_x.ranks), int)
-    value, gradient = dj.jit(dj.value_and_grad(loss))(params, *data)
-    whole_value, whole_gradient = jax.value_and_grad(plain_loss)(whole)
-    np.testing.assert_allclose(value, whole_value, rtol=1e-13)
-    jax.tree.map(
-        lambda spec, mine, whole: np.testing.assert_allclose(mine, block_of(whole, spec), atol=1e-13),
-        specs, gradient, whole_gradient,
-    )  # fmt: skip
 
 
 @pytest.mark.simulated(3)

@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from distdl_jax.plans.trees import BRANCHES, gathered
+from distdl_jax.plans.trees import BRANCHES
 from distdl_jax.transports.mpi.control import ControlChannel
 from distdl_jax.watchdog.watch.call_log import CallLog
 from distdl_jax.watchdog.watch.status import WorkerStatus, acting_as, worker_status
@@ -66,16 +66,3 @@ def test_every_worker_gets_what_the_first_decides_on_all_contributions(size):
     for sender, channel in enumerate(channels):
         for receiver, count in channel.sent.items():
             assert channels[receiver].received[sender] == count
-
-
-@pytest.mark.parametrize("size", [1, 2, 33, 34, 1024, 1100])
-def test_all_of_a_team_are_in_one_tree(size):
-    team = tuple(reversed(range(size)))
-    children = {child: worker for worker in team for child in gathered(team, worker)[1]}
-    assert children == {worker: gathered(team, worker)[0] for worker in team[1:]}
-    assert gathered(team, team[0])[0] is None
-
-
-def test_a_team_that_is_not_larger_is_a_star():
-    team = tuple(range(BRANCHES + 1))
-    assert gathered(team, 0) == (None, team[1:]) and gathered(team, BRANCHES) == (0, ())

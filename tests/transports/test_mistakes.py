@@ -12,6 +12,7 @@ import pytest
 
 import distdl_jax as dj
 from distdl_jax.functional import all_sum_reduce, broadcast, repartition
+from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.transports.threads import rendezvous
 from distdl_jax.transports.threads.rendezvous import Rendezvous
 
@@ -156,8 +157,6 @@ def both_send_first(p, jit):
     def swap(x):
         if p.rank < 2:
             sent = transport.send(x, 1 - p.rank, 5)
-            from distdl_jax.plans.shape_dtype import ShapeDtype
-
             return transport.receive(ShapeDtype((3,), np.dtype("float32")), 1 - p.rank, 5, sent)
         return x
 
@@ -171,8 +170,6 @@ def tags_differ(p, jit):
         if p.rank == 0:
             return transport.send(x, 1, 7)
         if p.rank == 1:
-            from distdl_jax.plans.shape_dtype import ShapeDtype
-
             return transport.receive(ShapeDtype((3,), np.dtype("float32")), 0, 8, x)
         return x
 

@@ -94,15 +94,6 @@ def test_a_module_that_makes_a_partition_is_refused(program: Path, size: int) ->
     assert "SetupError: The module parts.first makes a partition while it is imported" in output
 
 
-def test_a_mistake_ends_the_program_with_its_sentence(tmp_path: Path) -> None:
-    """A program of the catalogue of mistakes, in one file with the module that has its partitions."""
-    faults, path = ROOT / "tests" / "watchdog" / "faults", tmp_path / "layers_swapped.py"
-    mistake = re.sub("^from parts .*$", "", (faults / path.name).read_text(), flags=re.M)
-    path.write_text((faults / "parts.py").read_text() + mistake)
-    status, output = run_alone("-m", "distdl_jax", "--simulate", 2, path)
-    assert status == 1 and "The workers' programs differ" in output and "layers_swapped.py" in output
-
-
 def test_readmes_program_runs_in_one_command_without_mpi(tmp_path: Path) -> None:
     """mpi4py and mpi4jax are not there: dj.simulate needs neither, and a partition outside of it says what to do."""
     readme = (ROOT / "README.md").read_text()

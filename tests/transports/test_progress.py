@@ -75,11 +75,6 @@ def test_worker_0_alone_writes_in_a_simulation(monkeypatch):
     assert {line[:8] for line in written.getvalue().splitlines()} == {"worker 0"}
 
 
-def test_short_work_writes_nothing(capsys):
-    list(dj.progress(range(3), label="short"))
-    assert capsys.readouterr().err == ""
-
-
 def test_the_first_line_comes_after_ten_seconds(monkeypatch, capsys):
     now = [100.0]
     monkeypatch.setattr(progress_line.time, "monotonic", lambda: now[0])

@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
 from played_coordinator import Played, all_reduce, ask, clock, to_all
 from test_deadlock import AGREEING, IN_CALL, LEFT, RUNNING, calls
 
-from distdl_jax.watchdog.watch.coordinator import PAUSES
-from distdl_jax.watchdog.watch.messages import CannotAgree, Detail, EndJob, Fail, Wait
+from distdl_jax.watchdog.watch.messages import CannotAgree, EndJob, Fail, Wait
 
 
 def test_those_concerned_are_asked_again_before_all_fail():
@@ -19,24 +17,6 @@ def test_those_concerned_are_asked_again_before_all_fail():
     assert posts == to_all(failure, 3) and first == 0 and failure.epoch == 0
     assert "Worker 1 has ended its program, after 3 calls, but worker 0 is about" in failure.text
     assert played.tick(999.0) == []  # said once
-
-
-def test_a_message_on_its_way_is_waited_for():
-    played = Played({0: AGREEING, 1: LEFT})
-    played.details = {1: Detail(sent={0: 5}), 0: Detail(received={1: 4})}
-    played.tick()
-    assert played.answer(1) == [] and played.tick(0.5) == []
-    assert played.tick(PAUSES[0]) == ask(2, 0, 1)
-    played.details[0] = Detail(received={1: 5})
-    assert isinstance(played.answer(2)[0][1], Fail)
-
-
-@pytest.mark.parametrize("now_does", [RUNNING, replace(AGREEING, episode=7)], ids=["goes on", "agrees on another"])
-def test_who_does_something_else_by_then_is_not_taken_to_wait(now_does):
-    played = Played({0: AGREEING, 1: LEFT})
-    played.tick()
-    played.states[0] = now_does
-    assert played.answer(1) == []
 
 
 def test_all_in_a_cycle_are_asked():

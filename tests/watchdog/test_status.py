@@ -1,12 +1,8 @@
 """What a worker is recorded to be doing: the process's own, or that of a thread that acts as a worker."""
 
 import logging
-import subprocess
-import sys
 import threading
 from contextlib import suppress
-
-from jobs import ROOT
 
 from distdl_jax.watchdog.watch.call_log import CallLog
 from distdl_jax.watchdog.watch.log import log
@@ -108,20 +104,6 @@ def test_of_several_threads_that_wait_for_others_the_first_counts():
         thread.join(10)
         assert (status.waiting.label, status.waiting.waits_for) == ("the first", (1,))
     assert status.waiting is None
-
-
-def test_the_room_needs_no_mpi():
-    """The watchdog can be imported, and knows one worker, where mpi4py and mpi4jax are missing."""
-    program = """
-import sys
-sys.modules["mpi4py"] = sys.modules["mpi4py.MPI"] = sys.modules["mpi4jax"] = None
-import distdl_jax
-from distdl_jax.watchdog.watch import thread
-from distdl_jax.watchdog.watch.status import worker_status
-print(worker_status().rank, worker_status().size)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, cwd=ROOT)
-    assert (done.returncode, done.stdout) == (0, "0 1\n"), done.stderr
 
 
 def test_a_call_that_raises_counts_only_if_it_has_told_others_something():

@@ -32,10 +32,5 @@ def test_the_dump_has_the_whole_state():
     played = Played({0: AGREEING, 1: RUNNING}, all_reduce(0, 1))
     played.announces(0, Wait("agreeing", 1, 7.0), 7.0)
     dump = played.coordinator.dump()
-    for part in (
-        "members: (0, 1)",
-        "label='broadcast'",
-        "question=OpenQuestion(number=1",
-        "plans of: f",
-    ):
+    for part in ("members: (0, 1)", "label='broadcast'", "question=OpenQuestion(number=1", "plans of: f"):
         assert part in dump

@@ -12,15 +12,7 @@ import pytest
 from distdl_jax import nn
 from distdl_jax.errors import PlanError
 from distdl_jax.tools.advise.network import DescribedNetwork, Grids
-from distdl_jax.tools.advise.search import (
-    FEWEST,
-    MOST,
-    MOST_GRIDS,
-    Prices,
-    Search,
-    factorisations,
-    memory_text,
-)
+from distdl_jax.tools.advise.search import FEWEST, MOST, MOST_GRIDS, Prices, Search, factorisations, memory_text
 from distdl_jax.tools.cost.machines import Machine
 
 FLOAT = np.dtype("float32")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from predicted import communicated, step_operations
+from predicted import FLOAT32, blocks, communicated, step_operations
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -23,8 +23,6 @@ from distdl_jax.tools.cost.classes import halo_counts, repartition_counts
 from distdl_jax.tools.cost.cost import placed_layers
 from distdl_jax.tools.cost.layers import Counter, Joined, nodes_in
 from distdl_jax.tools.cost.traces import _Tracer
-
-FLOAT32 = np.dtype("float32")
 
 
 def test_a_class_has_one_value() -> None:
@@ -51,7 +49,7 @@ def test_amounts_by_class_are_those_of_every_worker(seed: int) -> None:
     network, spec = drawn_network(draw)
     world = spec.partition.world
     workers = sorted(draw.permutation(world.size)[:6].tolist())
-    cost, x = dj.cost(network, spec), blocks(spec)
+    cost, x = dj.cost(network, spec), blocks(spec, FLOAT32)
     chain = Counter(world, FLOAT32).chain(network, network.plan(x), x)
     for layer, placed in zip(cost.layers, placed_layers(network), strict=True):
         expected = expected_parameters(placed, workers)
@@ -92,11 +90,6 @@ def leaves(network: Any, plan: Any, x: Any, chain: Any, world: Any) -> Any:
         x = of_layer.after(x)
 
 
-def blocks(spec: dj.TensorSpec) -> dict[int, dj.ShapeDtype]:
-    """Return the shapes and dtypes of all workers' blocks."""
-    return {worker: dj.ShapeDtype(spec.shape_on(worker), FLOAT32) for worker in range(spec.partition.world.size)}
-
-
 def drawn_grid(draw: np.random.Generator, most: int, dims: int) -> tuple[int, ...]:
     """Draw a grid of batch, channels and features with at most so many workers."""
     shape = [1] * dims
@@ -118,7 +111,7 @@ def drawn_network(draw: np.random.Generator) -> tuple[nn.Sequential, dj.TensorSp
         layer, P, channels = drawn_layer(draw, world, P, channels)
         try:
             network = nn.Sequential(*layers, layer)
-            network.plan(blocks(spec))
+            network.plan(blocks(spec, FLOAT32))
         except (dj.PlanError, dj.InvalidArgumentError):  # too small, or not together
             P, channels = last_grid(layers, spec)
             continue

@@ -32,15 +32,6 @@ def lenet(P: dj.Partition) -> Network:
     return layers, dj.TensorSpec((3, 1, 28, 28), one)
 
 
-def linear(P: dj.Partition) -> Network:
-    """Two products whose weights are cut on both sides."""
-    row, weight = P.grid([1, 2]), P.grid([2, 2])
-    layers = nn.Sequential(
-        nn.DistributedLinear(row, row, weight, 7, 9), jnp.tanh, nn.DistributedLinear(row, row, weight, 9, 5)
-    )
-    return layers, dj.TensorSpec((3, 7), row)
-
-
 def residual(P: dj.Partition) -> Network:
     """A residual block with the batch and two features split, unevenly."""
     conv = P.grid([2, 1, 1, 2])
@@ -91,7 +82,7 @@ def skips(P: dj.Partition) -> Network:
     return layers, dj.TensorSpec((2, 2, 9, 7), conv)
 
 
-@pytest.mark.parametrize("build", [lenet, linear, residual, channels, norms, skips])
+@pytest.mark.parametrize("build", [lenet, residual, channels, norms, skips])
 def test_plans_predict_every_operation_of_a_training_step(build: Build) -> None:
     """In order, with partners, tags, lengths and dtypes."""
     check_predicted(build)

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from nn.base.test_output_specs import LAYERS
 from predicted import FLOAT32, communicated, step_operations, without_team
@@ -30,20 +29,13 @@ def of_layer(name: str) -> Build:
     return lambda P: LAYERS[name](P)[:2]
 
 
-def embedding(P: dj.Partition) -> tuple[Any, tuple[int, ...]]:
-    """A vocabulary and a batch that are split."""
-    return nn.DistributedEmbedding(P.grid([1, 1]), P.grid([1, 1, 2]), P.grid([2, 2]), 9, 7), (5, 3)
-
-
 def linear(P: dj.Partition) -> nn.DistributedLinear:
     """A product whose weight is cut on both sides."""
     return nn.DistributedLinear(P.grid([1, 2]), P.grid([1, 2]), P.grid([2, 2]), 7, 7)
 
 
 NETWORKS: dict[str, Build] = {
-    "upsample": of_layer("upsample"),
     "functions around a pool": of_layer("network of a pool"),
-    "embedding": embedding,
     "recomputed": lambda P: (nn.Remat(nn.Sequential(linear(P), jnp.tanh)), (3, 7)),
     "normalised weight": lambda P: (nn.WeightNorm(linear(P)), (3, 7)),
 }
@@ -58,7 +50,7 @@ def test_traced_layers_predict_every_operation(name: str) -> None:
         layer, shape = build(dj.Partition())
         spec = dj.TensorSpec(shape, layer.input_partition)
         params = layer.init(jax.random.key(0), jnp.float32)
-        x = jnp.zeros(spec.shape_on(dj.Partition().rank), dtype_of(layer))
+        x = jnp.zeros(spec.shape_on(dj.Partition().rank), jnp.float32)
         argnum = 0 if jax.tree.leaves(layer.param_specs()) else 1
         gradient = dj.grad(lambda params, x: jnp.sum(layer(params, x).real ** 2), argnum)
         return dict(dj.check(gradient, params, x).programs)
@@ -90,13 +82,8 @@ def planned(build: Build) -> tuple[Any, Plan, dict[int, dj.ShapeDtype]]:
     """Return a layer in a world for planning, its plan, and the shapes and dtypes of its input."""
     layer, shape = build(dj.planning_world(WORKERS))
     spec = dj.TensorSpec(shape, layer.input_partition)
-    x = {worker: dj.ShapeDtype(spec.shape_on(worker), np.dtype(dtype_of(layer))) for worker in range(WORKERS)}
+    x = {worker: dj.ShapeDtype(spec.shape_on(worker), FLOAT32) for worker in range(WORKERS)}
     return layer, layer.plan(x), x
-
-
-def dtype_of(layer: Any) -> Any:
-    """Return the dtype of a layer's input."""
-    return jnp.int32 if layer.takes_indices else jnp.float32
 
 
 def test_a_recomputed_layer_computes_again_what_gradients_read() -> None:

@@ -154,23 +154,16 @@ def test_one_worker():
     """One worker alone makes nobody wait."""
     opened = ["JAX", "MPI", "finders"]
     found = lines(1, PROGRAM)
-    assert found == {
-        "import: []": 1,
-        f"partition: {opened}": 1,
-        "close: ['MPI', 'finders']": 1,
-        f"again: {opened}": 1,
-    }
+    assert found == {"import: []": 1, f"partition: {opened}": 1, "close: ['MPI', 'finders']": 1, f"again: {opened}": 1}
 
 
 def test_without_mpi():
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_MPI], capture_output=True, text=True, env=mpiexec.clean(os.environ)
     )
-    assert done.stdout.splitlines() == [
-        "import: []",
-        "simulated: [2, 2]",
-        "refuses: A partition needs MPI",
-    ], done.stderr
+    assert done.stdout.splitlines() == ["import: []", "simulated: [2, 2]", "refuses: A partition needs MPI"], (
+        done.stderr
+    )
 
 
 def test_import_time(tmp_path):

@@ -53,19 +53,23 @@ def refusal(monkeypatch, environments):
 
 
 @pytest.mark.world(3)
-def test_a_setting_that_is_wrong_on_one_worker_is_refused_on_all(monkeypatch):
-    sentence = refusal(monkeypatch, [{}, {}, {"DISTDL_JAX_TIMEOUT": "soon"}])
-    assert sentence.startswith(
-        "The environment variable DISTDL_JAX_TIMEOUT (='soon', on worker 2) must be a number of sec"
-    )
-
-
-@pytest.mark.world(3)
-def test_settings_that_differ_are_refused_on_all(monkeypatch):
-    sentence = refusal(monkeypatch, [{"DISTDL_JAX_TIMEOUT": "90"}, {}, {"DISTDL_JAX_TIMEOUT": "90.0"}])
-    assert sentence == (
-        "All workers must have the same DISTDL_JAX_TIMEOUT, but it is 90 on 2 of 3 workers and not set on worker 1."
-    )
+@pytest.mark.parametrize(
+    ("timeouts", "expected"),
+    [
+        (
+            (None, None, "soon"),
+            "The environment variable DISTDL_JAX_TIMEOUT (='soon', on worker 2) must be a number of",
+        ),
+        (
+            ("90", None, "90.0"),
+            "All workers must have the same DISTDL_JAX_TIMEOUT, but it is 90 on 2 of 3 workers and not set on worker 1",
+        ),
+    ],
+    ids=["wrong on one", "different"],
+)
+def test_settings_that_do_not_fit_together_are_refused_on_all(monkeypatch, timeouts, expected):
+    environments = [{"DISTDL_JAX_TIMEOUT": timeout} if timeout else {} for timeout in timeouts]
+    assert refusal(monkeypatch, environments).startswith(expected)
 
 
 @pytest.mark.world(3)

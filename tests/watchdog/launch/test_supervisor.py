@@ -138,8 +138,9 @@ def test_a_signal_to_the_supervisor_is_passed_on():
     assert process.communicate(timeout=patience(60))[0].strip() == "1" and process.returncode == 0
 
 
-@pytest.mark.parametrize("leaves", ["setsid", "setpgrp"])
-def test_a_worker_that_left_its_group_gets_the_launchers_signals(leaves, tmp_path):
+@pytest.mark.parametrize("leaves", ["getpid", "setsid", "setpgrp"])
+def test_a_signal_to_the_launchers_group_comes_once(leaves, tmp_path):
+    """The supervisor leads the group; the worker is in it, or has left it."""
     program = HANDLES.replace("import signal", f"import os; os.{leaves}()\nimport signal")
     script = tmp_path / "sends.py"
     script.write_text(SENDS_TO_THE_GROUP.format(program=program))
@@ -241,14 +242,6 @@ print("caught", caught, flush=True)
     read_until("caught 1")
     assert job.wait() == 0
     os.close(terminal)
-
-
-def test_a_signal_to_a_whole_group_comes_once(tmp_path):
-    """Launchers send signals to the group that the supervisor leads, and the worker is in."""
-    script = tmp_path / "sends.py"
-    script.write_text(SENDS_TO_THE_GROUP.format(program=HANDLES))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment())
-    assert done.stdout.split() == ["1", "0"], done.stderr
 
 
 def test_workers_of_a_job_share_the_cores():

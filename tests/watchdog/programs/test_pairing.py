@@ -119,6 +119,12 @@ class Program:
             y = x + 0.1 * moved if self.chained else x
         return total
 
+    def of_worker(self, P: dj.Partition):
+        def stopped(n: int, y):
+            return jax.lax.stop_gradient(y) if self.stops[P.rank, n] else y
+
+        return lambda x: self.loss(movements(P), stopped, x)
+
     def of_all(self, x):
         def stopped(n: int, y):
             return jnp.where(self.stops[:, n, None, None], jax.lax.stop_gradient(y), y)
@@ -131,14 +137,8 @@ def gradients(seed: int) -> tuple[list[np.ndarray], np.ndarray | None]:
 
     `jax.grad` is not tried on functions that are traced once for several uses: it can't tell these apart.
     """
-    P, program = dj.Partition(), Program(seed)
-
-    def loss(x):
-        def stopped(n: int, y):
-            return jax.lax.stop_gradient(y) if program.stops[P.rank, n] else y
-
-        return program.loss(movements(P), stopped, x)
-
+    program, P = Program(seed), dj.Partition()
+    loss = program.of_worker(P)
     x = jnp.asarray(program.x[P.rank])
     ways = (dj.jit, jax.jit, lambda f: f)[: 3 if LONG or seed % 3 == 1 else 2]
     right = [np.asarray(jit(dj.grad(loss))(x)) for jit in ways]
@@ -164,14 +164,8 @@ def test_the_gradient_is_right_or_refused(seed: int) -> None:
 
 def derivative_of_gradient(seed: int) -> np.ndarray | None:
     """By `dj.grad` of what `jax.grad` gives, which may be mixed where workers differentiate different movements."""
-    P, program = dj.Partition(), Program(seed)
-
-    def loss(x):
-        def stopped(n: int, y):
-            return jax.lax.stop_gradient(y) if program.stops[P.rank, n] else y
-
-        return program.loss(movements(P), stopped, x)
-
+    program, P = Program(seed), dj.Partition()
+    loss = program.of_worker(P)
     try:
         again = dj.jit(dj.grad(lambda x: jnp.vdot(jax.grad(loss)(x), jnp.cos(x))))
         return np.asarray(again(jnp.asarray(program.x[P.rank])))
