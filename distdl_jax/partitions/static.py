@@ -23,10 +23,10 @@ class StaticType(ABCMeta):
 
     if not TYPE_CHECKING:  # signatures are those of `__init__`
 
-        def __init__(cls, *args, **options):
-            super().__init__(*args, **options)
-            if ABC not in cls.__mro__:
-                cls.__abstractmethods__ = frozenset()  # classes of users may be abstract; no layer has to define all
+        def __setattr__(cls, name, value):
+            # Classes of users may be abstract. Of the others none has to define all methods.
+            is_free = name == "__abstractmethods__" and ABC not in cls.__mro__
+            super().__setattr__(name, frozenset() if is_free else value)
 
         def __call__(cls, *args, **options):
             flags, names = _parameters(cls)

@@ -56,9 +56,14 @@ def test_a_users_class_may_be_abstract() -> None:
         @abstractmethod
         def depth(self) -> int: ...
 
+    class Whole(Block):
+        def depth(self) -> int:
+            return 1
+
     P_x = dj.planning_world(2).grid([1, 2])
     with pytest.raises(TypeError, match="abstract"):
         Block(P_x, in_features=4, out_features=4)  # type: ignore[abstract]
+    assert Whole(P_x, in_features=4, out_features=4).depth() == 1
 
 
 def test_a_subclass_that_hands_its_arguments_on() -> None:
