@@ -239,9 +239,10 @@ def difference(what: str, values: Mapping[int, Hashable]) -> str | None:
     usual, count = Counter(values.values()).most_common(1)[0]
     for worker, value in sorted(values.items()):
         if value != usual:
+            first = min(rank for rank, value in values.items() if value == usual)
+            where = f"worker {first}" if count == 1 else f"{count} of {len(values)} workers"
             return (
-                f"All workers must have the same {what}, but it is {usual} on {count} of {len(values)} workers and "
-                f"{value} on worker {worker}."
+                f"All workers must have the same {what}, but it is {usual} on {where} and {value} on worker {worker}."
             )
     return None
 

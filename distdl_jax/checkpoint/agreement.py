@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from distdl_jax.errors import CheckpointError, DistDLError
 from distdl_jax.partitions.formats.boxes_in_files import Pause
@@ -24,6 +24,12 @@ PART_OF_LIMIT = 1 / 8
 """The same, as a part of what the clock allows."""
 
 
+class _Failure(NamedTuple):
+    """What a worker whose work has raised contributes."""
+
+    error: DistDLError
+
+
 def together(
     world: World,
     label: str,
@@ -35,8 +41,8 @@ def together(
     `work` may take any time, and calls its argument between two pieces. If one worker fails, the others end their work
     at the next meeting.
 
-    **Raises,** on all workers, if `work` raises on any of them, or `decide` on the first. An error that is none of the
-    library's becomes a `CheckpointError` on the other workers, and an `OSError` on its own one, too.
+    **Raises,** the same on all workers, if `work` raises on any of them, or `decide` on the first. An error that is
+    none of the library's becomes a `CheckpointError` on the other workers, and an `OSError` on its own one, too.
     """
     limit = current_settings().timeout.waiting
     interval = min(LONGEST, PART_OF_LIMIT * limit) if limit else LONGEST
@@ -44,9 +50,11 @@ def together(
     raised: Exception | None = None  # by this worker
     failed: DistDLError | None = None  # at a meeting, by any worker
 
-    def decided(results: dict[int, tuple[Any, ...]]) -> tuple[Any, DistDLError | None] | None:
-        """Return the decision, or the error in making it; None while some worker is busy, whose result is ()."""
+    def decided(results: dict[int, Any]) -> tuple[Any, DistDLError | None] | None:
+        """Return the decision, or the error that all raise; None while some worker is busy, whose result is ()."""
         nonlocal raised
+        if errors := {worker: result.error for worker, result in results.items() if isinstance(result, _Failure)}:
+            return None, _error_of_all(errors, len(results))
         if () in results.values():
             return None
         try:
@@ -55,43 +63,46 @@ def together(
             raised = error
             return None, _library_error(error, f"On worker {min(results)}: " if len(results) > 1 else "")
 
-    def meet(result: Callable[[], tuple[Any, ...]]) -> Any:
+    def meet(result: tuple[Any, ...]) -> tuple[Any, DistDLError | None] | None:
         nonlocal last, failed
         try:
-            return agree(world, tuple(range(world.size)), label, result, decided)
+            decision = agree(world, tuple(range(world.size)), label, lambda: result, decided)
+            if decision is not None and (error := decision[1]) is not None:
+                raise type(error)(str(error))  # its own: workers may be threads
         except DistDLError as error:
             failed = error
             raise
         finally:
             last = time.monotonic()
+        return decision
 
     def pause() -> None:
         if time.monotonic() - last > interval:
-            meet(tuple)
+            meet(())
 
-    def result() -> tuple[Any, ...]:
-        if raised is not None:
-            raise _library_error(raised)
-        return done
-
-    done: tuple[Any, ...] = ()
+    result: tuple[Any, ...]
     try:
-        done = (work(pause),)
+        result = (work(pause),)
     except Exception as error:
-        raised = error
+        raised, result = error, _Failure(_library_error(error))
     if failed is not None:  # the others are past it, whatever the work has made of the error
         raise failed from None
     try:
         while (decision := meet(result)) is None:
             pass
-        value, error_of_decision = decision
-        if error_of_decision is not None:
-            raise error_of_decision
     except DistDLError:
         if raised is not None and not isinstance(raised, DistDLError | OSError):
             raise raised from None
         raise
-    return value
+    return decision[0]
+
+
+def _error_of_all(errors: dict[int, DistDLError], workers: int) -> DistDLError:
+    """Return the error that all workers raise: the first one's, with its worker, unless all have the same."""
+    worker, first = min(errors.items())
+    if len(errors) == workers and len({(type(error), str(error)) for error in errors.values()}) == 1:
+        return first
+    return type(first)(f"On worker {worker}: {first}")
 
 
 def _library_error(error: Exception, where: str = "") -> DistDLError:

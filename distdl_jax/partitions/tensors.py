@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +23,7 @@ from distdl_jax.text import Drawing
 from distdl_jax.validation import checked_axes, checked_dtype, checked_integer, checked_integers
 
 
+@dataclass(frozen=True, init=False)
 class TensorSpec:
     """A distributed tensor as a whole: its global shape and its partition.
 
@@ -43,6 +45,12 @@ class TensorSpec:
     ((6,), (6, 5, 4))
     """
 
+    global_shape: tuple[int, ...]
+    partition: Partition
+    replicated: tuple[int, ...]
+    _placeholders: Mapping[int, tuple[int, ...]] = field(init=False, compare=False)
+    """Placeholder shapes that differ from the default, by world rank."""
+
     def __init__(
         self, global_shape: Sequence[int], partition: Partition, replicated: bool | int | Sequence[int] = False
     ) -> None:
@@ -61,32 +69,11 @@ class TensorSpec:
                 f"`global_shape` (={shape}) must have as many dimensions as `partition` "
                 f"({shape_text(partition.shape)})" + (f" in addition to the replicated ones, {axes}." if axes else ".")
             )
-        self._global_shape, self._partition, self._replicated = shape, partition, axes
-        self._placeholders: Mapping[int, tuple[int, ...]] = {}  # shapes that differ from the default, by world rank
+        self._store(global_shape=shape, partition=partition, replicated=axes, _placeholders={})
 
-    @property
-    def global_shape(self) -> tuple[int, ...]:
-        """The shape of the whole tensor."""
-        return self._global_shape
-
-    @property
-    def partition(self) -> Partition:
-        """The workers that hold blocks."""
-        return self._partition
-
-    @property
-    def replicated(self) -> tuple[int, ...]:
-        """The dimensions of the partition along which workers hold copies."""
-        return self._replicated
-
-    def __eq__(self, other: object) -> bool:
-        return self._key() == other._key() if isinstance(other, TensorSpec) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def _key(self) -> tuple[object, ...]:
-        return self._global_shape, self._partition, self._replicated
+    def _store(self, **values: Any) -> None:
+        """Set fields while a spec is made, in the form in which equal specs are equal."""
+        vars(self).update(values)
 
     @property
     def box(self) -> Box | None:
@@ -202,7 +189,7 @@ class TensorSpec:
     def with_placeholders(self, shapes: Mapping[int, tuple[int, ...]]) -> TensorSpec:
         """Return an equal spec, whose placeholders on other workers have the given shapes, by world rank."""
         spec = TensorSpec(self.global_shape, self.partition, self.replicated)
-        spec._placeholders = dict(shapes)
+        spec._store(_placeholders=dict(shapes))
         return spec
 
     @cached_property

@@ -87,7 +87,7 @@ def test_a_failure_ends_the_work_of_all(fails: int) -> None:
                     raise OSError(28, "No space left on device")
                 pause()
 
-        where = "" if rank == fails else f"On worker {fails}: "
+        where = f"On worker {fails}: "
         with pytest.raises(dj.CheckpointError, match=f"^{where}No space left on device"):
             together(dj.Partition().world, "some work", work)
 
@@ -178,7 +178,7 @@ def test_save_and_restore_with_many_meetings(tmp_path: Path, monkeypatch: pytest
         got = with_meetings(lambda: checkpoint.import_(tmp_path / "one", {"x": spec})["x"])
         np.testing.assert_array_equal(got, mine)
         token = disk.set(FailingDisk(9) if P.rank == 2 else Disk())
-        where = "" if P.rank == 2 else "On worker 2: "
+        where = "On worker 2: "
         with pytest.raises(dj.CheckpointError, match=f"as they were. {where}No space left"):
             checkpoint.save(tmp_path / "run", mine, spec, 2)
         disk.reset(token)

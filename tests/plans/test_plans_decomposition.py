@@ -140,7 +140,7 @@ def test_plans_import_only_plans_and_the_standard_library(path):
             ), f"{path.name} imports {module}"
 
 
-def test_plans_and_their_checks_load_neither_jax_nor_numpy():
+def test_plans_load_neither_jax_nor_mpi():
     modules = [f"distdl_jax.plans.{path.stem}" for path in PLANS if path.stem != "__init__"]
-    program = f"import sys, {', '.join(modules)}\nassert not {{'jax', 'numpy', 'mpi4py'}} & {{*sys.modules}}"
+    program = f"import sys, {', '.join(modules)}\nassert not {{'jax', 'mpi4py'}} & {{*sys.modules}}"
     subprocess.run([sys.executable, "-c", program], check=True)
