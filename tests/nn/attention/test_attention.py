@@ -132,7 +132,7 @@ def test_refusals() -> None:
     make = nn.DistributedMultiHeadAttention
     x = jnp.ones((1, 1, 8))
     for sentence, work in {
-        "`dropout` (=1) must be a probability, from 0 to below 1.": lambda P: make(P, 8, 2, dropout=1),
+        "A cache takes `causal` (=True), and a sequence that is not split": lambda P: make(P, 8, 4).init_cache(1, 5),
         "`key` (=None) must be a random key in training": lambda P: make(P, 8, 2, dropout=0.1)({}, x),
         "`memory` takes a layer that is not `causal`, and no `cache`.": lambda P: make(P, 8, 2, causal=True)(
             {}, x, memory=x

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from all_workers import refusal
 from attention_programs import Drawn, check_attentions
 from blocks import block_of
 from launcher.examples import LONG
@@ -261,53 +260,6 @@ def test_a_cache_continues_a_sequence(exchange: str) -> None:
     whole = dj.gather(dj.jit(layer)(params, cut(x, grid, P.rank)), dj.TensorSpec(x.shape, layer.P_x))
     if P.rank == 0:
         close(np.concatenate(found, 1), whole, 1e-12, "y")
-
-
-def test_refusals() -> None:
-    """When a layer is made, in one sentence on every worker."""
-    make = nn.DistributedMultiHeadAttention
-    for sentence, work in {
-        "`embed_dim` (=5) must be divisible by `num_heads` (=2).": lambda P: make(on(1, 2, 2).partition(P), 5, 2),
-        "`num_heads` (=4) must be divisible by `num_key_heads` (=3).": lambda P: make(
-            on(1, 2, 2).partition(P), 8, 4, num_key_heads=3
-        ),
-        "must be divisible by the 4 workers along the heads where they differ": lambda P: make(
-            on(1, 1, 4).partition(P), 8, 4, num_key_heads=2
-        ),
-        "`P_x` (2 x 2) must have 3 dimensions: batch, sequence": lambda P: make(on(2, 2).partition(P), 8, 4),
-        "`rotary` (=1) must be a base above 1": lambda P: make(on(1, 2, 2).partition(P), 8, 4, rotary=1),
-        "`exchange` (='all') must be 'ring', 'heads' or 'gather'.": lambda P: make(
-            on(1, 2, 2).partition(P), 8, 4, exchange="all"
-        ),
-        "must not split the features where `exchange` is 'gather'": lambda P: make(
-            on(1, 2, 2).partition(P), 8, 4, exchange="gather"
-        ),
-        "A cache takes `causal` (=True), and a sequence that is not split": lambda P: make(
-            on(1, 4, 1).partition(P), 8, 4, causal=True
-        ).init_cache(1, 5),
-        "or 1 x 2 x 2 on P_W's workers, to split the sequence": lambda P: nn.DistributedLinear(
-            on(1, 2, 2, ranks=(1, 0, 2, 3)).partition(P), on(1, 2).partition(P), on(2, 2).partition(P), 4, 4
-        ),
-        "`replicated` (=True) takes workers that hold copies: `P_x` of 1 x 2 x 2": lambda P: nn.DistributedLinear(
-            on(1, 2).partition(P), on(1, 2).partition(P), on(2, 2).partition(P), 4, 4, replicated=True
-        ),
-        "`P` (1 x 2 x 2) must be P_n x 1 x p": lambda P: nn.ColumnParallelLinear(
-            on(1, 2, 2).partition(P), in_features=4, out_features=4
-        ),
-        "`P` (1 x 4) must be P_n x 1 x p": lambda P: nn.RowParallelLinear(
-            on(1, 4).partition(P), in_features=4, out_features=4
-        ),
-        "`padding_idx` (=7) must be an index, 0 to 6.": lambda P: nn.DistributedEmbedding(
-            on(1, 1).partition(P), on(1, 1, 2).partition(P), on(2, 2).partition(P), 7, 3, padding_idx=7
-        ),
-        "`P_y` (1 x 2) must have shape 1 x 1 x 2, where": lambda P: nn.DistributedEmbedding(
-            on(1, 1).partition(P), on(1, 2).partition(P), on(2, 2).partition(P), 7, 3
-        ),
-        "must have two dimensions, P_v x P_e": lambda P: nn.DistributedEmbedding(
-            on(1, 1).partition(P), on(1, 2).partition(P), P, 7, 3
-        ),
-    }.items():
-        assert sentence in refusal(4, work, dj.InvalidArgumentError), sentence
 
 
 @pytest.mark.simulated(2)

@@ -65,12 +65,6 @@ def test_beside_the_plain_ones() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    P = dj.planning_world(1).grid([1, 1])
-    with pytest.raises(dj.InvalidArgumentError, match=r"`aggregation` \(='add'\) must be one of \('sum', 'mean'"):
-        nn.DistributedGraphConv(P, 2, 3, [0], [1], 2, "add")
-    with pytest.raises(dj.InvalidArgumentError, match=r"`senders` .* must have one number for each edge"):
-        nn.DistributedGraphConv(P, 2, 3, [0, 1], [1], 2)
-
     def planned(nodes: tuple[int, int], dtype: str = "float32") -> Any:
         blocks = {worker: ShapeDtype((nodes[worker], 2), np.dtype(dtype)) for worker in (0, 1)}
         return lambda P: nn.DistributedGraphConv(P.grid([2, 1]), 2, 3, [0], [1], 3).plan(blocks)

@@ -6,32 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from all_workers import refusal
 from matrix.partitions import on
 
 import distdl_jax as dj
 from distdl_jax import nn
-
-
-def test_refusals() -> None:
-    """When a loss is made, in one sentence on every worker."""
-    for sentence, work in {
-        "`reduction` (='all') must be one of 'mean', 'sum', 'none'.": lambda P: nn.DistributedL1Loss(P, "all"),
-        "`reduction` (='none') must be one of 'mean', 'sum'.": lambda P: nn.DistributedAccuracy(P, "none"),
-        "`delta` (=0) must be a number above 0.": lambda P: nn.DistributedHuberLoss(P, delta=0),
-        "`eps` (=-1) must be a real number of 0 or more.": lambda P: nn.DistributedPoissonNLLLoss(P, eps=-1),
-        "`eps` (=nan) must be a real number of 0 or more.": lambda P: nn.DistributedPoissonNLLLoss(P, eps=np.nan),
-        "`eps` (='a') must be a real number of 0 or more.": lambda P: nn.DistributedPoissonNLLLoss(P, eps="a"),
-        "`P_x` (4) must have 2 dimensions or more": lambda P: nn.DistributedCrossEntropyLoss(P),
-        "`label_smoothing` (=2) must be a number from 0 to 1.": lambda P: nn.DistributedCrossEntropyLoss(
-            on(2, 2).partition(P), label_smoothing=2
-        ),
-        "`ignore_index` (=1.5) must be an integer, or None.": lambda P: nn.DistributedCrossEntropyLoss(
-            on(2, 2).partition(P), ignore_index=1.5
-        ),
-    }.items():
-        assert sentence in refusal(4, work, dj.InvalidArgumentError)
-
 
 WRONG_WEIGHTS: dict[str, tuple[Any, bool]] = {
     "2-d": (np.ones((2, 2)), True),
