@@ -202,6 +202,13 @@ def test_layers_are_values() -> None:
     assert {one, same} == {one}
 
 
+def test_input_channels_split_alone_split_the_weight() -> None:
+    """The original takes the feature algorithm for them, unchecked."""
+    P_x = dj.planning_world(4).grid([1, 4, 1])
+    layer = nn.DistributedConv1d(P_x, in_channels=4, out_channels=4, kernel_size=3)
+    assert layer.kind == "channel" and layer.P_W.size == 4 and layer.P_y == P_x
+
+
 def refused_alike(work: Callable[[], Any]) -> str:
     """The sentence of the PlanError that every worker raises; on all but its own, it says whose it is."""
     with pytest.raises(dj.PlanError) as caught:
