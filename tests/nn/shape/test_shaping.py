@@ -168,6 +168,7 @@ CASES = (
     transposed((2, 3, 3), on(1, 2, 1), on(1, 2, 1, ranks=(3, 2)), on(2, 2, 1), kernel=(2,), stride=(3,), channels=5),
     transposed((2, 4, 5), on(1, 2, 1), on(1, 2, 1), on(2, 1, 1), kernel=(3,), groups=2, stride=(2,), channels=6),
     transposed((1, 2, 5), on(1, 1, 2), kernel=(2,), dilation=(3,), channels=2),
+    transposed((3, 2, 4), on(2, 1, 2), kernel=(3,), channels=2, sharded=True),
     transposed((1, 2, 2, 3, 2, 2), on(1, 1, 2, 1, 1, 2), kernel=(2, 1, 2, 3), stride=(2, 1, 1, 2), extra=(1, 0, 0, 1)),
     upsample((2, 3, 5), on(1, 2, 2), on(2, 1, 1, ranks=(3, 0)), size=(7,), mode="linear"),
     upsample((1, 2, 2, 3, 2, [1, 3]), on(1, 1, 2, 1, 1, 2), size=(3, 3, 4, 5), mode="linear"),
@@ -186,27 +187,15 @@ CASES = (
 MORE = (
     transposed((2, 2, 3, [0, 4]), on(1, 1, 2, 2), kernel=(3, 2), dilation=(2, 1), stride=(1, 2), padding=(2, 0)),
     upsample((2, 3, 3, 4), on(1, 1, 2, 2, ranks=(3, 1, 2, 0)), scale_factor=2),
-    adaptive((2, 2, 11), on(1, 1, 4), 2),
     pad((3, 2, 4), on(1, 2, 2), (1, 0), (3, 2), mode="reflect"),
     pad((2, 3, 5), on(2, 1, 2), (4, 1), mode="replicate"),
     pad((2, 3, 7), on(1, 1, 4), (-2, -1)),
-    flatten((2, [1, 3], 2), on(1, 2, 1), on(1, 3, ranks=(3, 2, 0))),
-    transposed((1, 2, 4), on(1, 1, 4), kernel=(1,), stride=(4,)),
-    transposed((2, 2, 2, 3, 2), on(1, 1, 2, 1, 2), kernel=(2, 3, 2), stride=(2, 1, 2), extra=(1, 0, 0)),
-    transposed((4, 2, 3), on(4, 1, 1), kernel=(5,), padding=(2,)),
     transposed((2, 4, 4), on(1, 1, 2), on(1, 2, 2), on(2, 1, 2), kernel=(3,), groups=2, channels=4, padding=(1,)),
     upsample((2, 1, 3, 2, 2), on(1, 1, 2, 2, 1), scale_factor=2, mode="trilinear"),
-    upsample((2, 2, 5), on(1, 1, 4), scale_factor=1.5),
-    upsample((2, 2, 9), on(2, 1, 2), size=(4,), mode="linear"),
-    pad((2, 3, 5), on(1, 1, 4), (4, 4), mode="reflect"),
-    pad((2, 3, 4), on(1, 1, 4), (4, 3), mode="circular"),
     pad((4, 4), on(2, 2), (1, -1), (0, 2)),
-    flatten((3, 2, 3, 2), on(1, 1, 2, 2), on(1, 4)),
     unflatten((4, 6), on(2, 2), on(1, 2, 1, 2), 3, 1, 2),
     reshape((7,), on(4), on(1, 4), 1, 7),
-    reshape((6, 1, 4), on(2, 1, 2), on(1, 2, 2, 1), 2, 3, 4, 1),
     reshape((50, 12), on(1, 4), on(1, 3, ranks=(0, 3, 2)), 40, 15),
-    global_pool("Avg", (2, 3, 5), on(1, 1, 4)),
     global_pool("Max", (2, 3, [2, 0, 3]), on(1, 1, 3)),
     global_pool("Max", (2, 3, [2, 0], 2), on(1, 1, 2, 2), copies=True),
     upsample((1, 2, 2, 3, 2, 2), on(1, 1, 2, 1, 2, 1), on(1, 2, 1, 1, 1, 2), scale_factor=2),
@@ -352,3 +341,37 @@ def test_gradients_of_what_is_read_unevenly() -> None:
         assert taps.is_even(10) == even
         np.testing.assert_allclose(y, x @ matrix.T)
         np.testing.assert_allclose(pullback(jnp.cos(y))[0], jnp.cos(y) @ matrix, atol=1e-9)
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("seed", range(8 * LONG))
+def test_the_largest_of_what_is_rounded_in_two_ways(seed: int) -> None:
+    """XLA works a norm out anew for each that reads it, with or without fused multiplications as flags have it: none
+    may then be equal to the largest. The gradient goes to some all the same."""
+    P = dj.Partition().grid([2, 1, 1, 1])
+    norm, largest = nn.DistributedGroupNorm(P, 1, 4), nn.DistributedGlobalMaxPool(P)
+    x = jnp.asarray(np.random.default_rng(seed).normal(size=(6, 4, 3, 2)), "float32")[P.rank :: 2]
+
+    def loss(params: Any, x: Any) -> Any:
+        return jnp.sum(largest(norm(params, x)))
+
+    gradient = dj.jit(dj.grad(loss))(norm.init(jax.random.key(0), jnp.float32), x)
+    assert gradient["bias"].tolist() == [6] * 4
+
+
+@pytest.mark.simulated(2)
+def test_largest_elements_share_the_gradient() -> None:
+    """Those that tie alike, also of second derivatives; -inf is one like others."""
+    P = dj.Partition().grid([2, 1, 1])
+    largest = nn.DistributedGlobalMaxPool(P)
+    x = jnp.asarray([[[3.0, 1, 3], [0, -1, -2], [-jnp.inf] * 3]])
+
+    def loss(x: Any) -> Any:
+        return jnp.sum(jnp.maximum(largest(x), -5) ** 2)
+
+    third, half = [1 / 3] * 3, [0.5, 0, 0.5]
+    got = dj.jit(dj.grad(lambda x: jnp.sum(largest(x))))(x)
+    np.testing.assert_allclose(got[0], [half, [1, 0, 0], third])
+    direction = jnp.asarray([[[1.0, 2, 3], [4, 5, 6], [7, 8, 9]]])
+    product = dj.jit(lambda x, v: dj.hvp(loss, (x,), (v,)))(x, direction)
+    np.testing.assert_allclose(product[0], [[2.0, 0, 2.0], [8, 0, 0], [0, 0, 0]])
