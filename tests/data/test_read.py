@@ -1,7 +1,5 @@
 """Any box of an array in any kind of file, against numpy's slices of the whole."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attention to another sequence, with masks, and with weights that are dropped, beside plain JAX."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

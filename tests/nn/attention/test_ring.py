@@ -1,7 +1,5 @@
 """A causal attention whose sequence is split: who works for whom, and the same results as plain JAX."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

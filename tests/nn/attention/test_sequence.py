@@ -1,7 +1,5 @@
 """Embedding and attention beside the sequential ones, however batch, sequence, heads and vocabulary are split."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Initial weights: the blocks are those of jax's own initializer on the global shape, in memory of the block alone."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from functools import partial

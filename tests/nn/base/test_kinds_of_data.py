@@ -1,7 +1,5 @@
 """What layers make of data that is not floating, not finite, or of another dtype than its placeholders."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

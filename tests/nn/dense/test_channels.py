@@ -1,7 +1,5 @@
 """Layers that mix channels, or work on each of them, beside the sequential ones, however the tensor is split."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

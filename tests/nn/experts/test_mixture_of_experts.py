@@ -1,7 +1,5 @@
 """Mixtures of experts beside plain JAX on one worker, however tokens and experts are split, and whoever is dropped."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Message passing on a graph, and graph convolutions, beside the same in plain JAX on the whole graph."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -1,7 +1,5 @@
 """The Dice and the focal loss beside MONAI's and torchvision's formulas on whole tensors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

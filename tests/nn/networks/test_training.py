@@ -1,7 +1,5 @@
 """What value_and_grad gives: of workers' parts of a loss, over some workers, and of a loss on one worker."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

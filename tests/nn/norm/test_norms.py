@@ -1,7 +1,5 @@
 """Normalisations beside the sequential ones, however the tensor is split, and what batch normalisation keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Recurrent cells in loops, and layers over sequences, beside plain JAX on whole tensors."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass

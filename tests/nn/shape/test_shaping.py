@@ -1,7 +1,5 @@
 """Layers that change shapes beside the sequential ones: output and gradients, however the tensor is split."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
