@@ -67,6 +67,7 @@ CASES = [
     conv(on(1, 2, 2), 4, 8, (2, 4, 5), groups=4),
     conv(on(1, 2, 2), 3, 5, (2, 3, 5), P_y=on(1, 1, 2, ranks=(3, 0))),
     conv(on(1, 2, 2), 3, 4, (2, 3, 5), transposed=True),
+    *(conv(on(2, 1, 1), 2, 3, (n, 2, 5)) for n in (0, 1)),  # of no sample on both workers, or on one
 ]
 
 

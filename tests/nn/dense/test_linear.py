@@ -62,6 +62,7 @@ CASES = {
         linear((0, 1), (0, 1), (0, 1), (2, 1, 1), 4, 3),  # the batch split alone: data parallelism
         linear((1, 0), (0, 1), (1, 0), (2, 1, 1), 4, 3, lead=(3, 2), bias=False),
         linear((0, 1), (1, 0), (1, 0), (2, 1, 1), 4, 1, sharded=True),  # one worker has no share of the parameters
+        *(linear((0, 1), (0, 1), (0, 1), (2, 1, 1), 3, 2, lead=(n,)) for n in (0, 1)),  # workers without a sample
     ],
     4: [
         linear((0, 1), (0, 1), (0, 1, 2, 3), (2, 2), 7, 5),  # overlapping

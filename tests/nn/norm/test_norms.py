@@ -94,6 +94,8 @@ CASES = (
     group_norm(on(1, 2, 2), 3, 2, 6, [0, 5], affine=False),
     instance_norm(on(2, 1, 1, 2, ranks=(1, 0, 3, 2)), 2, 3, 3, [4, 1], affine=True),
     group_norm(on(1, 1, 2, 1, 1, 2), 2, 1, 4, 3, 1, 2, 3),
+    *(batch_norm(on(2, 1, 1), n, 4, 3) for n in (0, 1)),  # of no sample on both workers, or on one
+    *(layer_norm(on(2, 1), (4,), n, 4) for n in (0, 1)),
 )
 MORE = (
     batch_norm(on(1, 3, 1, 1, ranks=(2, 0, 3)), 2, 2, 3, 2, affine=False),

@@ -172,6 +172,7 @@ CASES = (
     upsample((1, 2, 2, 3, 2, [1, 3]), on(1, 1, 2, 1, 1, 2), size=(3, 3, 4, 5), mode="linear"),
     upsample((2, 2, [1, 0, 4]), on(1, 1, 3), size=(4,), mode="linear", align_corners=True),
     adaptive((2, 3, 7, 4), on(1, 1, 2, 2), 3, None),
+    *(adaptive((n, 1, 10), on(2, 1, 1), 2) for n in (0, 1)),  # of no sample on both workers, or on one
     pad((3, 2, 5), on(1, 1, 4), (2, 3), value=1.5),
     pad((3, 5), on(1, 3, ranks=(2, 0, 3)), (2, 4), mode="circular"),
     flatten((4, 3, 5), on(1, 2, 2, ranks=(3, 1, 2, 0)), on(2, 2)),
