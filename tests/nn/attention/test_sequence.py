@@ -74,9 +74,6 @@ MORE = (
 )
 
 
-PARTS = [CASES] if LONG == 1 else [(CASES + MORE)[part::7] for part in range(7)]
-
-
 def check(cases: Sequence[Beside | Drawn]) -> None:
     for kind, compare in ((Beside, check_beside), (Drawn, check_attentions)):
         if chosen := [case for case in cases if isinstance(case, kind)]:
@@ -84,16 +81,14 @@ def check(cases: Sequence[Beside | Drawn]) -> None:
 
 
 @pytest.mark.simulated(4)
-@pytest.mark.parametrize("part", range(len(PARTS)))
-def test_beside_the_sequential_ones(part: int) -> None:
+def test_beside_the_sequential_ones() -> None:
     """Output and gradients: heads that do not divide, sequences with empty blocks, grouped keys, on any teams."""
-    check(PARTS[part])
+    check(CASES if LONG == 1 else CASES + MORE)
 
 
 @pytest.mark.world(4)
-@pytest.mark.parametrize("part", range(len(PARTS)))
-def test_over_mpi(part: int) -> None:
-    check(PARTS[part][1:2])
+def test_over_mpi() -> None:
+    check(CASES[1:2])
 
 
 @pytest.mark.simulated(4)
