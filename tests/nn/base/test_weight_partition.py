@@ -51,7 +51,7 @@ def conv(
         y = lax.conv_general_dilated(x, w, (1,) * dims, pads, feature_group_count=groups)
         return y + params["bias"].reshape(-1, *(1,) * dims)
 
-    name = f"conv {P_x} -> {P_y} {n_in} -> {n_out} {transposed} {options}"
+    name = f"conv {sizes} {P_x} -> {P_y} {n_in} -> {n_out} {transposed} {options}"
     features = [n if isinstance(n, int) else sum(n) for n in sizes[2:]]
     return Beside(name, sizes, layer, whole, P_x, P_y, (sizes[0], n_out, *features))
 

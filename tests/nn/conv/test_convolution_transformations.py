@@ -75,12 +75,17 @@ def times(tree: Any, lead: tuple[int, ...]) -> Any:
     return jax.tree.map(lambda a: factors.reshape(*lead, *(1,) * a.ndim) * a, tree)
 
 
+@pytest.mark.simulated(2, 4)
 @pytest.mark.limit(300)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.simulated(case.world)) for name, case in LAYERS.items()]
-)
-def test_transformations(name: str) -> None:
-    case, P_world = LAYERS[name], dj.Partition()
+def test_transformations(world_size: int) -> None:
+    """A program for each layer of so many workers."""
+    for name, case in LAYERS.items():
+        if case.world == world_size:
+            check(name, case)
+
+
+def check(name: str, case: Conv | Pool) -> None:
+    P_world = dj.Partition()
     rank, layer = P_world.rank, case.layer(P_world)
     made = arrays(case, 0)
     v, c = dict(zip(("x", "weight", "bias"), made[:-1], strict=False)), made[-1]
