@@ -21,12 +21,7 @@ TWO = [
     Drawn(on(1, 2, 1, ranks=(1, 0)), (2, 3), 8, 4, 5, (1, 1), padded=True, options=GROUPS),
     Drawn(on(1, 2, 1), (2, 3), 8, 4, None, "queries", padded=True, options=HEADS),
 ]
-RANDOM = [
-    pytest.param(workers, range(first, first + 4), marks=pytest.mark.world(workers))
-    for workers in (2, 4)
-    for first in range(0, 32, 4)
-]
-RANDOM = RANDOM if LONG > 1 else [pytest.param(2, range(17, 18), marks=pytest.mark.world(2))]
+RANDOM = [range(first, first + 4) for first in range(0, 32, 4)] if LONG > 1 else [range(17, 18)]
 
 
 @pytest.mark.simulated(2)
@@ -180,10 +175,11 @@ def test_refusals_of_caches() -> None:
             layer.init_cache(1, 4, dtype)
 
 
-@pytest.mark.parametrize("workers, seeds", RANDOM)
-def test_random_ones_over_mpi(workers: int, seeds: range) -> None:
+@pytest.mark.world(*((2, 4) if LONG > 1 else (2,)))
+@pytest.mark.parametrize("seeds", RANDOM)
+def test_random_ones_over_mpi(seeds: range, world_size: int) -> None:
     """Memory, masks, padding, weights that are dropped, and caches in pieces: output and gradients.
 
     Those of a cache with a mask that is added, the one of a short run, were NaN where XLA rounded scores in two ways.
     """
-    check_attentions([drawn(seed, workers) for seed in seeds])
+    check_attentions([drawn(seed, world_size) for seed in seeds])
