@@ -1,7 +1,5 @@
 """The loader: the same samples in the same order on any number of workers, each its own blocks, from any place on."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Files that are forged, damaged or no files: one kind of error, which names the file; nothing runs, nothing waits."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

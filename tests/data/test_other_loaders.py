@@ -1,7 +1,5 @@
 """torch's and grain's data sets and loaders as sources, where these packages are there: the real ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,15 +1,10 @@
 """Any box of an array in any kind of file, against numpy's slices of the whole."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from launcher.examples import examples
 
 import distdl_jax as dj
 from distdl_jax.data import open_array, read
@@ -120,18 +115,6 @@ def test_nothing_else_is_read() -> None:
     assert read(watched, ((1, 3), (2, 2), (4, 6)), [(1, 1)] * 3).shape == (4, 0, 3)
     assert read(watched, None).shape == (0,)
     assert watched.elements == 8
-
-
-@settings(max_examples=examples(30), deadline=None)
-@given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 3))
-def test_the_box_of_a_worker(workers: int, left: int, right: int) -> None:
-    """With its halo: what the exchange of halos would bring, clipped at the boundary."""
-    source = np.arange(10)
-    boxes = [np.array_split(source, workers)[rank] for rank in range(workers)]
-    for block in boxes:
-        start, stop = int(block[0]), int(block[-1]) + 1
-        got = read(source, ((start, stop),), [(left, right)])
-        np.testing.assert_array_equal(got, source[max(0, start - left) : stop + right])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Files that change while they are read: the old numbers, or an error that names the file; never others."""
 
-from __future__ import annotations
-
 import copy
 import io
 import os

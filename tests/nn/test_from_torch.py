@@ -1,7 +1,5 @@
 """PyTorch's parameters in split layers give the blocks of what PyTorch gave, which is recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Masks that look at a worker's arrays differ between workers: refused, and masks from the specs are right."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random attentions, with all that they may be told, beside plain JAX: output and every gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise

@@ -1,7 +1,5 @@
 """A causal attention whose sequence is split: who works for whom, and the same results as plain JAX."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -27,21 +25,6 @@ CASES = [
     Drawn(on(1, 2, 1, ranks=(3, 1)), (5, 2), 4, 2, padded=True, options={**CAUSAL, "bias": False}, seed=14),
     Drawn(on(1, 3, 1), (2, 5), 4, 2, mask=(0, 1), options=CAUSAL, seed=8),  # a mask: nobody helps
 ]
-MORE = {
-    2: [TWO, Drawn(on(1, 2, 1, ranks=(1, 0)), (1, 6), 4, 2, options={**CAUSAL, "dropout": 0.3}, seed=4)],
-    4: [
-        *CASES,
-        Drawn(on(1, 3, 1, ranks=(2, 0, 3)), (1, 2), 4, 2, options=CAUSAL, seed=5),  # one block of three is empty
-        Drawn(on(1, 3, 1, ranks=(3, 1, 0)), (1, 7), 4, 2, padded=True, options={**CAUSAL, "rotary": 50.0}, seed=6),
-        Drawn(on(1, 2, 2, ranks=(3, 1, 2, 0)), (2, 3), 6, 3, padded=True, options={**CAUSAL, "fused": True}, seed=7),
-        Drawn(on(1, 4, 1), (1, 3), 4, 2, options=CAUSAL, seed=9),
-    ],
-    6: [
-        Drawn(on(1, 5, 1, ranks=(4, 0, 3, 5, 1)), (1, 8), 4, 2, padded=True, options=CAUSAL, seed=10),
-        Drawn(on(1, 6, 1), (2, 11), 4, 2, options={**CAUSAL, "bias": False}, seed=11),
-    ],
-}
-MANY = LONG > 1
 
 
 @pytest.mark.parametrize("p", range(1, 10))
@@ -84,15 +67,14 @@ def test_to_a_memory_all_go_round() -> None:
     assert all(turn.queries == tuple(queries) and not turn.is_balanced for turn in turns)
 
 
-@pytest.mark.simulated(*(sorted(MORE) if MANY else [4]))
-def test_beside_plain_jax(world_size: int) -> None:
+@pytest.mark.simulated(4)
+def test_beside_plain_jax() -> None:
     """Output and every gradient: uneven and empty blocks, padding, groups of heads, split batch and heads, dropping.
 
     In one case a query that is lent sees nothing at all, neither here nor there.
     """
-    if world_size == 4:
-        assert CASES[2].whole(CASES[2].layer().param_specs())["padding"].all(1).any()
-    check_attentions(MORE[world_size] if MANY else CASES)
+    assert CASES[2].whole(CASES[2].layer().param_specs())["padding"].all(1).any()
+    check_attentions(CASES)
 
 
 @pytest.mark.world(2, 4)
@@ -101,7 +83,7 @@ def test_over_mpi(world_size: int) -> None:
 
 
 @pytest.mark.simulated(4)
-@pytest.mark.parametrize("p", [2, 3, 4] if MANY else [3])
+@pytest.mark.parametrize("p", [2, 3, 4] if LONG > 1 else [3])
 def test_transformations(p: int) -> None:
     """Gradients of gradients; and of what is mapped and worked out again."""
     case = Drawn(on(1, p, 1), (1, p + 3), 4, 2, padded=True, options={**CAUSAL, "bias": False}, seed=12)

@@ -1,7 +1,5 @@
 """Initial weights: the blocks are those of jax's own initializer on the global shape, in memory of the block alone."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -263,6 +261,23 @@ def test_the_layer_starts_the_same_whatever_its_partition(place, dtype):
     bare = layer_on(ranks, shape, 7, 5, bias=False).init(key, dtype)
     assert set(bare) == {"weight"}
     np.testing.assert_array_equal(bare["weight"], params["weight"])
+
+
+@pytest.mark.simulated(4)
+def test_sharded_layers_start_as_others():
+    """Each worker has a balanced share of the same parameters."""
+    P, sizes = dj.Partition(), {"in_channels": 3, "out_channels": 5, "kernel_size": 2}
+    rows, images = P.grid([2, 1], [3, 0]), P.grid([2, 1, 2], [1, 3, 0, 2])
+    for make in (
+        partial(nn.DistributedEmbedding, rows, P.grid([2, 1, 1]), P.grid([2, 2, 1], [2, 0, 3, 1]), 5, 3),
+        partial(nn.DistributedConv1d, images, **sizes),
+        partial(nn.DistributedConvTranspose1d, images, **sizes),
+    ):
+        layers = make(sharded=True), make()
+        init, other = (dj.gather(its.init(jax.random.key(3), float), its.param_specs()) for its in layers)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=1e-12), init, other)
+        shares, copies = (its.param_specs()["weight"].partition.size for its in layers)
+        assert shares > copies
 
 
 @pytest.mark.simulated(2)

@@ -1,7 +1,5 @@
 """Sizes are integers, Python's or numpy's, which make no difference; bools and floats are refused in a sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any

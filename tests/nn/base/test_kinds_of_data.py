@@ -1,7 +1,5 @@
 """What layers make of data that is not floating, not finite, or of another dtype than its placeholders."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -11,8 +9,6 @@ import numpy as np
 import pytest
 from all_workers import refusal
 from blocks import block_of
-from matrix.partitions import on
-from sequential import Beside, check_beside
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -109,64 +105,6 @@ def test_an_infinity_stays_in_its_group() -> None:
     expected = np.zeros((2, 6, 4), bool)
     expected[0, :2] = True
     np.testing.assert_array_equal(y, cut(expected, P))
-
-
-@pytest.mark.simulated(2)
-def test_batches_of_nothing() -> None:
-    """None on both workers, or on one: outputs, and all gradients, which are 0 where there is nothing."""
-
-    def normalised(params: Any, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-        y = (x - x.mean(axes, keepdims=True)) / jnp.sqrt(x.var(axes, keepdims=True) + 1e-5)
-        return y * params["weight"] + params["bias"]
-
-    def conv(params: Any, x: jax.Array) -> jax.Array:
-        return jax.lax.conv(x, params["weight"], (1,), "SAME") + params["bias"][:, None]
-
-    rows, images = on(2, 1), on(2, 1, 1)
-    cases = [
-        case
-        for n in (0, 1)
-        for case in (
-            Beside(
-                f"linear {n}",
-                (n, 3),
-                lambda P: nn.DistributedLinear(rows.partition(P), rows.partition(P), images.partition(P), 3, 2),
-                lambda params, x: x @ params["weight"].T + params["bias"],
-                rows,
-            ),
-            Beside(
-                f"convolution {n}",
-                (n, 2, 5),
-                lambda P: nn.DistributedConv1d(
-                    images.partition(P), in_channels=2, out_channels=3, kernel_size=3, padding=1
-                ),
-                conv,
-                images,
-            ),
-            Beside(
-                f"batch norm {n}",
-                (n, 4, 3),
-                lambda P: nn.DistributedBatchNorm(images.partition(P), 4),
-                lambda params, x: normalised({name: its[:, None] for name, its in params.items()}, x, (0, 2)),
-                images,
-            ),
-            Beside(
-                f"layer norm {n}",
-                (n, 4),
-                lambda P: nn.DistributedLayerNorm(rows.partition(P), 4),
-                partial(normalised, axes=(1,)),
-                rows,
-            ),
-            Beside(
-                f"adaptive pooling {n}",
-                (n, 1, 10),
-                lambda P: nn.DistributedAdaptiveAvgPool(images.partition(P), 2),
-                lambda params, x: x.reshape(len(x), 1, 2, 5).mean(-1),
-                images,
-            ),
-        )
-    ]
-    check_beside(cases)
 
 
 @pytest.mark.simulated(2)

@@ -136,9 +136,11 @@ def test_functions_alone_are_nowhere() -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_key_is_checked(name: str) -> None:
-    """Also where nothing is drawn from it."""
-    with pytest.raises(dj.InvalidTypeError, match=r"`key` \(=0\) must be a random key"):
-        LAYERS[name](dj.planning_world(4)).init(0)
+    """Also where nothing is drawn from it; None where something is."""
+    draws = ("DistributedLinear", "DistributedConv1d", "DistributedMultiHeadAttention", "DistributedSpectralConv1d")
+    for key in (0, "key", jnp.zeros(2), *([None] if name in (*draws, "DistributedConvTranspose1d") else [])):
+        with pytest.raises(dj.InvalidTypeError, match=r"`key` .* must be a random key, as jax.random.key\(0\) makes"):
+            LAYERS[name](dj.planning_world(4)).init(key)
 
 
 def network_on(P: dj.Partition) -> nn.Sequential:

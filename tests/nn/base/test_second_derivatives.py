@@ -4,8 +4,6 @@ In a loop JAX splits a program into what it knows and what it doesn't, and hands
 `compat.count_constants_among_residuals`, without which attention gets other arrays in their place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,6 +1,5 @@
 """Layers with P_y and P_W derived from P_x and one word: beside the sequential ones, and as values."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -52,7 +51,7 @@ def conv(
         y = lax.conv_general_dilated(x, w, (1,) * dims, pads, feature_group_count=groups)
         return y + params["bias"].reshape(-1, *(1,) * dims)
 
-    name = f"conv {P_x} -> {P_y} {n_in} -> {n_out} {transposed} {options}"
+    name = f"conv {sizes} {P_x} -> {P_y} {n_in} -> {n_out} {transposed} {options}"
     features = [n if isinstance(n, int) else sum(n) for n in sizes[2:]]
     return Beside(name, sizes, layer, whole, P_x, P_y, (sizes[0], n_out, *features))
 
@@ -68,6 +67,7 @@ CASES = [
     conv(on(1, 2, 2), 4, 8, (2, 4, 5), groups=4),
     conv(on(1, 2, 2), 3, 5, (2, 3, 5), P_y=on(1, 1, 2, ranks=(3, 0))),
     conv(on(1, 2, 2), 3, 4, (2, 3, 5), transposed=True),
+    *(conv(on(2, 1, 1), 2, 3, (n, 2, 5)) for n in (0, 1)),  # of no sample on both workers, or on one
 ]
 
 
@@ -104,36 +104,3 @@ def test_derived_partitions_are_those_that_one_would_give() -> None:
     column = nn.DistributedLinear(P_two.slice(1), P_two, in_features=4, out_features=6)
     row = nn.DistributedLinear(P_two, P_two.slice(1), in_features=6, out_features=4, split="in_features")
     assert (column.P_W.shape, row.P_W.shape) == ((2, 1), (1, 2)), "Megatron's pair"
-
-
-REFUSED: dict[str, tuple[Callable[[dj.CartesianPartition], Any], str]] = {
-    "no features": (lambda P: nn.DistributedLinear(P), "`in_features` (=None) must be an integer"),
-    "a side": (
-        lambda P: nn.DistributedLinear(P, in_features=2, out_features=2, split="rows"),  # type: ignore[arg-type]
-        "`split` (='rows') must be 'in_features', 'out_features', or None",
-    ),
-    "the sequence": (
-        lambda P: nn.DistributedLinear(P.grid([1, 4, 1]), in_features=2, out_features=2),
-        "`P_x` (1 x 4 x 1) and `P_y` (1 x 4 x 1) must be P_n x 1 x ... x P_f",
-    ),
-    "other batches": (
-        lambda P: nn.DistributedLinear(P, P.grid([1, 4]), in_features=2, out_features=2),
-        "`P_x` (2 x 2) and `P_y` (1 x 4) must be P_n x 1 x ... x P_f, with one number of workers along the batch",
-    ),
-    "other workers": (
-        lambda P: nn.DistributedLinear(P, P.grid([2, 2], [3, 2, 1, 0]), in_features=2, out_features=2),
-        "`P_W` is not given, and does not follow from `P_x`, 2 x 2 (0-3), and `P_y`, 2 x 2 (3, 2, 1, 0): both cut",
-    ),
-    "beside P_W": (
-        lambda P: nn.DistributedLinear(P, P, P.grid([2, 2, 1]), 2, 2, split="out_features"),
-        "`split` (='out_features') must be None where `P_W` is given",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusals(name: str) -> None:
-    build, sentence = REFUSED[name]
-    with pytest.raises(dj.DistDLError) as caught:
-        build(dj.planning_world(4).grid([2, 2]))
-    assert sentence in str(caught.value)

@@ -1,6 +1,5 @@
 """What strangers have got wrong is refused in a sentence, on every worker that can know of it."""
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -9,29 +8,6 @@ from distdl_jax import nn
 from distdl_jax.functional import halo_exchange
 
 pytestmark = [pytest.mark.world(3), pytest.mark.simulated(3)]
-
-
-LAYERS = {
-    "convolution": lambda P: nn.DistributedConv1d(P.grid([1, 1, 3]), in_channels=2, out_channels=2, kernel_size=3),
-    "linear": lambda P: nn.DistributedLinear(P.grid([1, 3]), P.grid([1, 1]), P.grid([1, 3]), 6, 4),
-    "transposed": lambda P: nn.DistributedConvTranspose1d(
-        P.grid([1, 1, 3]), in_channels=2, out_channels=2, kernel_size=3
-    ),
-    "norm": lambda P: nn.Sequential(
-        nn.DistributedConv1d(P.grid([1, 1, 3]), in_channels=2, out_channels=2, kernel_size=3)
-    ),
-    "attention": lambda P: nn.DistributedMultiHeadAttention(P.grid([1, 1, 3]), 6, 3),
-    "spectral": lambda P: nn.DistributedSpectralConv1d(P.grid([1, 1, 3]), in_channels=2, out_channels=2, modes=3),
-}
-
-
-@pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("key", [0, None, "key", jnp.zeros(2)], ids=str)
-def test_a_key_that_is_none(layer, key):
-    made = LAYERS[layer](dj.Partition())
-    with pytest.raises(dj.InvalidTypeError, match=r"must be a random key, as jax.random.key\(0\) makes one"):
-        made.init(key)
-    jax.block_until_ready(made.init(jax.random.key(0)))
 
 
 @pytest.mark.parametrize("derivative", [dj.value_and_grad, dj.grad, lambda fun: dj.jit(dj.grad(fun))])

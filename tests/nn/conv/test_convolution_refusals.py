@@ -22,102 +22,62 @@ def conv(P_world: Any, *shapes: tuple[int, ...], dims: int = 2, **changed: Any) 
     return getattr(nn, f"DistributedConv{dims}d")(*partitions, **arguments)
 
 
-ARGUMENTS = {
-    "kernel of 3 entries": (
-        {"kernel_size": (3, 3, 3)},
-        "`kernel_size` (=(3, 3, 3)) must be an integer, 1 or more, or",
-    ),
-    "kernel 0": ({"kernel_size": 0}, "`kernel_size` (=0) must be an integer, 1 or more"),
-    "kernel 2.5": ({"kernel_size": 2.5}, "`kernel_size` (=2.5) must be an integer, 1 or more"),
-    "stride 0": ({"stride": (1, 0)}, "`stride` (=(1, 0)) must be an integer, 1 or more"),
-    "stride True": ({"stride": True}, "`stride` (=True) must be an integer"),
-    "dilation -1": ({"dilation": -1}, "`dilation` (=-1) must be an integer, 1 or more"),
-    "padding -1": (
-        {"padding": -1},
-        "`padding` (=-1) must be 'same', 'valid', an integer of 0 or more, or for each of 2",
-    ),
-    "padding of 1 entry": ({"padding": (1,)}, "`padding` (=(1,)) must be"),
-    "padding of triples": ({"padding": ((1, 1, 1), (1, 1, 1))}, "`padding` (=((1, 1, 1), (1, 1, 1))) must be"),
-    "padding 1.5": ({"padding": [1.5, 1]}, "`padding` (=[1.5, 1]) must be"),
-    "padding full": ({"padding": "full"}, "`padding` (='full') must be 'same', 'valid'"),
-    "same with stride": ({"padding": "same", "stride": 2}, "takes a stride of 1, but `stride` is (2, 2)"),
-    "mode": ({"padding_mode": "mirror"}, "`padding_mode` (='mirror') must be one of ('zeros', 'circular', 'reflect'"),
-    "no channels": ({"in_channels": 0}, "`in_channels` (=0) must be an integer, 1 or more"),
-    "half a channel": ({"out_channels": 0.5}, "`out_channels` (=0.5) must be an integer, 1 or more"),
-    "groups 0": ({"groups": 0}, "`groups` (=0) must be an integer, 1 or more"),
-    "groups 3": ({"groups": 3}, "`in_channels` (=4) must be divisible by `groups` (=3)"),
-    "groups 4": ({"groups": 4}, "`out_channels` (=6) must be divisible by `groups` (=4)"),
-}
+ARGUMENTS = (
+    ({"kernel_size": (3, 3, 3)}, "`kernel_size` (=(3, 3, 3)) must be an integer, 1 or more, or"),
+    ({"kernel_size": 0}, "`kernel_size` (=0) must be an integer, 1 or more"),
+    ({"stride": (1, 0)}, "`stride` (=(1, 0)) must be an integer, 1 or more"),
+    ({"stride": True}, "`stride` (=True) must be an integer"),
+    ({"dilation": -1}, "`dilation` (=-1) must be an integer, 1 or more"),
+    ({"padding": -1}, "`padding` (=-1) must be 'same', 'valid', an integer of 0 or more, or for each of 2"),
+    ({"padding": (1,)}, "`padding` (=(1,)) must be"),
+    ({"padding": ((1, 1, 1), (1, 1, 1))}, "`padding` (=((1, 1, 1), (1, 1, 1))) must be"),
+    ({"padding": [1.5, 1]}, "`padding` (=[1.5, 1]) must be"),
+    ({"padding": "full"}, "`padding` (='full') must be 'same', 'valid'"),
+    ({"padding": "same", "stride": 2}, "takes a stride of 1, but `stride` is (2, 2)"),
+    ({"padding_mode": "mirror"}, "`padding_mode` (='mirror') must be one of ('zeros', 'circular', 'reflect'"),
+    ({"in_channels": 0}, "`in_channels` (=0) must be an integer, 1 or more"),
+    ({"groups": 0}, "`groups` (=0) must be an integer, 1 or more"),
+    ({"groups": 3}, "`in_channels` (=4) must be divisible by `groups` (=3)"),
+    ({"groups": 4}, "`out_channels` (=6) must be divisible by `groups` (=4)"),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_arguments_of_a_convolution(name: str) -> None:
-    changed, sentence = ARGUMENTS[name]
+@pytest.mark.parametrize(("changed", "sentence"), ARGUMENTS)
+def test_arguments_of_a_convolution(changed: dict[str, Any], sentence: str) -> None:
     assert sentence in refusal(4, lambda P: conv(P, **changed), dj.InvalidArgumentError)
 
 
-PARTITIONS = {
-    "P_x of 3 dimensions": ([(1, 2, 2)], {}, "`P_x` (1 x 2 x 2) must have 4 dimensions: batch, channels, and 2"),
-    "channels over other workers": (
-        [(1, 2, 1, 1), (1, 4, 1, 1)],
-        {},
-        "`P_W` is not given, and does not follow from `P_x`, 1 x 2 x 1 x 1 (0, 1), and `P_y`, 1 x 4 x 1 x 1 (0-3)",
-    ),
-    "an unknown side": (
-        [(1, 2, 1, 1)],
-        {"split": "out_features"},
-        "`split` (='out_features') must be 'in_channels', 'out_channels', or None",
-    ),
-    "a side that is not cut": (
-        [(1, 1, 1, 1), (1, 2, 1, 1)],
-        {"split": "in_channels"},
-        "`split` (='in_channels') must be 'out_channels' or None, where `P_x` is 1 x 1 x 1 x 1, `P_y` 1 x 2 x 1 x 1",
-    ),
-    "groups, the other side": (
-        [(1, 2, 1, 1)],
-        {"split": "in_channels", "groups": 2},
-        "must be 'out_channels' or None, where `P_x` is 1 x 2 x 1 x 1, `P_y` 1 x 2 x 1 x 1 and there are groups",
-    ),
-    "a side beside P_W": (
-        [(1, 2, 1, 1), (1, 2, 1, 1), (2, 1, 1, 1)],
-        {"split": "out_channels"},
-        "`split` (='out_channels') must be None where `P_W` is given",
-    ),
-    "P_y's features": (
-        [(1, 1, 2, 2), (1, 1, 4, 1), (1, 1, 2, 2)],
-        {},
-        "`P_y` (1 x 1 x 4 x 1) must split batch and features as `P_x` (1 x 1 x 2 x 2) does",
-    ),
-    "P_y's batch": ([(2, 1, 1, 1), (1, 2, 1, 1), (2, 1, 1, 1)], {}, "`P_y` (1 x 2 x 1 x 1) must split batch and"),
-    "P_W turned": (
-        [(1, 2, 1, 1), (1, 4, 1, 1), (2, 2, 1, 1)],
-        {},
-        "`P_W` (2 x 2 x 1 x 1) must be 4 x 2 x 1 x 1, workers along the output channels, the input channels and the",
-    ),
-    "P_W without the batch": ([(2, 1, 1, 1), (2, 1, 1, 1), (1, 1, 1, 1)], {}, "must be 2 x 1 x 1 x 1 x 1, workers"),
-    "groups, P_W split twice": (
-        [(1, 2, 1, 1), (1, 2, 1, 1), (2, 2, 1, 1)],
-        {"groups": 2},
-        "`P_W` (2 x 2 x 1 x 1) must be 2 x 1 x 1 x 1, workers along the output channels, the input channels and the "
-        "features: each worker along the channels has whole groups",
-    ),
-    "groups, P_y split otherwise": (
-        [(1, 2, 1, 1), (1, 4, 1, 1), (4, 1, 1, 1)],
-        {"groups": 2},
-        "With `groups` (=2) and input channels split over 2 workers, the output channels must be split over as many: "
-        "`P_y` is 1 x 4 x 1 x 1, `P_x` 1 x 2 x 1 x 1",
-    ),
-    "groups that don't divide": (
-        [(1, 1, 1, 1), (1, 4, 1, 1), (4, 1, 1, 1)],
-        {"groups": 2},
-        "`groups` (=2) must be divisible by the number of workers along the output channels (4)",
-    ),
-}
+PARTITIONS = (
+    ([(1, 2, 2)], {}, "`P_x` (1 x 2 x 2) must have 4 dimensions: batch, channels, and 2"),
+    ([(1, 2, 1, 1), (1, 4, 1, 1)], {},
+     "`P_W` is not given, and does not follow from `P_x`, 1 x 2 x 1 x 1 (0, 1), and `P_y`, 1 x 4 x 1 x 1 (0-3)"),
+    ([(1, 2, 1, 1)], {"split": "out_features"},
+     "`split` (='out_features') must be 'in_channels', 'out_channels', or None"),
+    ([(1, 1, 1, 1), (1, 2, 1, 1)], {"split": "in_channels"},
+     "`split` (='in_channels') must be 'out_channels' or None, where `P_x` is 1 x 1 x 1 x 1, `P_y` 1 x 2 x 1 x 1"),
+    ([(1, 2, 1, 1)], {"split": "in_channels", "groups": 2},
+     "must be 'out_channels' or None, where `P_x` is 1 x 2 x 1 x 1, `P_y` 1 x 2 x 1 x 1 and there are groups"),
+    ([(1, 2, 1, 1), (1, 2, 1, 1), (2, 1, 1, 1)], {"split": "out_channels"},
+     "`split` (='out_channels') must be None where `P_W` is given"),
+    ([(1, 1, 2, 2), (1, 1, 4, 1), (1, 1, 2, 2)], {},
+     "`P_y` (1 x 1 x 4 x 1) must split batch and features as `P_x` (1 x 1 x 2 x 2) does"),
+    ([(2, 1, 1, 1), (1, 2, 1, 1), (2, 1, 1, 1)], {}, "`P_y` (1 x 2 x 1 x 1) must split batch and"),
+    ([(1, 2, 1, 1), (1, 4, 1, 1), (2, 2, 1, 1)], {},
+     "`P_W` (2 x 2 x 1 x 1) must be 4 x 2 x 1 x 1, workers along the output channels, the input channels and the"),
+    ([(2, 1, 1, 1), (2, 1, 1, 1), (1, 1, 1, 1)], {}, "must be 2 x 1 x 1 x 1 x 1, workers"),
+    ([(1, 2, 1, 1), (1, 2, 1, 1), (2, 2, 1, 1)], {"groups": 2},
+     "`P_W` (2 x 2 x 1 x 1) must be 2 x 1 x 1 x 1, workers along the output channels, the input channels and "
+     "the features: each worker along the channels has whole groups"),
+    ([(1, 2, 1, 1), (1, 4, 1, 1), (4, 1, 1, 1)], {"groups": 2},
+     "With `groups` (=2) and input channels split over 2 workers, the output channels must be split over as "
+     "many: `P_y` is 1 x 4 x 1 x 1, `P_x` 1 x 2 x 1 x 1"),
+    ([(1, 1, 1, 1), (1, 4, 1, 1), (4, 1, 1, 1)], {"groups": 2},
+     "`groups` (=2) must be divisible by the number of workers along the output channels (4)"),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
-def test_partitions_of_a_convolution(name: str) -> None:
-    shapes, changed, sentence = PARTITIONS[name]
+@pytest.mark.parametrize(("shapes", "changed", "sentence"), PARTITIONS)
+def test_partitions_of_a_convolution(shapes: Any, changed: dict[str, Any], sentence: str) -> None:
     assert sentence in refusal(8, lambda P: conv(P, *shapes, **changed), dj.InvalidArgumentError)
 
 
@@ -150,21 +110,18 @@ def test_classes_of_one_algorithm_take_no_other(kind: str, shapes: Any, asked: s
     assert sentence == f"P_x, P_y and P_W ask for the {asked} algorithm, but this class is the {kind.lower()} one."
 
 
-POOLS = {
-    "kernel 0": ({"kernel_size": 0}, "`kernel_size` (=0) must be an integer, 1 or more, or 2 of them"),
-    "stride": ({"kernel_size": 2, "stride": (2,)}, "`stride` (=(2,)) must be an integer, 1 or more, or 2 of them"),
-    "dilation": ({"kernel_size": 2, "dilation": 0}, "`dilation` (=0) must be an integer, 1 or more"),
-    "padding": ({"kernel_size": 2, "padding": -1}, "`padding` (=-1) must be 'same', 'valid'"),
-    "wide padding": (
-        {"kernel_size": 2, "padding": ((0, 1), (0, 2))},
-        "`padding` (=((0, 1), (0, 2))) must be at most 1 where the kernel is 2 and the dilation 1",
-    ),
-}
+POOLS = (
+    ({"kernel_size": 0}, "`kernel_size` (=0) must be an integer, 1 or more, or 2 of them"),
+    ({"kernel_size": 2, "stride": (2,)}, "`stride` (=(2,)) must be an integer, 1 or more, or 2 of them"),
+    ({"kernel_size": 2, "dilation": 0}, "`dilation` (=0) must be an integer, 1 or more"),
+    ({"kernel_size": 2, "padding": -1}, "`padding` (=-1) must be 'same', 'valid'"),
+    ({"kernel_size": 2, "padding": ((0, 1), (0, 2))},
+     "`padding` (=((0, 1), (0, 2))) must be at most 1 where the kernel is 2 and the dilation 1"),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", POOLS)
-def test_arguments_of_a_pooling(name: str) -> None:
-    changed, sentence = POOLS[name]
+@pytest.mark.parametrize(("changed", "sentence"), POOLS)
+def test_arguments_of_a_pooling(changed: dict[str, Any], sentence: str) -> None:
     pool = refusal(4, lambda P: nn.DistributedMaxPool2d(P.grid([1, 1, 2, 2]), **changed), dj.InvalidArgumentError)
     assert sentence in pool
 
@@ -200,6 +157,13 @@ def test_layers_are_values() -> None:
         nn.DistributedMaxPool2d(P.grid([1, 1, 2, 2]), (2, 2), 2),
     )
     assert {one, same} == {one}
+
+
+def test_input_channels_split_alone_split_the_weight() -> None:
+    """The original takes the feature algorithm for them, unchecked."""
+    P_x = dj.planning_world(4).grid([1, 4, 1])
+    layer = nn.DistributedConv1d(P_x, in_channels=4, out_channels=4, kernel_size=3)
+    assert layer.kind == "channel" and layer.P_W.size == 4 and layer.P_y == P_x
 
 
 def refused_alike(work: Callable[[], Any]) -> str:

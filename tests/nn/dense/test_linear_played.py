@@ -1,7 +1,5 @@
 """Random linear layers, all workers played in one process, against the whole array in numpy: exact, on integers."""
 
-from __future__ import annotations
-
 import os
 from itertools import accumulate, pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """A loss beside that of the whole tensors: the sum of the workers' parts, and the gradient of each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The Dice and the focal loss beside MONAI's and torchvision's formulas on whole tensors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -153,24 +151,6 @@ def test_each_elements_loss_and_what_is_no_number() -> None:
     assert np.isnan(sum(P.allgather_data(float(of_wrong))))
     assert P.rank > 0 or np.argwhere(np.isnan(focal_of_wrong)).tolist() == [[0, 0]]
     assert at_edge[0] == 0 and not np.any(at_edge[1])
-
-
-def test_refusals() -> None:
-    P = dj.planning_world(2)
-    P_x = on(1, 2).partition(P)
-    for sentence, make in {
-        r"`P_x` \(2\) must have 2 dimensions or more": lambda: nn.DistributedDiceLoss(on(2).partition(P)),
-        r"`sigmoid` \(=True\) and `softmax` \(=True\) must not both be True": lambda: nn.DistributedDiceLoss(
-            P_x, sigmoid=True, softmax=True
-        ),
-        r"`smooth_dr` \(=-1\) must be a number of 0 or more": lambda: nn.DistributedDiceLoss(P_x, smooth_dr=-1),
-        r"`gamma` \(=-1\) must be a number of 0 or more": lambda: nn.DistributedFocalLoss(P_x, gamma=-1),
-        r"`alpha` \(=1.5\) must be a number from 0 to 1, or None": lambda: nn.DistributedFocalLoss(P_x, alpha=1.5),
-        r"`alpha` .* one for each class takes use_softmax=True": lambda: nn.DistributedFocalLoss(P_x, alpha=[1, 2]),
-        r"`P_x` \(2\) must have 2 dim": lambda: nn.DistributedFocalLoss(on(2).partition(P), use_softmax=True),
-    }.items():
-        with pytest.raises(dj.InvalidArgumentError, match=sentence):
-            make()
 
 
 @pytest.mark.simulated(2)

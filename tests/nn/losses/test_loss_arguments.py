@@ -6,32 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from all_workers import refusal
 from matrix.partitions import on
 
 import distdl_jax as dj
 from distdl_jax import nn
-
-
-def test_refusals() -> None:
-    """When a loss is made, in one sentence on every worker."""
-    for sentence, work in {
-        "`reduction` (='all') must be one of 'mean', 'sum', 'none'.": lambda P: nn.DistributedL1Loss(P, "all"),
-        "`reduction` (='none') must be one of 'mean', 'sum'.": lambda P: nn.DistributedAccuracy(P, "none"),
-        "`delta` (=0) must be a number above 0.": lambda P: nn.DistributedHuberLoss(P, delta=0),
-        "`eps` (=-1) must be a real number of 0 or more.": lambda P: nn.DistributedPoissonNLLLoss(P, eps=-1),
-        "`eps` (=nan) must be a real number of 0 or more.": lambda P: nn.DistributedPoissonNLLLoss(P, eps=np.nan),
-        "`eps` (='a') must be a real number of 0 or more.": lambda P: nn.DistributedPoissonNLLLoss(P, eps="a"),
-        "`P_x` (4) must have 2 dimensions or more": lambda P: nn.DistributedCrossEntropyLoss(P),
-        "`label_smoothing` (=2) must be a number from 0 to 1.": lambda P: nn.DistributedCrossEntropyLoss(
-            on(2, 2).partition(P), label_smoothing=2
-        ),
-        "`ignore_index` (=1.5) must be an integer, or None.": lambda P: nn.DistributedCrossEntropyLoss(
-            on(2, 2).partition(P), ignore_index=1.5
-        ),
-    }.items():
-        assert sentence in refusal(4, work, dj.InvalidArgumentError)
-
 
 WRONG_WEIGHTS: dict[str, tuple[Any, bool]] = {
     "2-d": (np.ones((2, 2)), True),
@@ -120,3 +98,34 @@ def test_refusals_when_it_is_called() -> None:
         nn.DistributedLoss(grid, lambda x, t: jnp.sum(x - t, 1))(x, x)
     with pytest.raises(dj.PlanError, match="must have an element along dimension 1"):
         dj.functional.argmax(jnp.ones((3, 0)), grid)
+
+
+@pytest.mark.simulated(4)
+@pytest.mark.parametrize("grid", [(1, 4, 1), (2, 2, 1), (1, 2, 2), (4, 1, 1)])
+def test_blocks_of_labels(grid: tuple[int, ...]) -> None:
+    """With samples, classes and features split."""
+    P = dj.Partition().grid(grid)
+    spec = dj.TensorSpec((5, 6, 3), P)
+    draw = np.random.default_rng(0)
+    logits, labels = draw.normal(size=spec.global_shape), draw.integers(0, 6, (5, 3))
+    loss, accuracy = nn.DistributedCrossEntropyLoss(P), nn.DistributedAccuracy(P)
+    assert loss.label_spec(spec) == accuracy.label_spec(spec) == dj.TensorSpec((5, 3), P, replicated=1)
+    own = loss.label_spec(spec).block(labels)
+    want = -np.mean(np.take_along_axis(np.asarray(jax.nn.log_softmax(logits, 1)), labels[:, None], 1))
+    total = sum(P.allgather_data(float(loss(spec.block(logits), own))))
+    np.testing.assert_allclose(total, want, rtol=1e-12)
+    right = sum(P.allgather_data(float(accuracy(spec.block(logits), own))))
+    np.testing.assert_allclose(right, np.mean(logits.argmax(1) == labels), rtol=1e-12)
+
+
+def test_specs_that_do_not_fit() -> None:
+    world = dj.planning_world(4)
+    P, other = world.grid([2, 2]), world.grid([4, 1])
+    loss = nn.DistributedCrossEntropyLoss(P)
+    for spec in (dj.TensorSpec((5, 6), other), dj.TensorSpec((6,), P, replicated=0)):
+        with pytest.raises(dj.InvalidArgumentError, match=r"`logits_spec` .* must be of blocks on P_x, 2 x 2"):
+            loss.label_spec(spec)
+    with pytest.raises(dj.InvalidTypeError, match="`logits_spec`"):
+        loss.label_spec(P)  # type: ignore[arg-type]
+    focal = nn.DistributedFocalLoss(P)
+    assert focal.label_spec(dj.TensorSpec((5, 6), P)) == dj.TensorSpec((5, 6), P)

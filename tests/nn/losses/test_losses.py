@@ -1,7 +1,5 @@
 """Losses beside those of the whole tensors: the sum of the workers' parts, and the gradient of each."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

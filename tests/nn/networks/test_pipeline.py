@@ -1,7 +1,5 @@
 """Pipelines: both schedules beside plain JAX, the order of the 1F1B schedule, what it keeps, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """A way round layers beside plain JAX: partitions, states and keys of both ways."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """A U-Net's skip beside plain JAX: uneven blocks, split channels, states, plans and refusals."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

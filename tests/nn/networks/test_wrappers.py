@@ -1,7 +1,5 @@
 """What is worked out again, and in which precision, changes neither values nor gradients beyond that precision."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Weight and spectral normalisation of split weights, beside PyTorch's definitions on whole ones."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Recurrent cells in loops, and layers over sequences, beside plain JAX on whole tensors."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -193,22 +191,10 @@ def test_carries_keep_their_shapes_and_dtypes() -> None:
             assert layer.output_spec(x_spec).local_shape == y.shape and y.dtype == jnp.float32
 
 
-def test_refusals() -> None:
+def test_a_carry_of_another_partition_is_refused() -> None:
     P = dj.planning_world(4)
-    P_x, P_s = P.grid([2, 2]), P.grid([2, 2, 1])
-    for sentence, make in {
-        r"`P_x` \(2 x 2 x 1\) must have shape P_n x ... x 1 x P_f: the sequence": lambda: nn.DistributedGRU(P_s, 2, 3),
-        r"`num_layers` \(=0\) must be 1 or more": lambda: nn.DistributedLSTM(P.grid([1, 4]), 2, 3, num_layers=0),
-        r"`hidden_size` \(=0\) must be 1 or more": lambda: nn.DistributedLSTMCell(P_x, 2, 0),
-        r"`P_x` \(2 x 2 x 1\) must have one worker along the channels": lambda: nn.DistributedConvLSTMCell1d(
-            P_s, in_channels=1, hidden_channels=1, kernel_size=3
-        ),
-        r"`x_spec` .* must be of a tensor on P_x": lambda: nn.DistributedGRUCell(P_x, 2, 3).init_carry(
-            dj.TensorSpec((2, 2, 1), P_s)
-        ),
-    }.items():
-        with pytest.raises(dj.InvalidArgumentError, match=sentence):
-            make()
+    with pytest.raises(dj.InvalidArgumentError, match=r"`x_spec` .* must be of a tensor on P_x"):
+        nn.DistributedGRUCell(P.grid([2, 2]), 2, 3).init_carry(dj.TensorSpec((2, 2, 1), P.grid([2, 2, 1])))
 
 
 @pytest.mark.simulated(2)

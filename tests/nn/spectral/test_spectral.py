@@ -1,5 +1,6 @@
-"""Fourier transforms, and layers on their frequencies, beside numpy and plain JAX, however the tensor is split."""
+"""Fourier transforms, and layers on their frequencies, beside plain JAX, however the tensor is split."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,211 +22,106 @@ TOLERANCE = 1e-12
 
 
 class Case(NamedTuple):
-    """A transform: which, of what, where, along which dimensions; `n` is the length of what irfft gives."""
+    """A transform: its name, of what, where, of which dtype, and options as `numpy.fft` takes them.
 
-    kind: str
+    Those of one dimension may have several `axes` instead; `n` is the length along the last of these.
+    """
+
+    name: str
     sizes: Any
     P_x: On
-    axes: tuple[int, ...]
-    norm: str | None = None
+    options: dict[str, Any]
     dtype: Any = float
-    n: int | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(n if isinstance(n, int) else sum(n) for n in self.sizes)
-
-    def draw(self, shape: tuple[int, ...], dtype: Any, seed: int) -> np.ndarray:
-        parts = np.random.default_rng(seed).integers(-9, 10, (2, *shape)) / 8
-        whole = parts[0] + 1j * parts[1] if np.issubdtype(dtype, np.complexfloating) else parts[0]
-        return (np.round(whole) if np.issubdtype(dtype, np.integer) else whole).astype(dtype)
 
     @property
     def x(self) -> np.ndarray:
-        return self.draw(self.shape, self.dtype, 1)
+        parts = np.random.default_rng(5).standard_normal((2, *(int(np.sum(n)) for n in self.sizes)))
+        whole = parts[0] + 1j * parts[1] if self.dtype is complex else parts[0]
+        return (np.round(4 * whole) if self.dtype is np.int32 else whole).astype(self.dtype)
 
-    @property
-    def lengths(self) -> list[int]:
-        """Of what irfft gives."""
-        lengths = [self.shape[a] for a in self.axes]
-        lengths[-1] = self.n or 2 * (lengths[-1] - 1)
-        return lengths
+    def plain(self, x: Any) -> Any:
+        name, options = self.name, dict(self.options)
+        if "axes" in options and not name.endswith("n"):
+            name += "n"
+            if n := options.pop("n", None):
+                options["s"] = (*(x.shape[axis] for axis in options["axes"][:-1]), n)
+        return getattr(jnp.fft, name)(x, **options)
 
-    def whole(self, x: np.ndarray) -> np.ndarray:
-        if self.kind == "irfft":
-            return np.fft.irfftn(x, self.lengths, self.axes, self.norm)
-        result: np.ndarray = getattr(np.fft, self.kind + "n")(x, axes=self.axes, norm=self.norm)
-        return result
 
-    def transpose(self, dy: np.ndarray) -> np.ndarray:
-        """JAX's cotangent: that of the matrix, which is symmetric but for what is left out."""
-        last, n = self.axes[-1], self.shape[self.axes[-1]]
-        if self.kind == "rfft":
-            widths = [(0, n - dy.shape[d] if d == last % dy.ndim else 0) for d in range(dy.ndim)]
-            return np.fft.fftn(np.pad(dy, widths), axes=self.axes, norm=self.norm).real
-        if self.kind == "irfft":
-            times, highest = np.full(n, 2.0), self.lengths[-1] // 2
-            times[highest + 1 :] = 0
-            if self.lengths[-1] % 2 == 0:
-                times[highest : highest + 1] = 1
-            times[0] = 1  # it may be the highest one
-            full = np.moveaxis(np.fft.ifftn(dy, axes=self.axes, norm=self.norm), last, -1)
-            full = np.pad(full, [(0, 0)] * (full.ndim - 1) + [(0, max(n - full.shape[-1], 0))])
-            return np.moveaxis(full[..., :n] * times, -1, last)
-        result: np.ndarray = getattr(np.fft, self.kind + "n")(dy, axes=self.axes, norm=self.norm)
-        return result.real if not np.issubdtype(self.dtype, np.complexfloating) else result
+def both(transform: Any, x: Any) -> Any:
+    """The result, and the gradient where the cotangent is its sine."""
+    y, pullback = jax.vjp(transform, x)
+    dy = jnp.sin(y.real) + 1j * jnp.sin(y.imag) if jnp.iscomplexobj(y) else jnp.sin(y)
+    return y, pullback(dy)[0] if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
 CASES = (
-    Case("fft", (6, 5, 7), on(2, 2, 1), (0, 1, 2), dtype=complex),
-    Case("ifft", (2, 5, 7), on(1, 2, 2), (1, 2), "ortho", complex),
-    Case("rfft", (6, 5, 7), on(1, 2, 2, ranks=(3, 1, 0, 2)), (1, 2), "forward"),
-    Case("rfft", (3, 4, 5, 3), on(1, 2, 1, 2), (0, 3, 1)),
-    Case("rfft", (2, 4, 3, 2, 5), on(1, 2, 1, 1, 2), (1, 2, 3, 4)),
-    Case("irfft", (2, 4, 3), on(1, 2, 2), (1, 2), None, complex, 5),
-    Case("irfft", (2, 5, 4), on(1, 2, 2), (1, 2), None, complex, 3),
-    Case("irfft", (2, 3, 4), on(1, 1, 4), (2, 1), "ortho", complex),
-    Case("fft", ([3, 0, 2],), on(3, ranks=(2, 0, 3)), (0,)),
-    Case("rfft", (4, 2), on(2, 2), (0,), dtype=np.int32),
-    Case("fft", (3, 8, 5), on(2, 2, 1, ranks=(3, 1, 0, 2)), (2, 1), "forward", complex),
-    Case("ifft", (4, 2, 3), on(2, 1, 1, ranks=(2, 0)), (0, 1, 2), "ortho", complex),
-    Case("fft", (2, 4, 3), on(1, 2, 2), (1,), None, complex),
-    Case("ifft", (4, 3), on(2, 1), (0, 1)),
-    Case("rfft", (2, 4, 3), on(1, 2, 1), (1, 2), "ortho"),
-    Case("irfft", (4, 3), on(2, 1), (0, 1), None, complex),
-    Case("irfft", (3, 4), on(1, 2), (1, 0), None, complex, 5),
-    Case("rfft", (2, 2, 3, 2), on(1, 1, 1, 1), (0, 1, 2, 3)),
-    Case("irfft", (2, 2, 3, 2), on(1, 1, 1, 1), (0, 1, 2, 3), None, complex),
+    Case("fft", (6, 5, 7), on(2, 2, 1), {"axes": (0, 1, 2)}, complex),
+    Case("ifft", (2, 5, 7), on(1, 2, 2), {"axes": (1, 2), "norm": "ortho"}, complex),
+    Case("rfft", (6, 5, 7), on(1, 2, 2, ranks=(3, 1, 0, 2)), {"axes": (1, 2), "norm": "forward"}),
+    Case("rfft", (3, 4, 5, 3), on(1, 2, 1, 2), {"axes": (0, 3, 1)}),
+    Case("rfft", (2, 4, 3, 2, 5), on(1, 2, 1, 1, 2), {"axes": (1, 2, 3, 4)}),
+    Case("irfft", (2, 4, 3), on(1, 2, 2), {"axes": (1, 2), "n": 5}, complex),
+    Case("irfft", (2, 5, 4), on(1, 2, 2), {"axes": (1, 2), "n": 3}, complex),
+    Case("irfft", (2, 3, 4), on(1, 1, 4), {"axes": (2, 1), "norm": "ortho"}, complex),
+    Case("fft", ([3, 0, 2],), on(3, ranks=(2, 0, 3)), {"axes": (0,)}),
+    Case("rfft", (4, 2), on(2, 2), {"axes": (0,)}, np.int32),
+    Case("fft", (3, 8, 5), on(2, 2, 1, ranks=(3, 1, 0, 2)), {"axes": (2, 1), "norm": "forward"}, complex),
+    Case("ifft", (4, 2, 3), on(2, 1, 1, ranks=(2, 0)), {"axes": (0, 1, 2), "norm": "ortho"}, complex),
+    Case("fft", (2, 4, 3), on(1, 2, 2), {"axes": (1,)}, complex),
+    Case("ifft", (4, 3), on(2, 1), {"axes": (0, 1)}),
+    Case("rfft", (2, 4, 3), on(1, 2, 1), {"axes": (1, 2), "norm": "ortho"}),
+    Case("irfft", (4, 3), on(2, 1), {"axes": (0, 1)}, complex),
+    Case("irfft", (3, 4), on(1, 2), {"axes": (1, 0), "n": 5}, complex),
+    Case("rfft", (2, 2, 3, 2), on(1, 1, 1, 1), {"axes": (0, 1, 2, 3)}),
+    Case("irfft", (2, 2, 3, 2), on(1, 1, 1, 1), {"axes": (0, 1, 2, 3)}, complex),
+    Case("fft", (2, 5, 6), on(1, 2, 2, ranks=(3, 1, 0, 2)), {"axis": -1, "n": 9, "norm": "ortho"}, complex),
+    Case("rfft", ([0, 5], 3), on(2, 1, ranks=(2, 0)), {"axis": 0, "n": 2}),
+    Case("fftn", (3, 4, 5), on(2, 2, 1), {"s": (5, 3), "norm": "forward"}, complex),
+    Case("ifftn", (3, 4), on(4, 1), {"s": (1, 6), "axes": (1, 0)}, complex),
+    Case("rfftn", (3, 4, 5), on(1, 2, 2), {"s": (6, 8), "axes": (2, 1), "norm": "ortho"}),
+    Case("irfftn", (3, 4, 5), on(1, 2, 2), {"s": (2, 9), "axes": (1, 2)}, complex),
 )
 MORE = (
-    Case("fft", ([0, 4], [1, 2], 5), on(2, 2, 1), (1,), "forward", complex),
-    Case("ifft", (2, 3, 2, 3, 4), on(1, 2, 1, 2, 1), (0, 1, 2, 3, 4), dtype=complex),
-    Case("rfft", (2, 3, 2, 3, 4), on(1, 2, 1, 2, 1), (0, 4, 2, 1, 3)),
-    Case("irfft", (2, 3, 2, 3, 4), on(1, 2, 1, 2, 1), (0, 4, 2, 1, 3), None, complex),
-    Case("irfft", (4, 6), on(2, 2), (1, 0), "forward", complex, 7),
-    Case("irfft", (2, 4, 3), on(1, 2, 2), (1, 2), "ortho", complex, 9),
-    Case("irfft", (2, 3, 2, 3, 4), on(1, 2, 1, 2, 1), (0, 4, 2, 1, 3), None, complex, 2),
-    Case("irfft", (4, 6), on(2, 2), (0, 1), None, complex, 16),
-    Case("irfft", (4, 6), on(2, 2), (1,), None, complex, 1),
-    Case("irfft", (3, 1), on(1, 3), (1,), None, complex, 1),
-    Case("rfft", (1, 9), on(1, 4), (1,)),
-    Case("fft", (3, 8), on(4, 1, ranks=(3, 1, 0, 2)), (0, 1)),
-    Case("ifft", (2, 2, 12, 1), on(2, 1, 2, 1), (1, 2, 3), "forward", complex),
-    Case("fft", ([3, 1], 5), on(2, 1), (0, 1), None, complex),
-    Case("fft", (4, [0, 2], 5), on(1, 2, 1), (1, 2), None, complex),
-    Case("fft", (0, 4, 5), on(1, 2, 1), (1, 2), None, complex),
-    Case("fft", (6, 5), on(2, 1), (0, 1), "ortho", complex),
-    Case("rfft", (3, 8, 2, 4), on(2, 2, 1, 1), (2, 1, 3)),
-    Case("rfft", (2, 4, 2), on(2, 2, 1), (1, 2), None, np.int32),
-    Case("irfft", (2, 8, 5), on(2, 2, 1), (1, 2), "forward", complex, 3),
-    Case("irfft", (4, 2, 3), on(2, 1, 1), (0, 1, 2), "ortho", complex, 7),
-    Case("irfft", (4, 5), on(2, 1), (1, 0), None, complex),
+    Case("fft", ([0, 4], [1, 2], 5), on(2, 2, 1), {"axes": (1,), "norm": "forward"}, complex),
+    Case("ifft", (2, 3, 2, 3, 4), on(1, 2, 1, 2, 1), {"axes": (0, 1, 2, 3, 4)}, complex),
+    Case("irfft", (2, 3, 2, 3, 4), on(1, 2, 1, 2, 1), {"axes": (0, 4, 2, 1, 3), "n": 2}, complex),
+    Case("irfft", (4, 6), on(2, 2), {"axes": (0, 1), "n": 16}, complex),
+    Case("irfft", (3, 1), on(1, 3), {"axes": (1,), "n": 1}, complex),
+    Case("rfft", (1, 9), on(1, 4), {"axes": (1,)}),
+    Case("fft", (0, 4, 5), on(1, 2, 1), {"axes": (1, 2)}, complex),
 )
 
 
 @pytest.mark.simulated(4)
-def test_transforms_beside_numpy() -> None:
-    """Forward and cotangents: all kinds and norms; dimensions, in any order, that are uneven, empty, on any workers."""
-    check(CASES if LONG == 1 else CASES + MORE)
-
-
-@pytest.mark.world(4)
-def test_transforms_over_mpi() -> None:
-    check(CASES[:1] if LONG == 1 else CASES)
-
-
-def check(cases: tuple[Case, ...]) -> None:
-    P, xs, dys, wants = dj.Partition(), [], [], []
-    for case in cases:
-        y = case.whole(case.x)
-        dy = case.draw(y.shape, y.dtype, 2)
-        sizes = [n for n in case.sizes]
-        last = case.axes[-1] if case.kind in ("rfft", "irfft") else None
-        y_sizes = [m if d == last else n for d, (n, m) in enumerate(zip(sizes, y.shape, strict=True))]
-        dx = case.transpose(dy) if not np.issubdtype(case.dtype, np.integer) else None
-        mine = cut(case.x, case.P_x, P.rank, sizes)
-        xs.append(np.zeros(0, case.dtype) if mine is None else mine)
-        dys.append(np.zeros(0, case.dtype) if mine is None else cut(dy, case.P_x, P.rank, y_sizes))
-        wants.append(
-            (np.zeros(0), np.zeros(0))
-            if mine is None
-            else (
-                cut(y, case.P_x, P.rank, y_sizes),
-                None if dx is None else cut(dx, case.P_x, P.rank, sizes),
-            )
-        )
-
-    @dj.jit
-    def program(xs: Any, dys: Any) -> Any:
-        found = []
-        for case, x, dy in zip(cases, xs, dys, strict=True):
-            options = {"n": case.n} if case.kind == "irfft" else {}
-
-            def transform(x: Any, case: Case = case, options: Any = options) -> Any:
-                transform = getattr(dj.functional, case.kind)
-                return transform(x, case.P_x.partition(P), case.axes, case.norm, **options)
-
-            y, pullback = jax.vjp(transform, x)
-            found.append((y, pullback(dy.astype(y.dtype))[0]))
-        return found
-
-    for case, got, want in zip(cases, program(xs, dys), wants, strict=True):
-        for mine, its in zip(got, want, strict=True):
-            if its is not None:
-                assert mine.shape == its.shape, case
-                np.testing.assert_allclose(mine, its, rtol=0, atol=TOLERANCE * 10, err_msg=str(case))
-
-
-RESIZED = (
-    ("fft", (2, 5, 6), on(1, 2, 2, ranks=(3, 1, 0, 2)), complex, {"axis": -1, "n": 9, "norm": "ortho"}),
-    ("rfft", ([0, 5], 3), on(2, 1, ranks=(2, 0)), float, {"axis": 0, "n": 2}),
-    ("fftn", (3, 4, 5), on(2, 2, 1), complex, {"s": (5, 3), "norm": "forward"}),
-    ("ifftn", (3, 4), on(4, 1), complex, {"s": (1, 6), "axes": (1, 0)}),
-    ("rfftn", (3, 4, 5), on(1, 2, 2), float, {"s": (6, 8), "axes": (2, 1), "norm": "ortho"}),
-    ("irfftn", (3, 4, 5), on(1, 2, 2), complex, {"s": (2, 9), "axes": (1, 2)}),
-)
-"""Transforms of another length than the tensor's: name, sizes, partition, dtype, options as `jnp.fft` takes them."""
-
-
-@pytest.mark.simulated(4)
-def test_transforms_of_other_lengths_beside_plain_jax() -> None:
-    P, values = dj.Partition(), np.random.default_rng(5)
-
-    def both(transform: Any, x: Any) -> Any:
-        y, pullback = jax.vjp(transform, x)
-        return y, pullback(jnp.cos(y))[0]
-
-    whole = []
-    for _, sizes, _, dtype, _ in RESIZED:
-        parts = values.standard_normal((2, *(np.sum(n) for n in sizes)))
-        whole.append(parts[0] + 1j * parts[1] if dtype is complex else parts[0])
+@pytest.mark.parametrize("part", range(2))
+def test_transforms_beside_plain_jax(part: int) -> None:
+    """Forward and cotangents: all kinds, norms and lengths; dimensions, in any order, uneven, empty, on any workers."""
+    P, cases = dj.Partition(), (CASES if LONG == 1 else CASES + MORE)[part::2]
 
     def in_one_place(xs: Any) -> Any:
-        return [
-            both(lambda x, case=case: getattr(jnp.fft, case[0])(x, **case[4]), x)
-            for case, x in zip(RESIZED, xs, strict=True)
-        ]
+        return [both(case.plain, x) for case, x in zip(cases, xs, strict=True)]
 
+    wholes = [case.x for case in cases]
+    plain = P.broadcast_data(jax.device_get(jax.jit(in_one_place)(wholes)) if P.rank == 0 else None, root=0)
     xs, wants = [], []
-    plain = P.broadcast_data(jax.device_get(jax.jit(in_one_place)(whole)) if P.rank == 0 else None, root=0)
-    for (_, sizes, P_x, dtype, _), x, (y, dx) in zip(RESIZED, whole, plain, strict=True):
-        y_sizes = [n if m == np.sum(n) else m for n, m in zip(sizes, y.shape, strict=True)]
-        parts = (cut(x, P_x, P.rank, sizes), cut(y, P_x, P.rank, y_sizes), cut(dx, P_x, P.rank, sizes))
-        x, y, dx = (np.zeros(0, dtype) if part is None else part for part in parts)
+    for case, x, (y, dx) in zip(cases, wholes, plain, strict=True):
+        y_sizes = [n if m == np.sum(n) else m for n, m in zip(case.sizes, y.shape, strict=True)]
+        parts = (cut(whole, case.P_x, P.rank, sizes) for whole, sizes in ((x, case.sizes), (y, y_sizes)))
+        x, y, dx = (np.zeros(0, case.dtype) if part is None else part
+                    for part in (*parts, cut(dx, case.P_x, P.rank, case.sizes)))  # fmt: skip
         xs.append(x)
         wants.append((y, dx))
 
     @dj.jit
     def program(xs: Any) -> Any:
-        return [
-            both(lambda x, case=case: getattr(dj.functional, case[0])(x, case[2].partition(P), **case[4]), x)
-            for case, x in zip(RESIZED, xs, strict=True)
-        ]
+        transforms = [partial(getattr(dj.functional, c.name), P_x=c.P_x.partition(P), **c.options) for c in cases]
+        return [both(transform, x) for transform, x in zip(transforms, xs, strict=True)]
 
-    for case, got, want in zip(RESIZED, program(xs), wants, strict=True):
+    for case, got, want in zip(cases, program(xs), wants, strict=True):
         for mine, its in zip(got, want, strict=True):
             assert mine.shape == its.shape, case
-            np.testing.assert_allclose(mine, its, rtol=0, atol=TOLERANCE, err_msg=str(case))
+            np.testing.assert_allclose(mine, its, rtol=0, atol=TOLERANCE * 10, err_msg=str(case))
 
 
 def spectral(
@@ -273,12 +169,8 @@ LAYERS = (
 )
 MORE_LAYERS = (
     spectral((1, 2, 4, 4, 4), on(1, 1, 2, 1, 2), (2, 1, 3)),
-    spectral((3, 2, 8), on(1, 1, 4), (4,)),
     spectral((4, 2, 7), on(4, 1, 1), (2,), on(1, 1, 2)),
-    spectral((2, 2, 6, 6), on(1, 1, 4, 1), (1, 4), on(1, 1, 1, 4, ranks=(3, 2, 1, 0))),
-    spectral((2, 2, 6, 6), on(2, 1, 2, 1), (2, 2), None, 2, True),
     spectral((2, 3, 9), on(1, 1, 3, ranks=(2, 0, 3)), (2,), None, 1, True),
-    spectral((3, 2, 2, 3, 4, 4), on(2, 1, 1, 1, 2, 1), (1, 1, 2, 3), None, 1, True),
     spectral((1, 2, 4, 2, 2, 2), on(1, 2, 2, 1, 1, 1), (2, 1, 1, 1), on(1, 1, 3, 1, 1, 1, ranks=(1, 3, 2))),
 )
 
@@ -337,21 +229,6 @@ def test_refusals() -> None:
     }.items():
         assert sentence in refusal(4, work, dj.InvalidArgumentError), sentence
     sizes = {"in_channels": 2, "out_channels": 2}
-    for sentence, work in {
-        "`modes` (=(2, 2, 2)) must be an integer, 1 or more, or 1 of them.": lambda P: nn.DistributedSpectralConv1d(
-            on(1, 1, 4).partition(P), **sizes, modes=(2, 2, 2)
-        ),
-        "`P_W` (1 x 2 x 2) must have shape 1 x 1 x ..., 3 dimensions": lambda P: nn.DistributedSpectralConv1d(
-            on(1, 1, 4).partition(P), **sizes, modes=2, P_W=on(1, 2, 2).partition(P)
-        ),
-        "`P_x` (1 x 4) must have 4 dimensions: batch, channels, and 2 of": lambda P: nn.DistributedSpectralConv2d(
-            on(1, 4).partition(P), **sizes, modes=2
-        ),
-        "`P_x` (1 x 2 x 2) must have 3 to 6 dimensions, batch, channels, and features, and one worker along": (
-            lambda P: nn.DistributedFNOBlock(on(1, 2, 2).partition(P), **sizes, modes=2)
-        ),
-    }.items():
-        assert sentence in refusal(4, work, dj.InvalidArgumentError), sentence
 
     def plan(kind: Any, dtype: str, shape: Any = (3, 2), **options: Any) -> Any:
         held = {worker: ShapeDtype(shape, np.dtype(dtype)) for worker in range(4)}

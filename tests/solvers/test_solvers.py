@@ -1,4 +1,5 @@
-"""Conjugate gradients on split tensors beside dense algebra and JAX's cg, with all derivatives."""
+"""Conjugate gradients on split tensors beside dense algebra and JAX's cg, and fixed points beside the same iteration in
+plain JAX, with all derivatives."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +16,7 @@ from matrix.partitions import On, on
 from sequential import cut
 
 import distdl_jax as dj
+from distdl_jax import nn
 
 N = 6
 TOLERANCE = 1e-11
@@ -250,3 +252,87 @@ def test_arguments_of_one_worker_are_refused_by_all() -> None:
         given = {"A": lambda x: x, "b": jnp.ones(2), "P_x": P} | options
         with pytest.raises(dj.InvalidArgumentError, match=sentence):
             dj.solvers.cg(**given)
+
+
+COUPLING = np.random.default_rng(0).standard_normal((N, N)) / 8
+Z_SIZES, P_Z = ([2, 0, 4],), on(3, ranks=(2, 0, 1))
+
+
+@pytest.mark.simulated(3)
+def test_fixed_points_and_derivatives_equal_many_steps() -> None:
+    """By parameters, one of which is an integer, and by what the function closes over."""
+    P = dj.Partition()
+    P_x, rows = P_Z.partition(P), cut(COUPLING, On((3, 1), P_Z.ranks), P.rank, (*Z_SIZES, N))
+    arrays = np.random.default_rng(1).standard_normal((3, N))
+    mine = [cut(array, P_Z, P.rank, Z_SIZES) for array in arrays]
+
+    def contraction(product: Callable[[Any], Any], k: Any, b: Any) -> Callable[[Any, Any], Any]:
+        return lambda params, z: jnp.tanh(jnp.cos(k) * product(z) + params["b"]) / params["two"]
+
+    def solve(k: Any, b: Any) -> Any:
+        f = contraction(lambda z: rows @ dj.functional.all_gather(z, P_x, axes=0), k, b)
+        return dj.solvers.fixed_point(f, {"b": b, "two": 2}, jnp.zeros_like(b), P_x, tol=1e-15)
+
+    def unrolled(k: Any, b: Any) -> Any:
+        f = contraction(lambda z: COUPLING @ z, k, b)
+        return lax.fori_loop(0, 40, lambda _, z: f({"b": b, "two": 2}, z), jnp.zeros_like(b))
+
+    @dj.jit
+    def program(k: Any, b: Any, scale: Any) -> Any:
+        z, info = solve(k, b)
+        return (z, derivatives(loss_of(lambda k, b: solve(k, b)[0], scale), dj.grad, k, b)), info
+
+    def in_one_place(k: Any, b: Any, scale: Any) -> Any:
+        return unrolled(k, b), derivatives(loss_of(unrolled, scale), jax.grad, k, b)
+
+    wanted = P.broadcast_data(jax.device_get(jax.jit(in_one_place)(*arrays)) if P.rank == 0 else None, root=0)
+    got, info = program(*mine)
+    assert bool(info.converged) and 5 < int(info.steps) < 40
+    for block, whole in zip(*map(jax.tree.leaves, (got, wanted)), strict=True):
+        np.testing.assert_allclose(block, cut(whole, P_Z, P.rank, Z_SIZES), 1e-12, 1e-13)
+
+
+@pytest.mark.simulated(2)
+def test_a_deep_equilibrium_model_of_layers() -> None:
+    """Its weights are on worker 0, and broadcast in each step; one worker alone has a loss."""
+    P = dj.Partition()
+    layers = [
+        nn.DistributedConv1d(P.grid([1, 1, n]), in_channels=2, out_channels=2, kernel_size=3, padding=1) for n in (2, 1)
+    ]
+    params = jax.tree.map(lambda w: w / 2, layers[0].init(jax.random.key(0), float))
+    whole = dj.gather(params, layers[0].param_specs())
+    x = np.random.default_rng(0).standard_normal((1, 2, 5))
+    own = slice(0, 3) if P.rank == 0 else slice(3, 5)
+
+    def step(layer: Any, x: Any, params: Any, z: Any) -> Any:
+        return jnp.tanh(layer(params, z) + x)
+
+    def loss(params: Any, x: Any) -> Any:
+        z, _ = dj.solvers.fixed_point(lambda p, z: step(layers[0], x, p, z), params, 0 * x, P, tol=1e-15)
+        return jnp.sum(z**2) if P.rank == 1 else 0.0
+
+    def unrolled(params: Any, x: Any) -> Any:
+        z = lax.fori_loop(0, 60, lambda _, z: step(layers[1], x, params, z), 0 * x)
+        return jnp.sum(z[..., 3:] ** 2)
+
+    value, (of_params, of_x) = dj.jit(dj.value_and_grad(loss, argnums=(0, 1)))(params, x[..., own])
+    of_params = dj.gather(of_params, layers[0].param_specs())
+    if P.rank == 0:
+        want, (of_whole, want_x) = jax.jit(jax.value_and_grad(unrolled, argnums=(0, 1)))(whole, x)
+        np.testing.assert_allclose(value, want, 1e-12)
+        np.testing.assert_allclose(of_x, want_x[..., own], 1e-11, 1e-13)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-11, 1e-13), of_params, of_whole)
+
+
+def test_refusals_of_fixed_points() -> None:
+    for sentence, kind, options in (
+        ("`f` (=3) must be a function", dj.InvalidTypeError, {"f": 3}),
+        ("`atol` (='a') must be a number, 0 or more", dj.InvalidArgumentError, {"atol": "a"}),
+        ("`maxiter` (=1.5) must be an integer", dj.InvalidTypeError, {"maxiter": 1.5}),
+    ):
+
+        def work(P: dj.Partition, options: Any = options) -> Any:
+            given = {"f": lambda p, z: z, "params": 1.0, "x0": jnp.ones(2), "P_x": P.grid([2])} | options
+            return dj.solvers.fixed_point(**given)
+
+        assert sentence in refusal(2, work, kind), sentence
