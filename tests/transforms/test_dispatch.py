@@ -94,7 +94,7 @@ def test_the_watchdog_sees_that_it_runs(summed):
     def watch():
         for look in range(MOST_LOOKS):
             sample = sampler.look(float(look))
-            if sample.run and sample.token is None:
+            if sample.run and sample.run.token is None:
                 seen.append(main_stack())
                 break
             time.sleep(0.01)
