@@ -116,7 +116,7 @@ class DistributedConv(WeightedLayer):
     def __post_init__(self, split: str | None) -> None:
         w = self._windows
         # The fields, in the form in which equal ones are equal.
-        vars(self).update(kernel_size=w.kernel, stride=w.stride, padding=w.padding, dilation=w.dilation)
+        self._store(kernel_size=w.kernel, stride=w.stride, padding=w.padding, dilation=w.dilation)
         for name in ("groups", "in_channels", "out_channels"):
             number = getattr(self, name)
             if not is_integer(number, least=1):
@@ -125,7 +125,7 @@ class DistributedConv(WeightedLayer):
                 raise InvalidArgumentError(f"`{name}` (={number}) must be divisible by `groups` (={self.groups}).")
         channels = {"in_channels": self.in_channels, "out_channels": self.out_channels}
         P_y, P_W = given_or_derived(self.dims, self.P_x, self.P_y, self.P_W, split, channels, self.groups)
-        vars(self).update(P_y=P_y, P_W=P_W)
+        self._store(P_y=P_y, P_W=P_W)
         if self.required_kind not in (None, self.kind):
             raise InvalidArgumentError(
                 f"P_x, P_y and P_W ask for the {self.kind} algorithm, but this class is the {self.required_kind} one."

@@ -61,7 +61,7 @@ class DistributedConvLSTMCell(Recurrent):
         for name in ("in_channels", "hidden_channels"):
             checked_integer(name, getattr(self, name), 1)
         # In the form in which equal ones are equal.
-        vars(self).update(kernel_size=self._convolution.kernel_size, dilation=self._convolution.dilation)
+        self._store(kernel_size=self._convolution.kernel_size, dilation=self._convolution.dilation)
 
     @cached_property
     def _convolution(self) -> DistributedConv:

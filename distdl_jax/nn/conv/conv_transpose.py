@@ -34,7 +34,7 @@ class DistributedConvTranspose(DistributedConv):
         if isinstance(self.padding, str):
             raise InvalidArgumentError(f"`padding` (={self.padding!r}) must be numbers in a transposed convolution.")
         super().__post_init__(split)
-        vars(self).update(output_padding=self._extra)
+        self._store(output_padding=self._extra)
 
     @cached_property
     def _extra(self) -> tuple[int, ...]:

@@ -118,9 +118,9 @@ class DistributedGraphConv(AffineLayer):
         checked_integer("in_features", in_features, 1)
         checked_integer("out_features", out_features, 1)
         senders, receivers, n = checked_edges(senders, receivers, num_nodes)
-        vars(self).update(P_x=P_x, in_features=in_features, out_features=out_features, num_nodes=n)
-        vars(self).update(senders=senders, receivers=receivers, aggregation=aggregation)
-        vars(self).update(root=checked_boolean("root", root), bias=checked_boolean("bias", bias))
+        self._store(P_x=P_x, in_features=in_features, out_features=out_features, num_nodes=n)
+        self._store(senders=senders, receivers=receivers, aggregation=aggregation)
+        self._store(root=checked_boolean("root", root), bias=checked_boolean("bias", bias))
 
     @property
     def _nodes_dim(self) -> int:

@@ -123,9 +123,9 @@ class DistributedGraphNetBlock(Static):
         hidden = features if hidden_features is None else checked_integer("hidden_features", hidden_features, 1)
         checked_integer("hidden_layers", hidden_layers, 0)
         check_function("activation", activation)
-        vars(self).update(P_x=P_x, features=features, hidden_features=hidden, hidden_layers=hidden_layers)
+        self._store(P_x=P_x, features=features, hidden_features=hidden, hidden_layers=hidden_layers)
         senders, receivers, n = checked_edges(senders, receivers, num_nodes)
-        vars(self).update(activation=activation, senders=senders, receivers=receivers, num_nodes=n)
+        self._store(activation=activation, senders=senders, receivers=receivers, num_nodes=n)
 
     @property
     def input_partition(self) -> Partition:

@@ -158,7 +158,7 @@ class DistributedLoss(Loss):
         self, P_x: Partition, elementwise: Callable[[Array, Array], Array], reduction: Reduction = "mean"
     ) -> None:
         check_function("elementwise", elementwise)
-        vars(self).update(P_x=P_x, elementwise=elementwise, reduction=reduction)
+        self._store(P_x=P_x, elementwise=elementwise, reduction=reduction)
         self.__post_init__()
 
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:

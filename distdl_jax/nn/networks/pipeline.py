@@ -72,7 +72,7 @@ class Pipeline(Network):
     microbatches: int
 
     def __post_init__(self) -> None:
-        vars(self).update(stages=tuple(self.stages))
+        self._store(stages=tuple(self.stages))
         if not self.stages:
             raise InvalidArgumentError("`stages` (=()) must be one layer or more.")
         for place, stage in enumerate(self.stages):

@@ -99,7 +99,7 @@ class Sequential(Network):
         if x_spec is not None:
             check_spec(x_spec, "x_spec")
         check_arrangement(layers if x_spec is None else (Input(x_spec), *layers))
-        vars(self).update(_layers=layers, x_spec=x_spec)
+        self._store(_layers=layers, x_spec=x_spec)
 
     @property
     def layers(self) -> tuple[Callable[..., Any], ...]:

@@ -84,7 +84,7 @@ class DistributedPool(ParameterFreeLayer):
     def __post_init__(self) -> None:
         windows = self._windows
         # The fields, in the form in which equal ones are equal.
-        vars(self).update(kernel_size=windows.kernel, stride=windows.stride, padding=windows.padding)
+        self._store(kernel_size=windows.kernel, stride=windows.stride, padding=windows.padding)
         check_features(self.P_x, self.dims)
         for k, d, pair in zip(windows.kernel, windows.dilation, windows.padding, strict=True):
             if max(pair) > d * (k - 1):
@@ -131,7 +131,7 @@ class DistributedMaxPool(DistributedPool):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        vars(self).update(dilation=self._windows.dilation)
+        self._store(dilation=self._windows.dilation)
 
     @property
     def _dilation(self) -> Sizes:

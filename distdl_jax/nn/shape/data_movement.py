@@ -137,7 +137,7 @@ class AllSumReduce(_Primitive, function=functional.all_sum_reduce, plan=plan_all
     ) -> None:
         check_partitions(P_x=P_x)
         # The fields, in the form in which equal ones are equal.
-        vars(self).update(P_x=P_x, axes_reduce=reduction_axes(P_x.shape, axes_reduce, axes_keep), axes_keep=None)
+        self._store(P_x=P_x, axes_reduce=reduction_axes(P_x.shape, axes_reduce, axes_keep), axes_keep=None)
 
     @property
     def _copied(self) -> tuple[int, ...]:
@@ -203,7 +203,7 @@ class HaloExchange(_Primitive, function=functional.halo_exchange, plan=plan_halo
         widths = checked_halo(halo, P_x.dim, or_none=not P_x.active)
         # The fields, in the form in which equal ones are equal.
         wraps = checked_booleans("periodic", periodic)
-        vars(self).update(P_x=P_x, halo=widths if P_x.active else (), periodic=wraps)
+        self._store(P_x=P_x, halo=widths if P_x.active else (), periodic=wraps)
 
     def plan(self, x: ShapeDtypes, params: Any = None, *, halos: Mapping[int, Halo] | None = None) -> Plan:
         """Plan what becomes of the workers' blocks, by world rank: without a message, and the same on every worker.
@@ -266,7 +266,7 @@ class Roll(_Primitive, function=functional.roll, plan=plan_roll):
         super().__post_init__()
         shifts = checked_shifts(self.shift, self.axis, self.P_x)
         # The fields, in the form in which equal ones are equal.
-        vars(self).update(shift=tuple(shifts.values()), axis=tuple(shifts))
+        self._store(shift=tuple(shifts.values()), axis=tuple(shifts))
 
 
 @dataclass(frozen=True, init=False)
@@ -281,7 +281,7 @@ class Take(_Primitive, function=functional.take, plan=plan_take):
     def __init__(self, P_x: Partition, indices: Any, axis: int = 0, P_y: Partition | None = None) -> None:
         check_partitions(P_x=P_x)
         rows, axis = checked_rows("indices", indices), checked_axis("axis", axis, P_x.shape)
-        vars(self).update(P_x=P_x, indices=rows, axis=axis, P_y=taken_partition(P_x, rows, axis, P_y))
+        self._store(P_x=P_x, indices=rows, axis=axis, P_y=taken_partition(P_x, rows, axis, P_y))
 
 
 @dataclass(frozen=True, init=False)
@@ -301,4 +301,4 @@ class SegmentSum(_Primitive, function=functional.segment_sum, plan=plan_segment_
         rows, n = checked_segments(segment_ids, num_segments)
         axis = checked_axis("axis", axis, P_x.shape)
         P_y = summed_partition(P_x, rows, axis, P_y)
-        vars(self).update(P_x=P_x, segment_ids=rows, num_segments=n, axis=axis, P_y=P_y)
+        self._store(P_x=P_x, segment_ids=rows, num_segments=n, axis=axis, P_y=P_y)

@@ -58,7 +58,7 @@ class Reshape(_Reshaping):
 
     def __init__(self, P_x: Partition, P_y: Partition, shape: int | Sequence[int]) -> None:
         check_partitions(P_x=P_x, P_y=P_y)
-        vars(self).update(P_x=P_x, P_y=P_y, shape=checked_shape(shape, P_y))
+        self._store(P_x=P_x, P_y=P_y, shape=checked_shape(shape, P_y))
 
     def _shape_from(self, extent: tuple[int, ...]) -> tuple[int, ...]:
         return self.shape
@@ -92,7 +92,7 @@ class Flatten(_Reshaping):
             raise InvalidArgumentError(f"`P_y` ({shape_text(P_y.shape)}) must have 2 dimensions: batch, and features.")
         if P_y is None:
             P_y = P_x.create_cartesian_topology_partition((P_x.shape[0], math.prod(P_x.shape[1:])))
-        vars(self).update(P_x=P_x, P_y=P_y)
+        self._store(P_x=P_x, P_y=P_y)
 
     def _shape_from(self, extent: tuple[int, ...]) -> tuple[int, ...]:
         return extent[0], math.prod(extent[1:])
@@ -131,7 +131,7 @@ class Unflatten(_Reshaping):
                 f"`shape` (={tuple(shape)}) must be channels and features, each 1 or more, one for each dimension of "
                 f"`P_y` ({shape_text(P_y.shape)}) after the batch."
             )
-        vars(self).update(P_x=P_x, P_y=P_y, shape=lengths)
+        self._store(P_x=P_x, P_y=P_y, shape=lengths)
 
     def _shape_from(self, extent: tuple[int, ...]) -> tuple[int, ...]:
         if extent[1] != math.prod(self.shape):

@@ -116,9 +116,7 @@ class DistributedUpsample(Sampling):
         if self.align_corners and self.mode == "nearest":
             raise InvalidArgumentError("`align_corners` (=True) must be False where `mode` is 'nearest'.")
         # The fields, in the form in which equal ones are equal.
-        vars(self).update(
-            size=self._sizes, scale_factor=self._scales, mode="linear" if self.mode in linear else self.mode
-        )
+        self._store(size=self._sizes, scale_factor=self._scales, mode="linear" if self.mode in linear else self.mode)
 
     @cached_property
     def _sizes(self) -> tuple[int, ...] | None:
@@ -199,7 +197,7 @@ class DistributedAdaptiveAvgPool(Sampling):
             )
         for m in sizes:
             check_length("output_size", output_size, m or 0)
-        vars(self).update(P_x=P_x, output_size=tuple(m if m is None else int(m) for m in sizes))
+        self._store(P_x=P_x, output_size=tuple(m if m is None else int(m) for m in sizes))
 
     def _dtype(self, dtype: np.dtype) -> np.dtype:
         return mean_dtype(dtype)
@@ -258,7 +256,7 @@ class DistributedPad(Sampling):
             raise InvalidArgumentError(f"`mode` (={self.mode!r}) must be one of {', '.join(map(repr, PAD_MODES))}.")
         if not isinstance(self.value, Number):
             raise InvalidTypeError(f"`value` (={self.value!r}) must be a number.")
-        vars(self).update(padding=pairs)  # in the form in which equal ones are equal
+        self._store(padding=pairs)  # in the form in which equal ones are equal
 
     def _fill(self, dtype: np.dtype) -> Any:
         if self.mode == "constant" and not _can_hold(dtype, self.value):

@@ -84,8 +84,8 @@ class DistributedFNOBlock(PartitionedLayer):
                 "worker along the channels."
             )
         spectral = SPECTRAL_CONVOLUTIONS[P_x.dim - 2](P_x, in_channels, out_channels, modes, P_W)
-        vars(self).update(P_x=P_x, in_channels=in_channels, out_channels=out_channels, activation=activation)
-        vars(self).update(modes=spectral.modes, P_W=spectral.P_W)
+        self._store(P_x=P_x, in_channels=in_channels, out_channels=out_channels, activation=activation)
+        self._store(modes=spectral.modes, P_W=spectral.P_W)
 
     @cached_property
     def _layers(self) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class DistributedSpectralConv(PartitionedLayer):
         if len(counts) != self.dims or min(counts) < 1:
             raise InvalidArgumentError(f"`modes` (={modes!r}) must be an integer, 1 or more, or {self.dims} of them.")
         check_features(P_x, self.dims)
-        vars(self).update(P_x=P_x, in_channels=in_channels, out_channels=out_channels, modes=counts)
+        self._store(P_x=P_x, in_channels=in_channels, out_channels=out_channels, modes=counts)
         if P_W is None:
             P_W = P_x.create_cartesian_topology_partition(_grid_of_modes(P_x.shape, in_channels, self._frequencies))
         if P_W.dim != P_x.dim or P_W.shape[:2] != (1, 1):
@@ -103,7 +103,7 @@ class DistributedSpectralConv(PartitionedLayer):
                 f"`P_W` ({shape_text(P_W.shape)}) must have shape 1 x 1 x ..., {self.dims + 2} dimensions, of which "
                 "those of the frequencies are split: the channels of a frequency are on one worker."
             )
-        vars(self).update(P_W=P_W)
+        self._store(P_W=P_W)
 
     @property
     def _frequencies(self) -> tuple[int, ...]:
