@@ -49,7 +49,7 @@ Exchange = Literal["ring", "heads", "gather"]
 
 @dataclass(frozen=True)
 class DistributedMultiHeadAttention(PartitionedLayer):
-    r"""Attention over a sequence, of which batch, sequence and heads may be split at the same time.
+    r"""Attention over a sequence, with batch, sequence and heads split independently.
 
     | tensor | global shape | partition |
     |---|---|---|
@@ -60,16 +60,16 @@ class DistributedMultiHeadAttention(PartitionedLayer):
     | `query_bias`, `key_bias`, `value_bias`; `out_bias` | heads x d; n_e | over P_h; copies along P_n and P_s |
     | `qkv`, `qkv_bias`: in their place where `fused` | n_kv x (n_h / n_kv + 2) x d (x n_e) | over P_h, as above |
 
-    With d = n_e / n_h: y = softmax(q k^T / sqrt(d)) v of each head, put together by `out`.
+    With d = n_e / n_h: y = softmax(q k^T / sqrt(d)) v for each head, combined by `out`.
 
-    - *Heads* (P_h): the features of x are gathered by the workers along P_h, each has some of the heads, and their
-      outputs are summed and scattered (Megatron's pair of layers). Heads need not divide.
-    - *Sequence* (P_s), with `exchange="ring"`: keys and values of the other workers come one block at a time, and a
-      running maximum and sum are kept; on the way back they come again. Memory is linear in the worker's own block.
-      Where it is causal, workers who have fewer keys to look at take queries of those with more (see `turns`).
-      With `exchange="heads"` (Ulysses): heads are exchanged for sequence, and back; each worker then has the whole
-      sequence of some heads. With `exchange="gather"` (Megatron's sequence parallelism): the workers along P_s gather
-      the sequence, share the *heads*, and sum and scatter along the sequence. In the table P_h is P_s then.
+    - *Heads* (P_h): the features of x are gathered by the workers along P_h, each computes some of the heads, and their
+      outputs are summed and scattered (Megatron's pair of layers). The number of heads need not be divisible.
+    - *Sequence* (P_s), with `exchange="ring"`: keys and values of the other workers arrive one block at a time, and
+      update a running maximum and sum; they are sent again in the backward pass. Memory is linear in the worker's own
+      block. If causal, workers with fewer keys take over queries of workers with more (see `turns`). With
+      `exchange="heads"` (Ulysses): heads are exchanged for sequence, and back; each worker then has the whole sequence
+      for some heads. With `exchange="gather"` (Megatron's sequence parallelism): the workers along P_s gather the
+      sequence, share the *heads*, and sum and scatter along the sequence. In the table P_h then means P_s.
 
     Half precisions are computed in float32. x is in balanced blocks along the sequence and the features.
 
@@ -77,16 +77,16 @@ class DistributedMultiHeadAttention(PartitionedLayer):
 
     - `P_x`: the partition of input and output.
     - `embed_dim`, `num_heads`: n_e, and n_h, which divides it.
-    - `num_key_heads`: n_kv, which divides n_h: how many heads keys and values have. Default: n_h. Where it is another
-      number, the workers that share the heads must divide both.
-    - `causal`: whether each element attends to itself and those before it only.
-    - `rotary`: the base of rotary positions (10,000, say); None for none. - `bias`: whether there are biases.
-    - `exchange`: "ring", "heads" or "gather", where the sequence is split. With "gather" P_h is 1.
+    - `num_key_heads`: n_kv, which divides n_h: how many heads keys and values have. Default: n_h. If it differs, the
+      number of workers that share the heads must divide both.
+    - `causal`: whether each element attends only to itself and those before it.
+    - `rotary`: the base of rotary positions (e.g. 10,000), or None. - `bias`: whether there are biases.
+    - `exchange`: "ring", "heads" or "gather", if the sequence is split. With "gather" P_h is 1.
     - `fused`: whether queries, keys and values are one product: a key head, its value head and the heads that they
       serve are one block of the weight (queries first).
-    - `dropout`: with which probability weights are dropped in training, the same ones whatever the partition.
+    - `dropout`: the probability with which weights are dropped in training, independently of the partition.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; when applied,
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid; when applied,
     `PlanError`.
 
     >>> import jax, distdl_jax as dj
@@ -126,7 +126,7 @@ class DistributedMultiHeadAttention(PartitionedLayer):
             raise InvalidArgumentError(f"`exchange` (={self.exchange!r}) must be 'ring', 'heads' or 'gather'.")
         if self.exchange == "gather" and self.P_x.shape[2] > 1:
             raise InvalidArgumentError(
-                f"`P_x` ({shape_text(self.P_x.shape)}) must not split the features where `exchange` is 'gather': the "
+                f"`P_x` ({shape_text(self.P_x.shape)}) must not split the features if `exchange` is 'gather': the "
                 "workers along the sequence share the heads."
             )
         if self.num_key_heads is not None:
@@ -138,8 +138,8 @@ class DistributedMultiHeadAttention(PartitionedLayer):
             p_h = self._work.shape[2]
             if self._key_heads != self.num_heads and (self.num_heads % p_h or self._key_heads % p_h):
                 raise InvalidArgumentError(
-                    f"`num_heads` (={self.num_heads}) and `num_key_heads` (={self.num_key_heads}) must be divisible by "
-                    f"the {p_h} workers along the heads where they differ, so that each has whole groups."
+                    f"`num_heads` (={self.num_heads}) and `num_key_heads` (={self.num_key_heads}) differ, so both must "
+                    f"be divisible by the {p_h} workers along the heads, for whole groups on each."
                 )
         check_probability("dropout", self.dropout)
         if self.rotary is not None and (not is_real(self.rotary) or self.rotary <= 1 or self._features % 2):
@@ -150,7 +150,7 @@ class DistributedMultiHeadAttention(PartitionedLayer):
 
     @property
     def draws(self) -> bool:
-        """Whether it draws random numbers in training."""
+        """Whether random numbers are drawn in training."""
         return self.dropout > 0
 
     @property
@@ -163,7 +163,7 @@ class DistributedMultiHeadAttention(PartitionedLayer):
 
     @cached_property
     def _work(self) -> Partition:
-        """Those who attend, P_n x (along the sequence) x (along the heads)."""
+        """The workers that attend, P_n x (along the sequence) x (along the heads)."""
         p_n, p_s, p_h = self.P_x.shape
         return self.P_x.create_cartesian_topology_partition(
             [p_n, 1, p_s] if self.exchange == "gather" else [p_n, p_s, p_h]
@@ -171,11 +171,11 @@ class DistributedMultiHeadAttention(PartitionedLayer):
 
     @property
     def _gathered(self) -> int:
-        """The dimension of x that is gathered before, and scattered after."""
+        """The dimension of x that is gathered before attention, and scattered after it."""
         return 1 if self.exchange == "gather" else 2
 
     def param_specs(self) -> dict[str, TensorSpec]:
-        """Return the global shape and the partition of each parameter; a worker holds those of its heads, copies."""
+        """Return the global shape and the partition of each parameter; each worker holds copies for its heads."""
         p_n, p_s, p_h = self._work.shape
         grid = self.P_x.create_cartesian_topology_partition
         d, e, groups = self._features, self.embed_dim, self._key_heads
@@ -200,7 +200,7 @@ class DistributedMultiHeadAttention(PartitionedLayer):
         """Return the global shape and the partition of each part of a cache, for `dj.gather`; see `init_cache`."""
         if not self.causal or self._work.shape[1] > 1:
             raise InvalidArgumentError(
-                "A cache takes `causal` (=True), and a sequence that is not split, or gathered: this layer has "
+                "A cache requires `causal` (=True), and a sequence that is not split, or gathered: this layer has "
                 f"`causal` (={self.causal}), and `P_x` ({shape_text(self.P_x.shape)}) with `exchange` "
                 f"(={self.exchange!r})."
             )
@@ -209,17 +209,17 @@ class DistributedMultiHeadAttention(PartitionedLayer):
     def init_cache(self, batch: int, length: int, dtype: DTypeLike = jnp.float32) -> Cache:
         """Return this worker's part of an empty cache: keys and values of its heads, for `length` elements.
 
-        `layer(params, x, cache=cache)` continues the sequence that the cache has seen with x, one element or several,
-        and gives y and the cache that has seen x too. Its shapes stay, so that a step that is jitted is compiled once.
+        `layer(params, x, cache=cache)` continues the sequence in the cache with x, one element or several, and returns
+        y and the extended cache. Its shapes don't change, so a jitted step is compiled once.
 
         **Arguments:**
 
-        - `batch`: how many sequences, n_b. - `length`: how many elements it has places for.
-        - `dtype`: of the keys and values that are kept, a real floating-point one.
+        - `batch`: the number of sequences, n_b. - `length`: the capacity in elements.
+        - `dtype`: of the cached keys and values, real floating-point.
 
-        **Returns:** {"key", "value": n_b x length x n_kv x d, heads over P_h; "length": how many it has seen}.
+        **Returns:** {"key", "value": n_b x length x n_kv x d, heads over P_h; "length": the number of elements so far}.
 
-        **Raises:** `InvalidArgumentError` where the layer is not causal, or its sequence is split (but with "gather").
+        **Raises:** `InvalidArgumentError` if the layer is not causal, or its sequence is split (except with "gather").
         """
         return empty(self.cache_specs(batch, length), dtype)
 
@@ -311,27 +311,27 @@ class DistributedMultiHeadAttention(PartitionedLayer):
 
         - `params`: this worker's parameters, from `init`.
         - `x`: this worker's block on P_x; outside P_x a zero-volume array.
-        - `memory`: what keys and values are made of (cross-attention), this worker's block on P_x: of x's samples, of
-          any length. Not where the layer is causal, and not with a cache. Default: x.
-        - `attn_mask`: as PyTorch's: of bool, True where a query does not see a key; or numbers that are added to the
-          scores, with a derivative. Queries x keys, or samples x heads x queries x keys, where the first two may be 1:
+        - `memory`: the source of keys and values (cross-attention), this worker's block on P_x: with x's samples, of
+          any length. Not allowed if the layer is causal, or with a cache. Default: x.
+        - `attn_mask`: as in PyTorch: booleans, True where a query does not see a key; or numbers added to the scores,
+          which are differentiable. Queries x keys, or samples x heads x queries x keys, where the first two may be 1:
           this worker's samples, heads and queries (with "gather" and "heads": its share of the heads, and all queries),
-          and all keys (with a cache: its places). A mask of which workers hold copies, and which has a gradient, goes
-          through `dj.replicated`. Outside P_x anything.
-        - `key_padding_mask`: as PyTorch's: of bool, True for elements of the memory that no query sees. Of
-          this worker's samples and of its part of the sequence (with "gather": of all), the same along P_h. An element
-          that sees nothing gets 0 from all heads. A cache remembers it. Outside P_x anything.
-        - `cache`: from `init_cache`, or the last call. Nothing is dropped then.
-        - `key`, `training`: where there is `dropout`, a JAX random key, the same on every worker; and whether it drops.
+          and all keys (with a cache: its places). A replicated mask with a gradient goes through `dj.replicated`.
+          Outside P_x anything.
+        - `key_padding_mask`: as in PyTorch: booleans, True for elements of the memory that no query sees. It covers
+          this worker's samples and its part of the sequence (with "gather": all of it), the same along P_h. An element
+          that sees nothing gets 0 from all heads. A cache keeps the mask. Outside P_x anything.
+        - `cache`: from `init_cache`, or the previous call. Dropout is off then.
+        - `key`, `training`: with `dropout`, a JAX random key, the same on every worker; and whether to drop.
 
-        **Returns:** this worker's block of y, of x's shape; outside P_x, `x`. With a cache the pair of it and of the
-        cache after x; where x goes beyond the cache's places, y is NaN.
+        **Returns:** this worker's block of y, of x's shape; outside P_x, `x`. With a cache, the pair of y and the cache
+        after x; if x exceeds the cache's capacity, y is NaN.
 
-        **Raises:** `InvalidTypeError` for what is no flag, `InvalidArgumentError` for arguments that exclude each other
-        or where a key is missing; `PlanError`, on every worker of P_x, where x or another does not fit.
+        **Raises:** `InvalidTypeError` for a flag that is not True or False, `InvalidArgumentError` for arguments that
+        exclude each other or a missing key; `PlanError`, on every worker of P_x, if x or another array does not fit.
         """
         if memory is not None and (cache is not None or self.causal):
-            raise InvalidArgumentError("`memory` takes a layer that is not `causal`, and no `cache`.")
+            raise InvalidArgumentError("`memory` requires a layer that is not `causal`, and no `cache`.")
         key = checked_key(key, training, self.draws and cache is None)
         if not self.P_x.active:
             outside(self.P_x.world, x)

@@ -33,10 +33,10 @@ Region = tuple[Range, Range, Range]
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of an attention, as they travel.
+    """The heads of an attention, as they are sent.
 
     - `queries`, `keys`: the number of heads of queries, and of keys and values. - `features`: of a head.
-    - `dtype`: of messages. - `padded`: whether a flag travels with each key, 1 where it is padding.
+    - `dtype`: of messages. - `padded`: whether a flag is sent with each key, 1 if it is padding.
     """
 
     queries: int
@@ -46,7 +46,7 @@ class Heads:
     padded: bool
 
     def copies(self, workers: int) -> int:
-        """Return how often to repeat key heads, so that each of so many workers along the heads has whole groups."""
+        """Return how often to repeat key heads so that each of `workers` along the heads has whole groups."""
         most = self.queries // self.keys
         fitting = (n for n in range(1, most + 1) if most % n == 0 and self.keys * n % workers == 0)
         return next(fitting, most)
@@ -64,7 +64,7 @@ class Heads:
 class ToHeads:
     """The exchange of heads for sequence, and back.
 
-    - `there`: one movement of queries, keys and values side by side, or one of queries, and one of keys and values.
+    - `there`: one joint movement of queries, keys and values, or one of queries, and one of keys and values.
     - `back`: the movement of the outputs. - `queries`, `keys`: their numbers. - `repeated`: copies of a key head.
     """
 
@@ -95,13 +95,14 @@ class AttentionPlan(BlocksPlan):
     """The plan of an attention.
 
     - `dtype`: of the output.
-    - `gather`, `gather_memory`: the movements of x, and of the memory where there is one, to all workers that share its
+    - `gather`, `gather_memory`: the movements of x, and of the memory if there is one, to all workers that share its
       heads; `scatter`: the movement of sums of the heads' outputs back.
-    - `of_params`: for each parameter, which workers hold copies of it.
-    - `regions`: by world rank, the samples, the heads and the queries that a worker attends with.
-    - `places`, `key_places`: by world rank, the places in the sequence of the queries and keys that it has projected.
+    - `of_params`: for each parameter, the workers that hold copies of it.
+    - `regions`: by world rank, the samples, the heads and the queries of a worker.
+    - `places`, `key_places`: by world rank, the positions in the sequence of the queries and keys that it has
+      projected.
     - `shape`: of all weights: samples, heads, queries and keys.
-    - `steps`: the turns of the ring, which bring the keys and values of further blocks.
+    - `steps`: the rounds of the ring, which bring the keys and values of further blocks.
     - `to_heads`: the exchange of heads for sequence.
     - `causal`: whether queries see no keys that come after them.
     - `padded`: whether padding of keys is marked.
@@ -131,7 +132,7 @@ class AttentionPlan(BlocksPlan):
         return attended(world, ring, q, block, extras)
 
     def _index(self, worker: int) -> int:
-        """Return the place of `worker` along the sequence, in the ring."""
+        """Return the position of `worker` along the sequence, in the ring."""
         if not self.steps:
             return 0
         owned = self.steps[0].fetch.halos.owned
@@ -141,9 +142,9 @@ class AttentionPlan(BlocksPlan):
 def ring_steps(
     heads: Heads, queries: ShapeDtypes, keys: ShapeDtypes, work: Partition, causal: bool, balanced: bool
 ) -> tuple[Step, ...]:
-    """Plan the turns that bring further blocks of keys and values to each worker.
+    """Plan the rounds that bring further blocks of keys and values to each worker.
 
-    `queries`, `keys`: the blocks of x that they are made of. `balanced`: whether workers may compute for others.
+    `queries`, `keys`: the blocks of x from which they are computed. `balanced`: whether workers may compute for others.
     """
     wide = accumulation_dtype(heads.dtype)
     of_queries, of_keys = (owned_grid("x", work, x).ranges[1] for x in (queries, keys))
@@ -169,16 +170,16 @@ def ring_steps(
 def _plan_fetch(
     heads: Heads, x: ShapeDtypes, work: Partition, number: int, features: int, needed: tuple[Range, ...]
 ) -> RangesPlan:
-    """Plan the movement that brings each worker along the sequence the entries at the places `needed`."""
+    """Plan the movement that brings each worker along the sequence the entries at the positions `needed`."""
     return _plan_ranges(heads.blocks(x, work, number, features), work, needed)
 
 
 def _plan_return(
     heads: Heads, x: ShapeDtypes, work: Partition, number: int, features: int, taken: tuple[Range, ...], further: int
 ) -> RangesPlan:
-    """Plan the movement of results for the places `taken` to their worker, so much `further` along the sequence.
+    """Plan the movement of results for the positions `taken` to their owner, `further` workers along the sequence.
 
-    They are behind one row that stays, see `ring._send_back`.
+    They follow one row that stays, see `ring._send_back`.
     """
     blocks = heads.blocks(x, work, number, features)
     sizes = [1 + stop - start for start, stop in taken]
@@ -196,7 +197,7 @@ def _plan_ranges(blocks: ShapeDtypes, work: Partition, needed: tuple[Range, ...]
 
 
 def plan_to_heads(heads: Heads, x: ShapeDtypes, memory: ShapeDtypes, work: Partition) -> ToHeads:
-    """Plan the exchange of heads for sequence, and of outputs back; keys are made of `memory`, which may be x."""
+    """Plan the exchange of heads for sequence, and of outputs back; keys are computed from `memory`, which may be x."""
     d, repeated = heads.features, heads.copies(work.shape[1] * work.shape[2])
     split, whole = _exchanged(work)
     bare = replace(heads, padded=False)
@@ -211,7 +212,7 @@ def plan_to_heads(heads: Heads, x: ShapeDtypes, memory: ShapeDtypes, work: Parti
 
 
 def _exchanged(work: Partition) -> tuple[CartesianPartition, CartesianPartition]:
-    """Return P_n x P_s x P_h x 1, and the same workers with those along the sequence along the heads."""
+    """Return P_n x P_s x P_h x 1, and the same workers with the sequence's workers moved along the heads."""
     p_n, p_s, p_h = work.shape
     order = np.arange(work.size).reshape(work.shape).swapaxes(1, 2).ravel().tolist()
     return work.grid([p_n, p_s, p_h, 1]), work.grid([p_n, 1, p_h * p_s, 1], order)
@@ -232,24 +233,24 @@ def regions_of(num_heads: int, work: Partition, grid: ProductGrid, to_heads: ToH
 
 
 def places_of(work: Partition, grid: ProductGrid) -> dict[int, Range]:
-    """Return the places in the sequence of each worker's queries; x has the blocks `grid`."""
+    """Return the positions in the sequence of each worker's queries; x has the blocks `grid`."""
     _, p_s, p_h = work.shape
     along = grid.ranges[1] if p_s > 1 else ((0, grid.extent[1]),)
     return {worker: along[rank // p_h % p_s] for rank, worker in enumerate(work.ranks)}
 
 
-# --- arguments besides x: all workers refuse together ----------------------------------------------------------------
+# --- arguments besides x: all workers raise together ----------------------------------------------------------------
 
 MEMORY, MASK, PADDING = "memory", "attn_mask", "key_padding_mask"
 
 
 def _on_all(name: str, arguments: ParamShapeDtypes) -> dict[int, ShapeDtype]:
-    """Return the shape and dtype of an argument on each worker, if any gives it; refuse it where one does not."""
+    """Return the shape and dtype of an argument on each worker, if any gives it; raise if only some do."""
     given = {worker: each[name] for worker, each in arguments.items() if name in each}
     if given and len(given) < len(arguments):
         missing = min(arguments.keys() - given.keys())
         raise PlanError(
-            f"On worker {missing}: `{name}` must be an array on all workers where it is on one, but is None."
+            f"On worker {missing}: `{name}` must be an array on all workers if it is on one, but is None."
         )
     return given
 
@@ -261,20 +262,20 @@ def memory_of(arguments: ParamShapeDtypes, ranks: Sequence[int]) -> ShapeDtypes 
 
 
 def is_padded(arguments: ParamShapeDtypes, keys: ShapeDtypes) -> bool:
-    """Say whether workers mark keys as padding, of the `keys` that they have projected."""
+    """Say whether workers mark any of the `keys` that they have projected as padding."""
     masks = _on_all(PADDING, arguments)
     for worker, mask in masks.items():
         shape = keys[worker].shape[:2]
         if mask.shape != shape or mask.dtype != np.bool_:
             raise PlanError(
                 f"On worker {worker}: `{PADDING}` (={mask}) must be {ShapeDtype(shape, np.dtype(bool))}: True or False "
-                "for each of this worker's samples, and each element of its part of the sequence that keys are made of."
+                "for each of this worker's samples, and each element of its part of the keys' sequence."
             )
     return bool(masks)
 
 
 def check_mask(arguments: ParamShapeDtypes, regions: Mapping[int, tuple[Range, Range, Range]], keys: int) -> None:
-    """Refuse masks that are not for the samples, the heads and the queries of their workers, and all keys."""
+    """Reject masks that don't match the samples, heads and queries of their workers, and all keys."""
     masks = _on_all(MASK, arguments)
     for worker, mask in masks.items():
         n, heads, queries = (stop - start for start, stop in regions[worker])

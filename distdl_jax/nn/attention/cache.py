@@ -1,4 +1,4 @@
-"""The cache of an attention: keys and values of the elements of a sequence that it has seen."""
+"""The cache of an attention: keys and values of the elements seen so far."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "padding": (jnp.bool_, "booleans, of the length of its keys"),
     "length": (jnp.integer, "an integer, a scalar"),
 }
-"""The entries of a cache: their kind of dtype, and a description for errors."""
+"""The entries of a cache: a predicate on their dtype, and a description for errors."""
 
 
 def cache_specs(work: Partition, batch: int, length: int, heads: int, features: int) -> dict[str, TensorSpec]:
@@ -41,7 +41,7 @@ def cache_specs(work: Partition, batch: int, length: int, heads: int, features: 
 
 
 def empty(specs: Mapping[str, TensorSpec], dtype: DTypeLike) -> Cache:
-    """Return this worker's part of a cache that has seen nothing; zero-volume where it holds none."""
+    """Return this worker's part of an empty cache; zero-volume if it holds none."""
     floating = checked_dtype("dtype", dtype)
     if not jnp.issubdtype(floating, jnp.floating):
         raise InvalidTypeError(f"`dtype` (={floating}) must be a real floating-point dtype, as jnp.float32.")
@@ -52,12 +52,12 @@ def empty(specs: Mapping[str, TensorSpec], dtype: DTypeLike) -> Cache:
 def entries_of(cache: Cache | None) -> Cache:
     """Return a cache's entries, by the names under which workers exchange their shapes; none without a cache."""
     if cache is not None and (not isinstance(cache, Mapping) or not cache):
-        raise InvalidTypeError(f"`cache` (={cache!r}) must be a dictionary that `init_cache` makes, or a call returns.")
+        raise InvalidTypeError(f"`cache` (={cache!r}) must be a dictionary from `init_cache`, or from a previous call.")
     return {f"{PREFIX}{name}": entry for name, entry in (cache or {}).items()}
 
 
 def check_cache(entries: Mapping[int, Mapping[str, ShapeDtype]], x: ShapeDtypes, local: ShapeDtypes) -> None:
-    """Refuse caches that are not their workers' parts of one; `local` are the keys that the workers make of x."""
+    """Reject caches that are not their workers' parts of one; `local` are the keys that the workers compute from x."""
     lengths = {each[f"{PREFIX}key"].shape[1:2] for each in entries.values() if f"{PREFIX}key" in each}
     length = next(iter(lengths)) if len(lengths) == 1 else None
     for worker, each in entries.items():
@@ -69,23 +69,23 @@ def check_cache(entries: Mapping[int, Mapping[str, ShapeDtype]], x: ShapeDtypes,
             if entry is None or entry.shape != known or not jnp.issubdtype(entry.dtype, kind):
                 sizes = f"{' x '.join(map(str, shape))} " if shape else ""
                 raise PlanError(
-                    f'On worker {worker}: `cache["{name}"]` must be {sizes}{words}, as `init_cache` makes it, but is '
-                    f"{'not there' if entry is None else f'{entry.dtype}{list(entry.shape)}'}."
+                    f'On worker {worker}: `cache["{name}"]` must be {sizes}{words}, as returned by `init_cache`, but '
+                    f'is {'not there' if entry is None else f'{entry.dtype}{list(entry.shape)}'}.'
                 )
         names = [name.removeprefix(PREFIX) for name in each if name.startswith(PREFIX)]
         if others := [name for name in names if name not in _KINDS]:
             raise PlanError(f'On worker {worker}: `cache` holds "{others[0]}", but must hold {sorted(_KINDS)}.')
         if length and more > length[0]:
-            raise PlanError(f"`x` has {more} elements of the sequence, but `cache` has places for {length[0]}.")
+            raise PlanError(f"`x` has {more} elements of the sequence, but `cache` has a capacity of {length[0]}.")
 
 
 def remembered(
     cache: Cache, q: Array, k: Array, v: Array, padding: Array | None, mask: Array | None
 ) -> tuple[Array, Cache]:
-    """Return the heads' outputs for queries behind the elements that the cache has seen, and the cache with them.
+    """Return the heads' outputs for queries that follow the cached elements, and the extended cache.
 
-    `padding` marks keys that are padding; `mask` is for the queries, and all places of the cache. Where there are more
-    keys than places, outputs are NaN.
+    `padding` marks keys that are padding; `mask` covers the queries, and the whole capacity of the cache. If the keys
+    exceed the capacity, outputs are NaN.
     """
     seen, more = cache["length"], k.shape[1]
     padding = jnp.zeros(k.shape[:2], bool) if padding is None else padding

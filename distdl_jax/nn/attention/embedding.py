@@ -1,4 +1,4 @@
-"""Embedding, with a vocabulary or features that are split."""
+"""Embedding, with a split vocabulary or split features."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class EmbeddingPlan(SummedPlan):
     padding_idx: int | None
 
     def after(self, shape_dtypes: ShapeDtypes) -> dict[int, ShapeDtype]:
-        """Return what all workers hold: those that take no part hold placeholders of y, no longer of indices."""
+        """Return the blocks of all workers: those that take no part hold placeholders of y, no longer of indices."""
         dtype = next(iter(self.products.values())).dtype
         return {**{worker: ShapeDtype(x.shape, dtype) for worker, x in shape_dtypes.items()}, **self.outputs}
 
@@ -67,7 +67,7 @@ class EmbeddingPlan(SummedPlan):
 
 @dataclass(frozen=True)
 class DistributedEmbedding(WeightedLayer):
-    r"""A row of a table for each index, of which vocabulary, features and the batch of indices may be split.
+    r"""A table row for each index, with vocabulary, features and the batch of indices split.
 
     | tensor | global shape | partition |
     |---|---|---|
@@ -75,27 +75,27 @@ class DistributedEmbedding(WeightedLayer):
     | y | n_b x ... x n_e | P_y: P_n x 1 x ... x P_e |
     | W (`params["weight"]`) | n_v x n_e | P_W's first slice, P_v x P_e |
 
-    P_W has shape P_v x P_e, with P_n in front where the batch is split: P_n x P_v x P_e. The indices go to all workers
-    of P_W at their place along P_n, each looks up those that are in its rows, and the results, of which one is not 0,
-    are summed over P_v. Rows and features are balanced and need not divide. Backward the same the other way round.
+    P_W has shape P_v x P_e, or P_n x P_v x P_e if the batch is split. The indices are sent to all workers of P_W at
+    their index along P_n, each looks up those in its rows, and the results, at most one of which is nonzero, are summed
+    over P_v. Rows and features are balanced and need not divide. The backward pass reverses this.
 
-    With P_y of shape P_n x 1 x ... x P_v x P_e, on P_W's workers in their order, sums are scattered along the last
-    dimension of the indices, the sequence: y is cut over P_v there.
+    With P_y of shape P_n x 1 x ... x P_v x P_e, on P_W's workers in order, sums are scattered along the last dimension
+    of the indices, the sequence, so y is cut over P_v there.
 
-    Its weight is laid out as that of a linear layer to the vocabulary, so an output layer that is tied to it is
-    `DistributedLinear(P_y, P_logits, P_W, n_e, n_v, bias=False)` called with the embedding's parameters.
+    Its weight has the layout of a linear layer to the vocabulary, so a tied output layer is `DistributedLinear(P_y,
+    P_logits, P_W, n_e, n_v, bias=False)` called with the embedding's parameters.
 
     **Arguments:**
 
     - `P_x`, `P_y`, `P_W`: partitions of these shapes; teams may be equal, overlap or be disjoint.
     - `num_embeddings`, `embedding_dim`: n_v and n_e.
-    - `padding_idx`: an index whose row has no gradient, and is 0 at first.
-    - `sharded`: whether the weight is cut along the vocabulary over P_n, too, and gathered, as in `DistributedLinear`.
+    - `padding_idx`: an index whose row is initially 0 and has no gradient.
+    - `sharded`: whether the weight is also cut along the vocabulary over P_n, and gathered, as in `DistributedLinear`.
 
     An index outside the vocabulary gives zeros.
 
-    **Raises:** `InvalidTypeError` where `sharded` is not True or False; `InvalidArgumentError`, on every worker, where
-    arguments don't fit; when applied, `PlanError`.
+    **Raises:** `InvalidTypeError` if `sharded` is not True or False; `InvalidArgumentError`, on every worker, if
+    arguments are inconsistent; when applied, `PlanError`.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -130,7 +130,7 @@ class DistributedEmbedding(WeightedLayer):
         ):
             if P.shape != shape and not (name == "P_y" and self._cuts_sequence):
                 raise InvalidArgumentError(
-                    f"`{name}` ({shape_text(P.shape)}) must have shape {shape_text(shape)}, where `P_W` is "
+                    f"`{name}` ({shape_text(P.shape)}) must have shape {shape_text(shape)}, since `P_W` is "
                     f"{shape_text(self.P_W.shape)} and `P_x` has {self.P_x.dim} dimensions."
                 )
         if (
@@ -147,12 +147,12 @@ class DistributedEmbedding(WeightedLayer):
 
     @property
     def takes_indices(self) -> bool:
-        """Whether the input holds integers and nothing else: it does."""
+        """Whether the input holds only integers: True."""
         return True
 
     @property
     def _cuts_sequence(self) -> bool:
-        """Whether the last dimension of the indices is cut over P_v in y."""
+        """Whether y is cut over P_v along the last dimension of the indices."""
         p_n, p_v, p_e = self._work.shape
         shape = (p_n, *(1,) * (self.P_x.dim - 2), p_v, p_e)
         return p_v > 1 and self.P_x.dim > 1 and (self.P_y.shape, self.P_y.ranks) == (shape, self._work.ranks)
@@ -160,7 +160,7 @@ class DistributedEmbedding(WeightedLayer):
     def init(  # type: ignore[override]
         self, key: Array, dtype: DTypeLike = jnp.float32, *, weight_init: Initializer | None = None
     ) -> Params:
-        """Return this worker's block of the initial weight, standard normal as in PyTorch, whatever the partition."""
+        """Return this worker's block of the initial weight, standard normal as in PyTorch."""
         params = super().init(key, dtype, weight_init=weight_init or jax.nn.initializers.normal(1))
         spec = self.param_specs()["weight"]
         if self.padding_idx is None or spec.box is None:
@@ -206,7 +206,7 @@ class DistributedEmbedding(WeightedLayer):
 
         **Returns:** this worker's block on P_y; elsewhere a zero-volume array of the weight's dtype.
 
-        **Raises:** `PlanError`, on every worker of the layer, where x or the weight does not fit.
+        **Raises:** `PlanError`, on every worker of the layer, if x or the weight does not fit.
         """
         if self.P_W.world.rank not in self._team:
             outside(self.P_W.world, x)

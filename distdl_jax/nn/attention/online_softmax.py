@@ -1,7 +1,7 @@
 """Attention of one worker's queries to a block of keys, piece by piece: running maximum and sums, and gradients.
 
-There are never more scores at a time than for the queries and `PIECE` keys, so memory is linear in the block. Source:
-Milakov and Gimelshein (2018), arXiv:1805.02867 (running sums); Dao et al. (2022), arXiv:2205.14135.
+Only the scores for the queries and `PIECE` keys exist at a time, so memory is linear in the block. Source: Milakov and
+Gimelshein (2018), arXiv:1805.02867 (running sums); Dao et al. (2022), arXiv:2205.14135.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.tracing.tie import materialize
 
 PIECE = 512
-"""The number of keys that are looked at together."""
+"""The number of keys that are processed together."""
 
 
 Factors = Callable[[int, int], Array]
-"""From the first of some keys and their number, the factors of their weights: n x heads x queries x keys."""
+"""Maps the first of some keys and their number to the factors of their weights: n x heads x queries x keys."""
 
 
 class Keys(NamedTuple):
     """One block of keys and values, n x t x (key heads) x d, and their relation to the queries.
 
-    Each key head serves the heads of one group of neighbours.
+    Each key head serves a group of adjacent heads.
 
-    - `first_query`, `first`: the places of the first query and of the first key: numbers, or scalars that JAX traces.
+    - `first_query`, `first`: the positions of the first query and of the first key: numbers, or traced scalars.
     - `causal`: whether queries see no keys that come after them.
-    - `padding`: n x t, of bool: True for keys that no query sees. None for none.
+    - `padding`: n x t, of bool: True for keys that no query sees. None if there are none.
     - `mask`: (n or 1) x (heads or 1) x queries x t: of bool, True where a query doesn't see a key; or added to scores.
-    - `factors`: of the weights, by the number of a key in the block; of a piece of the block, an array.
+    - `factors`: of the weights, by the number of a key in the block; for a piece of the block, an array.
     """
 
     k: Array
@@ -47,7 +47,7 @@ class Keys(NamedTuple):
     factors: Factors | Array | None = None
 
     def piece(self, start: int | Array, n: int) -> Keys:
-        """Return the `n` keys from the one at `start` on."""
+        """Return `n` keys starting at `start`."""
 
         def cut(x: Array, axis: int) -> Array:
             return lax.dynamic_slice_in_dim(x, start, n, axis)
@@ -65,7 +65,7 @@ class Keys(NamedTuple):
 class Running(NamedTuple):
     """The state after some keys: per query and head the largest score, and sums relative to it.
 
-    - `top`, `total`: n x heads x queries; -inf and 0 where a query has seen none.
+    - `top`, `total`: n x heads x queries; -inf and 0 for a query that has seen none.
     - `values`: n x heads x queries x features, not yet divided by `total`.
     """
 
@@ -84,7 +84,7 @@ def start(q: Array) -> Running:
 
 
 def added(running: Running, q: Array, keys: Keys) -> Running:
-    """Return the state after one block of keys and values more."""
+    """Return the state after one more block of keys and values."""
 
     def step(running: Running, piece: Keys) -> tuple[Running, tuple[()]]:
         return _added(running, q, piece), ()
@@ -104,7 +104,7 @@ def merged(one: Running, other: Running) -> Running:
 def finished(running: Running, dtype: np.dtype) -> tuple[Array, Array]:
     """Return the output, n x queries x heads x features, and the logarithms of the sums, n x heads x queries.
 
-    A query that has seen no key has 0 as both.
+    A query that has seen no key has 0 for both.
     """
     nothing = running.total == 0
     total = jnp.where(nothing, 1, running.total)
@@ -133,9 +133,11 @@ def gradients(
 
 
 def _over_pieces(step: Callable[..., Any], carry: Any, keys: Keys, axes: Sequence[int]) -> tuple[Any, list[Any]]:
-    """Run `step(carry, piece)`, which returns a carry and outputs, over pieces of the keys; whole ones in one loop.
+    """Run `step(carry, piece)`, which returns a carry and outputs, over pieces of the keys, with one loop over whole
+    pieces.
 
-    The outputs of the loop are joined along `axes`. Factors need the numbers of their keys: no loop then.
+    The outputs of the loop are joined along `axes`. Factors depend on the numbers of their keys, so there is no loop
+    then.
     """
     whole, t, outputs = _whole_pieces(keys), keys.k.shape[1], []
     if whole and keys.factors is None:
@@ -151,19 +153,19 @@ def _over_pieces(step: Callable[..., Any], carry: Any, keys: Keys, axes: Sequenc
 
 
 def _side_by_side(stacked: Array, axis: int) -> Array:
-    """Join pieces, which are in front of the other dimensions, along `axis` of these."""
+    """Join stacked pieces along `axis` of the other dimensions."""
     moved = jnp.moveaxis(stacked, 0, axis)
     return moved.reshape(*moved.shape[:axis], -1, *moved.shape[axis + 2 :])
 
 
 def _whole_pieces(keys: Keys) -> int:
-    """Return the number of whole pieces, 0 where there is just one piece."""
+    """Return the number of whole pieces, 0 if there is just one piece."""
     t = keys.k.shape[1]
     return t // PIECE if t > PIECE else 0
 
 
 def _scores(q: Array, keys: Keys) -> tuple[Array, Array | None]:
-    """Return scores, n x key heads x heads of each x queries x keys, and where a query doesn't see a key: -inf."""
+    """Return scores, n x key heads x heads of each x queries x keys: -inf where a query doesn't see a key."""
     (n, s, heads, d), (_, t, groups, _) = q.shape, keys.k.shape
     wide = accumulation_dtype(np.dtype(q.dtype))
     products = _dot("ngmd,ntgd->ngmt", _rows(q.astype(wide), groups), keys.k.astype(wide))
@@ -186,7 +188,7 @@ def _scores(q: Array, keys: Keys) -> tuple[Array, Array | None]:
 def _rows(x: Array, groups: int) -> Array:
     """Bring n x s x heads x d to n x key heads x rows x d: head after head of each group, for batched products.
 
-    With the heads of a group as a dimension of their own XLA takes three times as long.
+    With the heads of a group as a separate dimension XLA takes three times as long.
     """
     n, s, heads, d = x.shape
     return jnp.moveaxis(x, 1, 2).reshape(n, groups, heads // groups * s, d)
@@ -201,8 +203,8 @@ def _in_groups(x: Array, groups: int) -> Array:
 def _added(running: Running, q: Array, keys: Keys) -> Running:
     (n, s, heads, d), wide = q.shape, running.top.dtype
     scores, _ = _scores(q, keys)
-    # The results do not depend on which number this is. Its derivative would compare the largest score with scores that
-    # XLA computes again, rounded in another way, so that none of them might be it.
+    # The results do not depend on this number. Its derivative would compare the largest score with recomputed scores,
+    # whose rounding may differ, so that none of them might equal it.
     top = lax.stop_gradient(jnp.maximum(running.top, jnp.max(scores, axis=-1).reshape(n, heads, s)))
     base = jnp.where(jnp.isneginf(top), 0, top)
     weights = jnp.exp(scores - base.reshape(scores.shape[:-1])[..., None])
@@ -229,7 +231,7 @@ def _gradients(
     rows = (*dy_rows.shape[:3], weights.shape[-1])
     dv = _dot("ngmt,ngmd->ntgd", used.reshape(rows), dy_rows)
     d_scores = weights * (d_weights - delta.reshape(by_group))
-    if unseen is not None:  # not even a query whose output is NaN makes anything of a key that it doesn't see
+    if unseen is not None:  # not even a query with NaN output uses a key that it doesn't see
         d_scores = jnp.where(unseen, 0, d_scores)
     d_mask, mask = None, keys.mask
     if mask is not None and mask.dtype != jnp.bool_:
@@ -245,11 +247,11 @@ def _dot(subscripts: str, a: Array, b: Array) -> Array:
 
 
 def rotated(x: Array, first: int | Array, base: float) -> Array:
-    """Rotate the pairs (x_i, x_{i + d/2}) of each head by place * base^(-2i/d), for places from `first` on."""
+    """Rotate the pairs (x_i, x_{i + d/2}) of each head by place * base^(-2i/d), for positions from `first` on."""
     d, wide = x.shape[-1], accumulation_dtype(np.dtype(x.dtype))
     speeds = base ** (-np.arange(0, d, 2) / d)
     angles = ((first + jnp.arange(x.shape[1]))[:, None] * speeds[None, :].astype(wide))[None, :, None, :]
     low, high = jnp.split(x.astype(wide), 2, axis=-1)
-    # XLA would compute them again for each sample and head.
+    # Otherwise XLA would recompute them for each sample and head.
     cos, sin = materialize(jnp.stack([jnp.cos(angles), jnp.sin(angles)]).astype(wide))
     return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x.dtype)

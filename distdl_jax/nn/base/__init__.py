@@ -1,1 +1,1 @@
-"""What every layer is made of: its contract, parameters on partitions, specs of outputs, products of blocks."""
+"""The parts common to all layers: the contract, partitioned parameters, output specs, and products of blocks."""

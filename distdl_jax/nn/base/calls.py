@@ -1,4 +1,4 @@
-"""What every call of a layer goes through: its arguments, and what a user sees of its errors."""
+"""The wrapper of every layer call: argument checks, and tracebacks without the library's frames."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 def layer_call(call: Call) -> Call:
-    """Decorate a layer's `__call__`: it takes x alone if there are no parameters, and refuses others in a sentence.
+    """Decorate a layer's `__call__`: accept x alone if there are no parameters, and reject other calls with a clear
+    message.
 
-    Tracebacks of its errors have no frames of the library.
+    Tracebacks of its errors omit frames of the library.
     """
 
     @wraps(call)
     def completed(self: Any, *args: Any, **options: Any) -> Any:
         if len(args) == 1 and not {"params", "x"} & options.keys():
-            nothing = self.param_specs()  # a tree without leaves: so are the parameters
+            nothing = self.param_specs()  # a tree without leaves, so the parameters have none either
             if jax.tree.leaves(nothing):
                 raise InvalidTypeError(
                     f"{type(self).__name__} has parameters: call it with them and the input, `layer(params, x)`; "

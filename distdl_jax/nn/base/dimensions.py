@@ -17,13 +17,14 @@ LENGTHS = ("9", "9, 8", "9, 8, 4", "9, 8, 4, 6")
 def in_dimensions(template: str, **values: str | Sequence[str]) -> Callable[[C], C]:
     """Return a decorator that completes the docstring of a layer by `template`, for the number of its `dims`.
 
-    For D dimensions the template has, besides the class's `$name`,
+    For D dimensions the template has these names, besides the class's `$name`:
 
     - `$D`: D, as in `DistributedConv${D}d`.
-    - `$n`, `$m`, `$k`, `$P`, `$Q`: the product n_{D-1} x ... x n_0, and those of the other letters; `$ones`: of ones.
-    - `$grid`, `$lengths`: of an example, the workers along the features, and the features' lengths; `$unit`, `$threes`:
-      ones and threes in their place.
-    - the names of `values`: a text that may have all of these in its turn, or one text for each of D = 1, 2, ...
+    - `$n`, `$m`, `$k`, `$P`, `$Q`: the product n_{D-1} x ... x n_0, and likewise for the other letters; `$ones`: of
+      ones.
+    - `$grid`, `$lengths`: for an example, the workers along the features, and the features' lengths; `$unit`,
+      `$threes`: as many ones and threes.
+    - the names of `values`: a text that may itself use all of these, or one text for each of D = 1, 2, ...
     """
     fixed = {name: value.strip("\n") for name, value in values.items() if isinstance(value, str)}
     of_dims = {"grid": GRIDS, "lengths": LENGTHS} | {k: texts for k, texts in values.items() if k not in fixed}

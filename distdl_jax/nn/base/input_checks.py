@@ -1,4 +1,4 @@
-"""Checks of arguments and inputs that several layers share: in the same words on all workers."""
+"""Checks of arguments and inputs that several layers share, with the same message on all workers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def real_grid(
 ) -> tuple[ProductGrid, np.dtype]:
     """Return the grid of the blocks of `x` on `P_x`, and their dtype, which must be real and floating.
 
-    - `lengths`: by dimension, the length that the tensor must have, None for any: there, blocks must be balanced.
+    - `lengths`: the length required in each dimension, or None for any; where one is required, blocks must be balanced.
 
-    **Raises:** `PlanError` where x is not so.
+    **Raises:** `PlanError` if x does not satisfy this.
     """
     dtype = common_dtype(name, x, P_x.ranks)
     if not jnp.issubdtype(dtype, jnp.floating):
@@ -37,28 +37,29 @@ def real_grid(
             blocks = [stop - start for start, stop in grid.ranges[d]]
             raise PlanError(
                 f"`{name}` must have length {n} in dimension {d}, balanced over {P_x.shape[d]} workers, but its blocks "
-                f"have lengths {blocks} there."
+                f"there have lengths {blocks}."
             )
     return grid, dtype
 
 
 def check_features(P_x: Any, dims: int) -> None:
-    """Refuse what is not a partition of a batch, channels, and `dims` feature dimensions."""
+    """Reject anything but a partition of a batch, channels, and `dims` feature dimensions."""
     check_partitions(P_x=P_x)
     if P_x.dim != dims + 2:
         raise InvalidArgumentError(
-            f"`P_x` ({shape_text(P_x.shape)}) must have {dims + 2} dimensions: batch, channels, and {dims} of features."
+            f"`P_x` ({shape_text(P_x.shape)}) must have {dims + 2} dimensions: batch, channels, and {dims} feature "
+            "dimensions."
         )
 
 
 def check_probability(name: str, value: Any) -> None:
-    """Refuse what is not a number from 0 to below 1."""
+    """Reject anything but a number from 0 to below 1."""
     if not is_real(value) or not 0 <= value < 1:
         raise InvalidArgumentError(f"`{name}` (={value!r}) must be a probability, from 0 to below 1.")
 
 
 def checked_key(key: Array | None, training: bool, draws: bool) -> Array | None:
-    """Return the argument `key`, which a layer that draws needs in training; None where nothing is drawn."""
+    """Return the argument `key`, which a layer with random numbers needs in training; None if nothing is drawn."""
     if not (checked_boolean("training", training) and draws):
         return None
     if key is None:

@@ -5,9 +5,9 @@
     plan = layer.plan(x)  # from the shapes and dtypes of all workers' x to those of all workers' y
     y = layer(params, x)  # this worker's block of the output
 
-A layer is an immutable, hashable value of partitions and numbers. To write one here: derive from `PartitionedLayer`
-(`ParameterFreeLayer` where there is nothing to train), say `param_specs` and `init`, and plan in `_plan` how x moves,
-what each worker computes, and how y moves. The base class checks shapes and parameters, and runs the plan. A class
+A layer is an immutable, hashable value of partitions and numbers. To write one: derive from `PartitionedLayer`
+(`ParameterFreeLayer` if there is nothing to train), define `param_specs` and `init`, and plan in `_plan` how x moves,
+what each worker computes, and how y moves. The base class checks shapes and parameters, and executes the plan. A class
 with its own `__call__` decorates it with `layer_call`.
 """
 
@@ -47,9 +47,9 @@ from distdl_jax.watchdog.source_lines import user_line
 
 @runtime_checkable
 class Layer(Protocol):
-    """The contract of a layer: what networks, optimisers and checkpoints ask of it.
+    """The contract of a layer: the methods that networks, optimisers and checkpoints use.
 
-    A layer that leaves its output on another partition than its input may have the attributes `input_partition` and
+    A layer whose output is on another partition than its input may have the attributes `input_partition` and
     `output_partition`, for networks around it.
 
     >>> import distdl_jax as dj
@@ -59,21 +59,22 @@ class Layer(Protocol):
     """
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Any:
-        """Return this worker's blocks of the initial parameters, zero-volume where it holds none.
+        """Return this worker's blocks of the initial parameters, zero-volume if it holds none.
 
-        `key` is a JAX random key, the same on every worker. The global values are the same for one key whatever the
-        partition. A layer without parameters has `{}`.
+        `key` is a JAX random key, the same on every worker. The global values for a key do not depend on the partition.
+        A layer without parameters returns `{}`.
         """
 
     def param_specs(self) -> Any:
         """Return the global shape and the partition of each parameter: a pytree of `TensorSpec`."""
 
     def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
-        """Plan what becomes of the workers' blocks: without a message, and the same on every worker.
+        """Plan the layer for all workers' blocks: without communication, with the same result on every worker.
 
-        `x` has the shapes and dtypes of the blocks by world rank, of the layer's workers or of more, and `params` those
-        of their parameters (default: as `param_specs` says, in x's dtype). The plan's `outputs` are what the layer's
-        workers hold afterwards; `plan.after(x)` is what all do. Raises `PlanError` where something doesn't fit.
+        `x` has the shapes and dtypes of the blocks by world rank, for the layer's workers at least, and `params` the
+        shapes and dtypes of their parameters (default: from `param_specs`, in x's dtype). The plan's `outputs` are the
+        blocks that the layer's workers hold afterwards; `plan.after(x)` has those of all workers. Raises `PlanError` if
+        a block does not fit.
         """
 
     def __call__(self, params: Any, x: Array) -> Array:
@@ -85,13 +86,13 @@ class Layer(Protocol):
 
 @runtime_checkable
 class StatefulLayer(Layer, Protocol):
-    """A layer that keeps something from batch to batch, a running mean: `y, state = layer(params, x, state=state)`.
+    """A layer with state across batches, such as a running mean: `y, state = layer(params, x, state=state)`.
 
-    With `training=False` it uses its state, and leaves it as it is. Without a state it gives y alone.
+    With `training=False` it uses its state without changing it. Without a state it returns y alone.
     """
 
     def init_state(self, dtype: DTypeLike = jnp.float32) -> Any:
-        """Return this worker's part of the initial state: a pytree, zero-volume where it holds none."""
+        """Return this worker's part of the initial state: a pytree, zero-volume if it holds none."""
 
     def state_specs(self) -> Any:
         """Return the global shape and the partition of each part of the state: a pytree like it, of `TensorSpec`."""
@@ -103,12 +104,12 @@ class RandomLayer(Layer, Protocol):
 
     @property
     def draws(self) -> bool:
-        """Whether it does; of a network, whether a layer of it does."""
+        """Whether the layer draws random numbers; for a network, whether any of its layers does."""
 
 
 def keeps_state(layer: Any) -> TypeGuard[StatefulLayer]:
-    """Say whether a layer is a `StatefulLayer`, as a wrapper is around one."""
-    # `isinstance` does not see what a wrapper looks up in its layer.
+    """Say whether a layer is a `StatefulLayer`, or a wrapper around one."""
+    # `isinstance` does not see attributes that a wrapper looks up in its layer.
     return isinstance(layer, Layer) and hasattr(layer, "init_state") and hasattr(layer, "state_specs")
 
 
@@ -120,7 +121,7 @@ def draws_numbers(layer: Any) -> TypeGuard[RandomLayer]:
 def apply_layer(
     layer: Layer, params: Any, x: Array, state: Any, training: bool, key: Array | None
 ) -> tuple[Array, Any]:
-    """Return the output of any layer, and its state afterwards: None where `state` is."""
+    """Return the output of any layer, and its state afterwards: None if `state` is None."""
     options: dict[str, Any] = {}
     if draws_numbers(layer):
         options |= {"key": key, "training": training}
@@ -131,14 +132,14 @@ def apply_layer(
 
 
 class Ends(NamedTuple):
-    """The partitions that a layer certainly takes its input from, and leaves its output on; None where that is open."""
+    """The partitions of a layer's input and output, if known for certain; None if open."""
 
     P_x: Partition | None = None
     P_y: Partition | None = None
 
 
 def ends_of(layer: Any) -> Ends:
-    """Return what is certain of a layer's partitions: nothing of functions, and of classes outside this library."""
+    """Return what is certain of a layer's partitions: nothing for functions, or classes outside this library."""
     is_ours = isinstance(layer, BaseLayer) and type(layer).__module__.startswith("distdl_jax.")
     return layer._ends if is_ours else Ends()
 
@@ -146,7 +147,7 @@ def ends_of(layer: Any) -> Ends:
 class BaseLayer(Static):
     """The base of all layers and networks of this library.
 
-    One that has no parameters, by its class or by its arguments, may be called with the input alone: `layer(x)`.
+    A layer without parameters may be called with the input alone: `layer(x)`.
     """
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
@@ -170,12 +171,12 @@ class BaseLayer(Static):
 
     @property
     def _ends(self) -> Ends:
-        """The same two, where they are certain: of an output with copies, one may do for the next layer."""
+        """The same two, if certain: the next layer may be able to use an output with copies as it is."""
         return Ends(self.input_partition, None if self._copied else self.output_partition)
 
     @property
     def takes_indices(self) -> bool:
-        """Whether the input holds integers and nothing else."""
+        """Whether the input holds only integers."""
         return False
 
     @property
@@ -185,35 +186,37 @@ class BaseLayer(Static):
 
     @abstractmethod
     def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
-        """Plan what becomes of the workers' blocks; see `Layer.plan`."""
+        """Plan the layer for all workers' blocks; see `Layer.plan`."""
 
     def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
-        """Return the `TensorSpec` of the output, from the input's; nothing moves.
+        """Return the `TensorSpec` of the output, from that of the input, without communication.
 
-        **Raises:** `InvalidArgumentError` where `x_spec` is not on the partition of the input, `PlanError` where x does
-        not fit, or no spec describes the output's blocks.
+        **Raises:** `InvalidArgumentError` if `x_spec` is not on the partition of the input, `PlanError` if x does not
+        fit, or no spec describes the output's blocks.
         """
         check_spec(x_spec, "x_spec")
         P_x = self._expected_partition or x_spec.partition
         if x_spec.replicated or (x_spec.partition.ranks, x_spec.partition.shape) != (P_x.ranks, P_x.shape):
             raise InvalidArgumentError(
-                f"`x_spec` (={x_spec!r}) must be of a tensor on P_x, {P_x.describe()}, and without copies."
+                f"`x_spec` (={x_spec!r}) must be the spec of a tensor on P_x, {P_x.describe()}, without copies."
             )
-        dtype = np.dtype(np.int32 if self.takes_indices else np.float32)  # shapes don't depend on it
+        dtype = np.dtype(np.int32 if self.takes_indices else np.float32)  # the shapes don't depend on it
         x = {worker: ShapeDtype(x_spec.shape_on(worker), dtype) for worker in range(P_x.world.size)}
         return spec_of_blocks(name_and_line(self), self.plan(x).after(x), self.output_partition or P_x, self._copied)
 
     def draw(self, x_spec: TensorSpec, *, dtype: DTypeLike = jnp.float32) -> Drawing:
-        """Draw the layer, from its plan: who owns what before and after, and which boxes move to whom, with bytes.
+        """Draw the layer, from its plan: the owners of all blocks before and after, and the boxes that are sent, with
+        bytes.
 
-        Nothing moves, and every worker gets the same picture. Of more than 64 workers, the first are drawn.
+        There is no communication, and every worker gets the same picture. Of more than 64 workers, only the first 64
+        are drawn.
 
         - `x_spec`: the global shape and the partition of the input.
-        - `dtype`: of the input, for the bytes; an input of indices is of int32.
+        - `dtype`: of the input, for the byte counts; an input of indices has int32.
 
         **Returns:** a `Drawing`: SVG, which Jupyter shows by itself, with `save`; printed, it is text.
 
-        **Raises:** `InvalidTypeError` where `x_spec` is no spec; `PlanError` where x does not fit.
+        **Raises:** `InvalidTypeError` if `x_spec` is not a spec; `PlanError` if x does not fit.
 
         >>> import distdl_jax as dj
         >>> P = dj.planning_world(2)
@@ -227,12 +230,12 @@ class BaseLayer(Static):
 
     @property
     def _expected_partition(self) -> Partition | None:
-        """The partition that x has to be on; None where the first layer of a network says so."""
+        """The partition that x has to be on; None if the first layer of a network determines it."""
         return None
 
 
 class PartitionedLayer(BaseLayer):
-    """The base of layers of one movement, one local computation and one movement, from P_x to P_y (default: P_x)."""
+    """The base of layers made of a movement, a local computation and a movement, from P_x to P_y (default: P_x)."""
 
     P_x: Partition
 
@@ -243,7 +246,7 @@ class PartitionedLayer(BaseLayer):
 
     @property
     def output_partition(self) -> Partition:
-        """The partition of the output: the layer's P_y where it has one, else P_x."""
+        """The partition of the output: the layer's P_y if it has one, else P_x."""
         P_y: Partition | None = vars(self).get("P_y")
         return P_y or self.P_x
 
@@ -257,23 +260,23 @@ class PartitionedLayer(BaseLayer):
         return union(self.P_x.ranks, self.output_partition.ranks)
 
     def plan(self, x: ShapeDtypes, params: ParamShapeDtypes | None = None) -> Plan:
-        """Plan what becomes of the blocks of all of the layer's workers: without a message, and the same on each.
+        """Plan the layer for the blocks of all its workers: without communication, with the same result on each.
 
         **Arguments:**
 
-        - `x`: the shapes and dtypes of the blocks, by world rank, of the layer's workers or of more.
-        - `params`: the shapes and dtypes of their parameters. Default: as `param_specs` says, in x's dtype.
+        - `x`: the shapes and dtypes of the blocks, by world rank, for the layer's workers at least.
+        - `params`: the shapes and dtypes of their parameters. Default: from `param_specs`, in x's dtype.
 
-        **Returns:** the plan; its `outputs` are what the layer's workers hold afterwards. All others keep what they
-        have.
+        **Returns:** the plan; its `outputs` are the blocks that the layer's workers hold afterwards. All others keep
+        theirs.
 
-        **Raises:** `PlanError` where x or a parameter does not fit.
+        **Raises:** `PlanError` if x or a parameter does not fit.
         """
         plan: Plan = self._plan(*self._checked(x, params))
         return plan
 
     def _checked(self, x: ShapeDtypes, params: ParamShapeDtypes | None) -> tuple[ShapeDtypes, ParamShapeDtypes]:
-        """Return the shapes and dtypes of exactly the layer's workers; refuse parameters that are not as specs say."""
+        """Return the shapes and dtypes of the layer's workers only; reject parameters that don't match their specs."""
         x = by_class("x", self.P_x, taking_part(x, self._team))
         check_placeholders("x", x, self.input_partition.ranks)
         if params is None:
@@ -282,7 +285,7 @@ class PartitionedLayer(BaseLayer):
         return x, params
 
     def _param_shapes(self, dtype: np.dtype) -> ParamShapeDtypes:
-        """Return the shapes of parameters of `dtype` that are as `param_specs` says."""
+        """Return the shapes of parameters of `dtype` that match `param_specs`."""
         return spec_shapes(self.param_specs(), self._team, dtype)
 
     def _param_dtype(self, x: ShapeDtypes) -> np.dtype:
@@ -291,7 +294,7 @@ class PartitionedLayer(BaseLayer):
 
     @abstractmethod
     def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> Any:
-        """Plan from what `_checked` returns."""
+        """Plan from the result of `_checked`."""
 
     @layer_call
     def __call__(self, params: Any, x: Array) -> Array:
@@ -300,12 +303,12 @@ class PartitionedLayer(BaseLayer):
         **Arguments:**
 
         - `params`: this worker's parameters, from `init`.
-        - `x`: this worker's block on the partition of the input, perhaps empty; elsewhere a zero-volume array.
+        - `x`: this worker's block on the partition of the input, which may be empty; elsewhere a zero-volume array.
 
         **Returns:** this worker's block on the partition of the output; elsewhere a zero-volume array. Workers outside
         all partitions of the layer get `x`.
 
-        **Raises:** `PlanError`, on every worker of the layer, where x or a parameter does not fit.
+        **Raises:** `PlanError`, on every worker of the layer, if x or a parameter does not fit.
         """
         if self.P_x.world.rank not in self._team:
             return outside(self.P_x.world, x)
@@ -316,11 +319,11 @@ class PartitionedLayer(BaseLayer):
     apply = __call__
 
     def _opened(self, params: Any) -> Any:
-        """Return the parameters of a call without flax's variables, marked as this layer's in the traced program."""
+        """Return a call's parameters without flax's variables, marked as this layer's in the traced program."""
         return passed_to(describe(self), unboxed(params))
 
     def _agree_on_plan(self, params: Any, x: Array) -> Any:
-        """Return the plan of a call, the same on all of the layer's workers, which meet for it while JAX traces."""
+        """Return the plan of a call, agreed on by all of the layer's workers while JAX traces."""
         if self.P_x.world.records:
             return self.P_x.world.plan_of(describe(self))  # type: ignore[attr-defined]
         return self.plan(*self._agree_on_shapes(params, x))
@@ -335,16 +338,16 @@ class PartitionedLayer(BaseLayer):
 
 
 class ParameterFreeLayer(PartitionedLayer):
-    """The base of layers without parameters: called with the input alone, or with `{}` in front like the others."""
+    """The base of layers without parameters: called with the input alone, or with `{}` in front of it."""
 
     def init(self, key: Array | None = None, dtype: DTypeLike = jnp.float32) -> dict[str, Array]:
-        """Return the empty dictionary: there are no parameters."""
+        """Return the empty dictionary, since there are no parameters."""
         if key is not None:
             check_key("key", key)
         return {}
 
     def param_specs(self) -> dict[str, Any]:
-        """Return the empty dictionary: there are no parameters."""
+        """Return the empty dictionary, since there are no parameters."""
         return {}
 
     def _param_shapes(self, dtype: np.dtype) -> ParamShapeDtypes:
@@ -368,7 +371,7 @@ class ParameterFreeLayer(PartitionedLayer):
 
     @layer_call
     def apply(self, params: dict[str, Array], x: Array) -> Array:
-        """Apply the layer with its (empty) parameters in front, like the layers that have some."""
+        """Apply the layer with its (empty) parameters in front, like layers that have some."""
         return self(params, x)
 
     def _apply(self, x: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Plans of linear layers and convolutions: copies of x and of the weight, their products, and the sums of these."""
+"""Plans of linear layers and convolutions: copies of x and of the weight, their products, and sums of these."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ class LocalProduct(Protocol):
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
-        """The shape of the block of the weight."""
+        """The shape of the weight's block."""
 
     @property
     def adds_bias(self) -> bool:
-        """Whether the bias is added here: of the workers whose products are summed, one adds it."""
+        """Whether the bias is added here: among workers whose products are summed, one adds it."""
 
     def output(self, x: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the product, from the shape of the copy of x."""
 
     def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
-        """Return the product of the copy of x and of the weight; all of one dtype."""
+        """Return the product of the copies of x and of the weight, which have one dtype."""
 
 
 @dataclass(frozen=True)
 class SummedPlan(Plan):
     """The plan of a layer whose output is a sum over workers.
 
-    - `to_work`: the broadcast of x to the workers that compute; `of_params`: the broadcast of the parameters.
-    - `products`: what each worker of the layer has then.
+    - `to_work`: the broadcast of x to the workers that compute; `of_params`: that of the parameters.
+    - `products`: the result on each worker of the layer.
     - `to_y`: the sum of the products.
     """
 
@@ -67,17 +67,17 @@ class SummedPlan(Plan):
 
 @dataclass(frozen=True)
 class ProductPlan(SummedPlan):
-    """The plan of a layer that multiplies; products are in the dtype that x and the weight have in common.
+    """The plan of a layer that multiplies; products are in the common dtype of x and the weight.
 
-    - `local`: by world rank, what each worker that multiplies computes.
-    - `fetch`: how each worker that holds x gets the entries that its windows read; None where it has them.
+    - `local`: by world rank, the computation of each worker that multiplies.
+    - `fetch`: how each worker that holds x gets the entries that its windows read; None if it has them already.
     """
 
     local: Mapping[int, LocalProduct] = field(hash=False)
     fetch: WindowsPlan | RangesPlan | None = None
 
     def run(self, world: World, params: Params, x: Array) -> Array:
-        """Return this worker's block of the output; on workers that take no part, `x`."""
+        """Return this worker's block of the output; `x` on workers that take no part."""
         if (product := self.products.get(world.rank)) is None:
             return x
         copy = self.to_work.run(world, x if self.fetch is None else self.fetch.run(world, x))
@@ -88,13 +88,13 @@ class ProductPlan(SummedPlan):
         else:
             bias = bias.astype(product.dtype) if bias is not None and local.adds_bias else None
             summand = local(copy.astype(product.dtype), weight.astype(product.dtype), bias)
-        # Every worker's summand depends on all that any worker's depends on, so that whatever is differentiated, all of
-        # them carry a derivative into the sum, or none does.
+        # Every worker's summand depends on everything that any worker's depends on, so that under differentiation
+        # either all of them carry a derivative into the sum, or none does.
         return self.to_y.run(world, tie(summand, *params.values()))
 
 
 def products(copies: ShapeDtypes, of_params: ParameterPlan, local: Mapping[int, LocalProduct]) -> ShapeDtypes:
-    """Return what each worker has after the multiplication, from the copies of x; else zero-volume arrays."""
+    """Return the result on each worker after the multiplication of its copies of x; a zero-volume array on others."""
 
     def product(worker: int) -> ShapeDtype:
         copy = copies[worker]
@@ -105,5 +105,5 @@ def products(copies: ShapeDtypes, of_params: ParameterPlan, local: Mapping[int, 
 
 
 def product_dtype(copy: ShapeDtype, of_params: ParameterPlan) -> np.dtype:
-    """Return the dtype of the product of a copy of x and of the weight."""
+    """Return the dtype of the product of x and the weight."""
     return np.dtype(jnp.promote_types(copy.dtype, of_params.dtype))

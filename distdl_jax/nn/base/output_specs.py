@@ -1,4 +1,4 @@
-"""The spec of a layer's output, from the blocks that it leaves on all workers."""
+"""The spec of a layer's output, from its blocks on all workers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from distdl_jax.plans.shape_dtype import shape_text
 
 
 def spec_of_blocks(layer: str, blocks: ShapeDtypes, P_y: Partition, copied: Sequence[int] = ()) -> TensorSpec:
-    """Return the spec of a tensor on `P_y`, with copies along its dimensions `copied`, of which workers hold `blocks`.
+    """Return the spec of a tensor on `P_y` with the given blocks, and with copies along the dimensions `copied`.
 
-    `layer` is the name of the layer that leaves them there, for errors. Raises `PlanError` where no spec describes
-    them, since they are not balanced.
+    `layer` is the name of the layer that returns it, for errors. Raises `PlanError` if no spec describes the blocks,
+    since they are not balanced.
     """
     dims = len(blocks[P_y.ranks[0]].shape)
     grid = _of_dimensions(P_y, dims, tuple(copied))
@@ -34,20 +34,20 @@ def spec_of_blocks(layer: str, blocks: ShapeDtypes, P_y: Partition, copied: Sequ
 
 
 def _of_dimensions(P: Partition, dims: int, copied: tuple[int, ...]) -> tuple[CartesianPartition, tuple[int, ...]]:
-    """Return `P` with `dims` dimensions besides those of copies, and which of its dimensions the latter are."""
+    """Return `P` with `dims` dimensions besides those of copies, and the numbers of the latter."""
     shape: list[int] = []
     replicated: list[int] = []
     for d, p in enumerate(P.shape):
         if d in copied:
             replicated.append(len(shape))
-            # A tensor of fewer dimensions, of a broadcast to more of them, has none where its copies are.
+            # A tensor broadcast to more dimensions has none where its copies are.
             shape += [p] if d < P.dim - dims else [p, 1]
         else:
             shape.append(p)
     missing = dims - (len(shape) - len(replicated))
     if missing > 0:  # the tensor's first dimensions are not split
         shape, replicated = [1] * missing + shape, [d + missing for d in replicated]
-    while missing < 0 and shape[-1] == 1 and len(shape) - 1 not in replicated:  # nor were its last ones, which are gone
+    while missing < 0 and shape[-1] == 1 and len(shape) - 1 not in replicated:  # nor were its removed last ones
         shape.pop()
         missing += 1
     if missing < 0:

@@ -1,4 +1,4 @@
-"""The partitions of the parameters of layers, their movement to the workers that use them, and their checks."""
+"""The partitions of layers' parameters, their movement to the workers that use them, and their checks."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ Params = dict[str, Array]
 Specs = Mapping[str, TensorSpec]
 
 ParamShapeDtypes = Mapping[int, Mapping[str, ShapeDtype]]
-"""The shapes and dtypes of the parameters' blocks: by world rank, by name."""
+"""The shapes and dtypes of the parameters' blocks, by world rank and name."""
 
 
 @dataclass(frozen=True)
 class ParameterPartitions:
     """The parameters of a layer whose workers form P_n x P_out x P_in x features, the partition `work`.
 
-    Weights are the same along batch and features, so they live on the first slice of `work`, and are broadcast. Or they
-    are cut along their first dimension over all workers that would get copies, and gathered.
+    Weights are the same along batch and features, so they live on the first slice of `work`, and are broadcast from
+    there. Alternatively they are cut along their first dimension over all workers that would get copies, and gathered.
 
-    - `sharded`: whether they are cut.
+    - `sharded`: whether they are cut in this way.
     - `inputs_first`: whether the weight is n_in x n_out, not n_out x n_in.
     """
 
@@ -60,7 +60,7 @@ class ParameterPartitions:
 
     @cached_property
     def weight(self) -> Partition:
-        """P_out x P_in x 1 x ... x 1, or P_in x P_out; the first of them `shards` times where they are cut."""
+        """P_out x P_in x 1 x ... x 1, or P_in x P_out; the first dimension times `shards` if they are cut."""
         grid = self._grid.swapaxes(0, 1) if self.inputs_first else self._grid
         rows, columns, _ = grid.shape
         shape = [rows * self.shards, columns, *(1,) * (self.work.dim - 3)]
@@ -68,7 +68,7 @@ class ParameterPartitions:
 
     @cached_property
     def bias(self) -> Partition:
-        """P_out, the first of the weight's workers along P_in; `shards` times where they are cut."""
+        """P_out, the first of the weight's workers along P_in; multiplied by `shards` if they are cut."""
         return self._partition(self._grid[:, 0, : self.shards], [len(self._grid) * self.shards])
 
     @property
@@ -88,7 +88,7 @@ class ParameterPartitions:
     def plan(self, params: ParamShapeDtypes, has_bias: bool) -> ParameterPlan:
         """Plan the movement of the parameters to the workers of `work`, from the shapes of all workers' blocks.
 
-        **Raises:** `PlanError` where the blocks of a parameter differ in dtype, or placeholders are of another kind.
+        **Raises:** `PlanError` if the blocks of a parameter differ in dtype, or placeholders don't match.
         """
         owners = {"weight": self.weight} | ({"bias": self.bias} if has_bias else {})
         dtypes = {
@@ -110,10 +110,10 @@ class ParameterPartitions:
         return BroadcastParameterPlan(dtypes, movement, self.work.ranks)
 
     def _gathering(self, name: str, params: ParamShapeDtypes, P: Partition) -> MovementPlan:
-        """Plan the movement that gives each worker of P the whole of the block of which it has a piece."""
+        """Plan the movement that gives each worker of P the whole block of which it holds a piece."""
         pieces = _of_name(name, params)
         owned = owned_grid(f'params["{name}"]', P, pieces)
-        if P.shape[0] == self.shards:  # one block in all, so everyone gathers all of its pieces
+        if P.shape[0] == self.shards:  # a single block, so every worker gathers all of its pieces
             of_owners = taking_part(pieces, P.ranks)
             dtype = common_dtype(f'params["{name}"]', pieces, P.ranks)
             return GatherPlan("parameters", of_owners, dtype, owned, (0,), gathers=True)
@@ -124,9 +124,9 @@ class ParameterPartitions:
 
 @dataclass(frozen=True)
 class ParameterPlan:
-    """The movement of weight and bias to the workers that multiply, where these have them already: none.
+    """The movement of weight and bias to the workers that multiply; here they have them already, so nothing moves.
 
-    - `dtypes`: of the blocks of "weight", and of "bias" where there is one. Placeholders may have another.
+    - `dtypes`: of the blocks of "weight", and of "bias" if there is one. Placeholders may have another dtype.
     """
 
     dtypes: Mapping[str, np.dtype] = field(hash=False)
@@ -147,9 +147,9 @@ class ParameterPlan:
 
 @dataclass(frozen=True)
 class BroadcastParameterPlan(ParameterPlan):
-    """The movement of parameters that live on some of these workers, or on others.
+    """The movement of parameters that live on some of the workers that multiply, or on others.
 
-    - `movement`: of both in one message.
+    - `movement`: moves both in one message.
     - `multiply`: the world ranks of the workers that multiply.
     """
 
@@ -157,9 +157,9 @@ class BroadcastParameterPlan(ParameterPlan):
     multiply: Workers
 
     def run(self, world: World, params: Params, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
-        """Return this worker's copies; as `ParameterPlan.run`."""
+        """Return this worker's copies; see `ParameterPlan.run`."""
         together = reduce(jnp.promote_types, self.dtypes.values())
-        if "bias" not in self.dtypes:  # as it is: of another shape it would be a copy
+        if "bias" not in self.dtypes:  # unchanged: another shape would need a copy
             copies = self.movement.run(world, tie(params["weight"].astype(together), *params.values()))
             return copies, copies if world.rank not in self.multiply else None
         flat = [params[name].reshape(-1).astype(together) for name in self.dtypes]
@@ -174,22 +174,22 @@ class BroadcastParameterPlan(ParameterPlan):
 
 @dataclass(frozen=True)
 class GatheredParameterPlan(ParameterPlan):
-    """The movement of parameters that are cut.
+    """The movement of sharded parameters.
 
-    - `gathered`: the movement of each, between all workers that have a piece of it.
+    - `gathered`: the movement of each parameter, between all workers that hold a piece of it.
     """
 
     gathered: Mapping[str, MovementPlan] = field(hash=False)
 
     def run(self, world: World, params: Params, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
-        """Return this worker's copies; as `ParameterPlan.run`."""
-        # All workers differentiate with respect to what any of them does.
+        """Return this worker's copies; see `ParameterPlan.run`."""
+        # All workers differentiate with respect to everything that any of them does.
         copies = {name: plan.run(world, tie(params[name], *params.values())) for name, plan in self.gathered.items()}
         return copies["weight"], copies.get("bias")
 
 
 def unboxed(params: Any) -> Any:
-    """Return parameters, or a tuple of them, without the variables of flax around them, or around each of them."""
+    """Return parameters, or a tuple of them, without enclosing flax variables."""
     params = params.get_value() if hasattr(params, "get_value") else params
     if not isinstance(params, Mapping):
         return params
@@ -197,7 +197,7 @@ def unboxed(params: Any) -> Any:
 
 
 def spec_shapes(specs: Specs, workers: Workers, dtype: np.dtype) -> ParamShapeDtypes:
-    """Return the shapes on `workers` of parameters of `dtype` that are as `specs` say."""
+    """Return the shapes on `workers` of parameters of `dtype` with the given specs."""
 
     def of_worker(worker: int) -> dict[str, ShapeDtype]:
         return {name: ShapeDtype(spec.block_shapes.get(worker, (0,)), dtype) for name, spec in specs.items()}
@@ -215,7 +215,7 @@ def _of_name(name: str, params: ParamShapeDtypes) -> ShapeDtypes:
 def agree_on_shapes(
     world: World, team: Workers, label: str, specs: Specs, params: Params, x: Array
 ) -> tuple[ShapeDtypes, ParamShapeDtypes]:
-    """Return the shapes of x and of the parameters `specs` on all workers of `team`: the one agreement of a call."""
+    """Return the shapes of x and of the parameters `specs` on all workers of `team`: the only agreement of a call."""
 
     def contribute() -> tuple[ShapeDtype, dict[str, ShapeDtype]]:
         if not isinstance(params, Mapping):
@@ -234,7 +234,7 @@ def agree_on_shapes(
 
 
 def _argument(name: str, specs: Specs) -> str:
-    """Return how a user writes the argument `name`: an entry of the parameters, or of what goes along with them."""
+    """Return how a user writes the argument `name`: an entry of the parameters, or of the arguments along with them."""
     if name in specs:
         return f'params["{name}"]'
     of, *entry = name.split(".", 1)
@@ -242,7 +242,7 @@ def _argument(name: str, specs: Specs) -> str:
 
 
 def plan_replicated_params(params: ParamShapeDtypes, specs: Specs) -> dict[str, ReplicatedPlan]:
-    """Plan the use of parameters of which workers hold copies, as `specs` say: their gradients are summed."""
+    """Plan the use of parameters with copies on several workers, as given by `specs`: their gradients are summed."""
     return {
         name: plan_replicated(_of_name(name, params), spec.partition, spec.replicated, f'params["{name}"]')
         for name, spec in specs.items()
@@ -250,7 +250,7 @@ def plan_replicated_params(params: ParamShapeDtypes, specs: Specs) -> dict[str, 
 
 
 def check_params(params: ParamShapeDtypes, specs: Specs, argument: str = "params") -> None:
-    """Refuse the parameters, or state, `argument`, that are not their workers' blocks, equally on all workers."""
+    """Reject parameters, or state, `argument`, that are not their workers' blocks, with one error on all."""
     for worker, blocks in params.items():
         for name, spec in specs.items():
             if name not in blocks:

@@ -1,7 +1,7 @@
 """Windows that slide over a partitioned tensor, for convolutions and poolings.
 
-A worker's balanced output block needs an input range. The workers exchange so that each has that range. Outside the
-tensor, the local operation pads with zeros, or the padding mode fills in.
+Each worker's balanced output block needs an input range. The workers exchange entries so that each has that range.
+Outside the tensor, the local operation pads with zeros, or fills in entries by the padding mode.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Ranges = tuple[tuple[Range, ...], ...]  # per feature dimension and index
 class WindowsPlan(Plan):
     """The movement of the inputs that each worker's balanced block of outputs needs.
 
-    - `spec`: the windows; `axes`: the windows along each feature dimension of the tensor.
+    - `spec`: the windows; `axes`: the windows along each feature dimension.
     - `wanted`: the ranges that the windows read, which may reach outside the tensor.
     - `movement`: gives each worker the part of the tensor that fills its ranges.
     """
@@ -60,12 +60,12 @@ class WindowsPlan(Plan):
 
     @cached_property
     def alike(self) -> ByClass[None]:
-        """The workers: on the blocks of those of one class windows lie in the same way, and halos too."""
+        """Equivalence classes of workers: in a class, windows and halos have the same positions in the blocks."""
         return ByClass(self.movement.halos.owned.ranks, self.patterns, lambda worker: None)
 
     @cached_property
     def patterns(self) -> tuple[Sequence[Hashable], ...]:
-        """For each dimension and index, how the block, what is fetched, and the windows lie to each other."""
+        """For each dimension and index, the relative positions of the block, the fetched range, and the windows."""
         batch, channels, *features = self.movement.halos.patterns
         on_features = (
             [(pattern, self._pattern(d, i)) for i, pattern in enumerate(patterns)]
@@ -74,7 +74,7 @@ class WindowsPlan(Plan):
         return (batch, channels, *on_features)
 
     def _pattern(self, d: int, i: int) -> tuple[object, ...]:
-        """Return how the windows of feature index `i` along `d` lie on what is fetched there."""
+        """Return the positions of the windows of feature index `i` along `d` relative to the fetched range."""
         axis, ranges = self.axes[d], self.wanted[d]
         start, stop = axis.output_range(len(ranges), i)
         sources = self._sources(d, i)
@@ -105,12 +105,12 @@ class WindowsPlan(Plan):
     def filling(self, worker: int) -> tuple[np.ndarray | None, ...]:
         """Return the source of each entry in the exchanged block of `worker`, per feature dimension.
 
-        None where the block is right as it is: everywhere but at the boundary, under reflect or replicate padding.
+        None if the block needs no filling: everywhere but at the boundary, under reflect or replicate padding.
         """
         return tuple(self._sources(d, i) for d, i in enumerate(self.index(worker)))
 
     def _sources(self, d: int, i: int) -> np.ndarray | None:
-        """Return `filling` along one feature dimension, of the workers at index `i` there."""
+        """Return `filling` along one feature dimension, for the workers at index `i` there."""
         if self.spec.mode not in ("reflect", "replicate"):
             return None
         start, stop = self.movement.halos.needed[d + 2][i]
@@ -130,7 +130,7 @@ class WindowsPlan(Plan):
 def plan_windows(shape_dtypes: ShapeDtypes, P_x: Partition, spec: WindowSpec) -> WindowsPlan:
     """Plan windows over an N x C x features tensor on P_x, P_n x P_c x P_{D-1} x ... x P_0.
 
-    `shape_dtypes` are the blocks of all workers of the layer, those of P_x among them. Raises `PlanError` where the
+    `shape_dtypes` are the blocks of all workers of the layer, which include those of P_x. Raises `PlanError` if the
     blocks don't form a grid or the windows don't fit.
     """
     common_dtype("x", shape_dtypes, P_x.ranks)

@@ -25,12 +25,12 @@ from distdl_jax.tracing.world import Workers
 
 
 class AffineLayer(PartitionedLayer):
-    """A layer with a weight and perhaps a bias, whose initial values are random."""
+    """A layer with a weight and optionally a bias, with random initial values."""
 
     @property
     @abstractmethod
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """The global shapes of the parameters, by name: "weight", and "bias" where there is one."""
+        """The global shapes of the parameters, by name: "weight", and "bias" if there is one."""
 
     def init(
         self,
@@ -40,18 +40,18 @@ class AffineLayer(PartitionedLayer):
         weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
     ) -> Params:
-        """Return this worker's block of the initial parameters; the global values depend on the key, not on partitions.
+        """Return this worker's block of the initial parameters; global values depend on the key, not on partitions.
 
         **Arguments:**
 
         - `key`: a JAX random key, the same on every worker.
         - `dtype`: of the parameters.
-        - `weight_init`, `bias_init`: functions of (key, shape, dtype) like the `jax.nn.initializers`. They see
-          the global shape, in PyTorch's layout. Those that count fans need to know it: a linear layer's weight takes
-          `in_axis=-1, out_axis=-2`, a convolution's `in_axis=1, out_axis=0`. Default: uniform in ±1/sqrt(fan_in) as in
-          PyTorch, where fan_in is the product of all dimensions of the weight but the first.
+        - `weight_init`, `bias_init`: functions of (key, shape, dtype) like the `jax.nn.initializers`. They see the
+          global shape, in PyTorch's layout. Functions that count fans need that layout: for a linear layer's weight,
+          pass `in_axis=-1, out_axis=-2`; for a convolution's, `in_axis=1, out_axis=0`. Default: uniform in
+          ±1/sqrt(fan_in) as in PyTorch, where fan_in is the product of all dimensions of the weight but the first.
 
-        **Returns:** `{"weight": ..., "bias": ...}` (no "bias" without one), zero-volume where this worker holds none.
+        **Returns:** `{"weight": ..., "bias": ...}` (no "bias" without one), zero-volume if this worker holds none.
         """
         default = UniformFanIn(math.prod(self._shapes["weight"][1:]))
         initializers = {"weight": weight_init or default, "bias": bias_init or default}
@@ -59,9 +59,9 @@ class AffineLayer(PartitionedLayer):
 
 
 class WeightedLayer(AffineLayer):
-    """A layer with a weight and perhaps a bias, which live on some of the workers that multiply with them.
+    """A layer with a weight and optionally a bias, which live on some of the workers that multiply with them.
 
-    - `sharded`: whether they are cut over all workers that use the same block.
+    - `sharded`: whether they are cut over all workers that use the same block instead.
     """
 
     P_W: Any
@@ -93,18 +93,19 @@ class WeightedLayer(AffineLayer):
         return {name: TensorSpec(shape, getattr(self._parameters, name)) for name, shape in self._shapes.items()}
 
 
-# --- the partition of a weight, derived from those of input and output ------------------------------------------------
+# --- the partition of a weight, derived from the partitions of input and output
+# ------------------------------------------------
 
 
 def weight_partition(
     P_x: Partition, P_y: Partition, axis: int, split: str | None, widths: dict[str, int], grouped: bool = False
 ) -> CartesianPartition:
-    """Return P_n x P_out x P_in x features, without P_n where that is 1, for a layer that cuts one side of its weight.
+    """Return P_n x P_out x P_in x features, without P_n if it is 1, for a layer that cuts one side of its weight.
 
-    - `axis`: the dimension of P_x and P_y along the inputs, or outputs, of the weight; in the others they are equal.
-    - `split`: the side that is cut over the workers; None where it follows, or the layer is to move the least.
+    - `axis`: the dimension of P_x and P_y along the inputs, or outputs, of the weight; they agree in the others.
+    - `split`: the side that is cut over the workers; None to derive it, or to choose the side that moves less.
     - `widths`: the numbers of inputs and of outputs, by the names that the user knows, in this order.
-    - `grouped`: whether each output reads the inputs of its worker alone.
+    - `grouped`: whether each output reads only inputs of its own worker.
     """
     (inputs, n_in), (outputs, n_out) = widths.items()
     p_in, p_out = P_x.shape[axis], P_y.shape[axis]
@@ -113,8 +114,9 @@ def weight_partition(
         raise InvalidArgumentError(f"`split` (={split!r}) must be {inputs!r}, {outputs!r}, or None.")
     if p_in > 1 and p_out > 1 and P_x.ranks != P_y.ranks:
         raise InvalidArgumentError(
-            f"`P_W` is not given, and does not follow from `P_x`, {P_x.describe()}, and `P_y`, {P_y.describe()}: both "
-            "cut their features, on other workers. Give `P_W`, or one partition for both, and a Repartition behind."
+            f"`P_W` is not given, and can't be derived from `P_x`, {P_x.describe()}, and `P_y`, {P_y.describe()}: both "
+            "cut their features, on different workers. Give `P_W`, or one partition for both, followed by a "
+            "Repartition."
         )
     if grouped or p_in == 1:
         side = outputs
@@ -124,7 +126,7 @@ def weight_partition(
         side = split or (outputs if n_in <= n_out else inputs)
     if split not in (None, side) and max(p_in, p_out) > 1:
         raise InvalidArgumentError(
-            f"`split` (={split!r}) must be {side!r} or None, where {shown}{' and there are groups' if grouped else ''}."
+            f"`split` (={split!r}) must be {side!r} or None if {shown}{' and there are groups' if grouped else ''}."
         )
     on, cells = (P_x, (1, p_in)) if side == inputs else (P_y, (p_out, 1))
     shape = (P_x.shape[0], *cells, *P_x.shape[axis:][1:])
@@ -132,15 +134,16 @@ def weight_partition(
 
 
 def check_not_split(split: str | None) -> None:
-    """Refuse a `split` in addition to a P_W, which says the same."""
+    """Reject a `split` in addition to a P_W, which determines it."""
     if split is not None:
-        raise InvalidArgumentError(f"`split` (={split!r}) must be None where `P_W` is given: `P_W` says what is split.")
+        raise InvalidArgumentError(f"`split` (={split!r}) must be None if `P_W` is given, which determines the split.")
 
 
 def moves_features(P: Partition, axis: int, work: Partition, side: int) -> bool:
-    """Say whether `P` cuts, along `axis`, the features that no worker of `work` cuts, on the workers of its other side.
+    """Say whether `P` cuts, along `axis`, the features that `work` does not, on the workers of the other side of
+    `work`.
 
-    - `side`: 2 for P_in, the inputs: x is gathered along `axis` before it is multiplied. 1 for P_out, the outputs: the
-      products are summed, and scattered along `axis`.
+    - `side`: 2 for P_in, the inputs: x is gathered along `axis` before the product. 1 for P_out, the outputs: products
+      are summed, and scattered along `axis`.
     """
     return work.shape[side] == 1 < P.shape[axis] == work.shape[3 - side] and P.ranks == work.ranks

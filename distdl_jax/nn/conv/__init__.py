@@ -1,1 +1,1 @@
-"""Convolutions, transposed convolutions, and cells of convolutions."""
+"""Convolutions, transposed convolutions, and convolutional cells."""

@@ -1,4 +1,4 @@
-"""Distributed convolutions over 1 to 4 feature dimensions: for all partitions, and for those of one algorithm."""
+"""Distributed convolutions over 1 to 4 feature dimensions: for all partitions, and for a single algorithm."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _CONV = """
 | w (`params["weight"]`) | n_co x n_ci/groups x $k | P_W's slice P_co x P_ci x $ones |
 | b (`params["bias"]`) | n_co | P_W's slice P_co x 1 x $ones |
 
-The split dimensions decide what moves, and `repr` shows which of three algorithms it is:
+The split dimensions determine the communication; `repr` shows which of three algorithms is used:
 
 - *feature*: no channels are split, and P_y and P_W are not given. Halos are exchanged along the features; w and b
   are broadcast over P_x.
-- *channel*: only channels (and the batch) are split. x is broadcast along P_co, and the products are summed along
-  P_ci. There are fewest messages if P_x is P_W's first row and P_y its first column: workers 0 and 1, and 0 and
-  2, of 2 x 2.
-- *general*: both at once.
+- *channel*: only channels (and the batch) are split. x is broadcast along P_co, and the products are summed along P_ci.
+  The number of messages is smallest if P_x is P_W's first row and P_y its first column: workers 0 and 1, and 0 and 2,
+  of 2 x 2.
+- *general*: both.
 
-One partition P serves for everything: `$name(P, in_channels=..., out_channels=...)`; if it splits
-channels, `split` says how w is cut. Blocks of x may be uneven along the batch and the features, empty, or smaller
-than the kernel; blocks of y are balanced along the features. A worker outside P_x passes a zero-volume tensor, and
-one outside P_y gets one. The dtype of y is the one to which those of x and the parameters promote.
+A single partition P suffices: `$name(P, in_channels=..., out_channels=...)`; if it splits channels, `split` determines
+how w is cut. Blocks of x may be uneven along the batch and the features, empty, or smaller than the kernel; blocks of y
+are balanced along the features. A worker outside P_x passes a zero-volume tensor, and one outside P_y gets one. y has
+the dtype to which those of x and the parameters promote.
 
 **Arguments:**
 
@@ -40,17 +40,17 @@ one outside P_y gets one. The dtype of y is the one to which those of x and the 
   stride of 1) or "valid".
 - `groups`: as in PyTorch. If input channels are split, the output channels are split over as many workers, P_ci
   is 1 in P_W, and each worker has whole groups.
-- `bias`: whether there is a b.
+- `bias`: whether to add b.
 - `padding_mode`: "zeros", "circular", "reflect" or "replicate".
-- `sharded`: whether w and b are cut along n_co over all workers that use the same block, along P_n and the
-  features, and gathered in each call; else the first of these has them, and they are broadcast.
-- `split`: "in_channels" or "out_channels", the side of w that is cut if P_x and P_y both split channels, on the
-  same workers, and P_W is not given. With "out_channels" x is gathered along its channels, and each worker
-  multiplies with its rows of w; with "in_channels" each multiplies with its columns, and the sums are scattered
-  along y's channels. Default: the one for which less moves, the output channels if they are no fewer.
+- `sharded`: whether w and b are cut along n_co over all workers that use the same block, along P_n and the features,
+  and gathered in each call; otherwise the first of these workers holds them, and they are broadcast.
+- `split`: "in_channels" or "out_channels", the side of w to cut if P_x and P_y both split channels, on the same
+  workers, and P_W is not given. With "out_channels" x is gathered along its channels, and each worker multiplies by its
+  rows of w; with "in_channels" each multiplies by its columns, and the sums are scattered along y's channels. Default:
+  the one that moves less, with ties resolved to the output channels.
 
-**Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if
-arguments don't fit; when applied, `PlanError` if x or a parameter doesn't.
+**Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if arguments are
+inconsistent; when applied, `PlanError` if x or a parameter doesn't.
 
 >>> import distdl_jax as dj
 >>> P = dj.planning_world(4).grid([1, 1, $grid])
@@ -94,7 +94,7 @@ class DistributedConv3d(DistributedConv):
 
 @_conv
 class DistributedConv4d(DistributedConv):
-    """A 4-D convolution whose input, output and weight are split over workers: space and time, Conv3d's arguments."""
+    """A 4-D convolution whose input, output and weight are split over workers: space and time, as Conv3d."""
 
     dims = 4
 
@@ -120,9 +120,8 @@ $text
 `out_channels`, `kernel_size`, `stride`, `padding`, `dilation`, `groups`, `bias`, `padding_mode`, `sharded`,
 `split`.
 
-**Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if
-arguments don't fit, or the partitions ask for another algorithm; when applied, `PlanError` if x or a parameter
-doesn't.
+**Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if arguments are
+inconsistent, or the partitions need another algorithm; when applied, `PlanError` if x or a parameter doesn't.
 
 >>> import distdl_jax as dj
 >>> P = dj.planning_world($workers).grid([1, $split])
@@ -136,8 +135,8 @@ Source: DistDL documentation, "convolution"; Hewett and Grady (2020).
 _feature_conv = in_dimensions(
     _ONE_ALGORITHM,
     text="""
-It refuses partitions that split channels; everything else is as in `DistributedConv${D}d`. Halos are exchanged along
-the features, and w and b, on the first worker, are broadcast over P_x. Backward halos are added, and the
+Rejects partitions that split channels; everything else is as in `DistributedConv${D}d`. Halos are exchanged along the
+features, and w and b, on the first worker, are broadcast over P_x. In the backward pass, halos are added, and the
 gradients of w and b are summed.
 """,
     on_x="P_x: P_n x 1 x $P",
@@ -181,10 +180,10 @@ class DistributedFeatureConv4d(DistributedConv4d):
 _channel_conv = in_dimensions(
     _ONE_ALGORITHM,
     text="""
-It refuses partitions that split features, and a P_x of whole channels if P_W is not given. Everything else is
-as in `DistributedConv${D}d`. x is broadcast along P_co, and the products are summed along P_ci. There are fewest
-messages if P_x is P_W's first row and P_y its first column: workers 0 and 1, and 0 and 2, of 2 x 2. On one
-partition, x is gathered or sums are scattered along the channels, as `split` says.
+Rejects partitions that split features, and a P_x of whole channels if P_W is not given. Everything else is as in
+`DistributedConv${D}d`. x is broadcast along P_co, and the products are summed along P_ci. The number of messages is
+smallest if P_x is P_W's first row and P_y its first column: workers 0 and 1, and 0 and 2, of 2 x 2. On one partition, x
+is gathered or sums are scattered along the channels, depending on `split`.
 """,
     on_x="P_x: P_n x P_ci x $ones",
     on_y="P_y: P_n x P_co x $ones",
@@ -227,9 +226,9 @@ class DistributedChannelConv4d(DistributedConv4d):
 _general_conv = in_dimensions(
     _ONE_ALGORITHM,
     text="""
-It refuses partitions that split no features, and a P_x of whole channels if P_W is not given. Everything else
-is as in `DistributedConv${D}d`. Halos are exchanged along the features, x is broadcast along P_co, and the products
-are summed along P_ci. On one partition, x is gathered or sums are scattered along the channels, as `split` says.
+Rejects partitions that split no features, and a P_x of whole channels if P_W is not given. Everything else is as in
+`DistributedConv${D}d`. Halos are exchanged along the features, x is broadcast along P_co, and the products are summed
+along P_ci. On one partition, x is gathered or sums are scattered along the channels, depending on `split`.
 """,
     on_x="P_x: P_n x P_ci x $P",
     on_y="P_y: P_n x P_co x $P",

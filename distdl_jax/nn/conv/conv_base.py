@@ -1,4 +1,4 @@
-"""The base of the convolutions: one algorithm, of which the feature- and channel-distributed ones are cases."""
+"""The base of the convolutions: the general algorithm; the feature and channel ones are special cases."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ Kind = Literal["feature", "channel", "general"]
 class LocalConvolution:
     """A convolution, or a transposed one, of one worker's copy of x with its block of the weight.
 
-    - `problem`: what is computed, of the channels that are read.
-    - `channels`: which channels of the copy these are.
-    - `adds_bias`: whether the bias is added here; of the workers whose products are summed, one adds it.
+    - `problem`: the computation, on the channels that are read.
+    - `channels`: the channels of the copy that are read.
+    - `adds_bias`: whether the bias is added here; among workers whose products are summed, one adds it.
     """
 
     problem: Problem | TransposedProblem
@@ -52,7 +52,7 @@ class LocalConvolution:
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
-        """The shape of the block of the weight."""
+        """The shape of the weight's block."""
         return self.problem.weight
 
     def output(self, x: tuple[int, ...]) -> tuple[int, ...]:
@@ -75,11 +75,11 @@ class LocalConvolution:
 
 
 class Fetch(NamedTuple):
-    """How each worker of P_x gets the inputs that its outputs read, and what it computes of them.
+    """How each worker of P_x gets the inputs that its outputs read, and the computation on them.
 
-    - `patterns`: for each dimension of P_x and index, how what is fetched there lies to what is computed.
-    - `problem`: the arithmetic on a worker's inputs with so many groups, from the worker's index along P_co and P_ci,
-      and along the features.
+    - `patterns`: for each dimension of P_x and index, the position of the fetched range relative to the computation.
+    - `problem`: the arithmetic on a worker's inputs, given the number of groups and the worker's index along P_co and
+      P_ci, and along the features.
     """
 
     plan: WindowsPlan | RangesPlan
@@ -89,7 +89,7 @@ class Fetch(NamedTuple):
 
 @dataclass(frozen=True)
 class DistributedConv(WeightedLayer):
-    """The base of the convolutions, of any number of dimensions; `DistributedConv2d` says what it does.
+    """The base of the convolutions, of any number of dimensions; see `DistributedConv2d`.
 
     - `dims`: the number of feature dimensions.
     - `required_kind`: the one algorithm that a class accepts; None for all."""
@@ -115,7 +115,7 @@ class DistributedConv(WeightedLayer):
 
     def __post_init__(self, split: str | None) -> None:
         w = self._windows
-        # The fields, in the form in which equal ones are equal.
+        # The fields, normalized so that equal layers compare equal.
         self._store(kernel_size=w.kernel, stride=w.stride, padding=w.padding, dilation=w.dilation)
         for name in ("groups", "in_channels", "out_channels"):
             number = getattr(self, name)
@@ -128,7 +128,8 @@ class DistributedConv(WeightedLayer):
         self._store(P_y=P_y, P_W=P_W)
         if self.required_kind not in (None, self.kind):
             raise InvalidArgumentError(
-                f"P_x, P_y and P_W ask for the {self.kind} algorithm, but this class is the {self.required_kind} one."
+                f"P_x, P_y and P_W need the {self.kind} algorithm, but this class implements the {self.required_kind} "
+                "one."
             )
 
     @cached_property
@@ -150,7 +151,7 @@ class DistributedConv(WeightedLayer):
 
     @property
     def kind(self) -> Kind:
-        """The algorithm that the partitions ask for."""
+        """The algorithm that the partitions need."""
         return self._partitions.kind
 
     def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> ProductPlan:
@@ -214,12 +215,12 @@ class DistributedConv(WeightedLayer):
         return Problem(x.shape, (rows[i], columns[j], *w.kernel), placement, groups, x.dtype.name)
 
     def _channels_read(self, i: int, j: int) -> tuple[Range, int]:
-        """Return which channels of its copy of x the worker at (i, j) along the channels reads, and how many groups."""
+        """Return the channels that the worker at (i, j) reads of its copy of x, and the number of groups."""
         (p_co, p_ci), p_x = self._partitions.channels, self.P_x.shape[1]
         if self.groups == 1:
             return (0, balanced_sizes(self.in_channels, p_ci)[j]), 1
         groups, share = self.groups // p_co, self.in_channels // p_co
-        if p_x > 1:  # its copy is the channels of its groups
+        if p_x > 1:  # its copy has the channels of its groups
             return (0, share), groups
         return (i * share, (i + 1) * share), groups
 
@@ -240,12 +241,12 @@ class DistributedConv(WeightedLayer):
 
 @dataclass(frozen=True)
 class ConvPartitions:
-    """The partitions of one convolution, in the dimensions P_n x P_co x P_ci x features where they move data.
+    """The partitions of one convolution, in the dimensions P_n x P_co x P_ci x features in which they move data.
 
     - `kind`: the algorithm.
     - `work`: P_n x P_co x P_ci x features, the workers that convolve.
-    - `x`, `y`: P_x's and P_y's teams in shapes that broadcast to `work`; None if x is gathered along the channels
-      on its own workers, or if sums are scattered along them.
+    - `x`, `y`: P_x's and P_y's teams in shapes that broadcast to `work`; None if x is gathered, or sums are scattered,
+      along the channels on its own workers.
     """
 
     kind: Kind
@@ -268,10 +269,11 @@ def given_or_derived(
     channels: dict[str, int],
     groups: int,
 ) -> tuple[Partition, Partition] | tuple[None, None]:
-    """Return P_y and P_W, as given or derived from P_x; None if x and y are on one partition that cuts no channels.
+    """Return P_y and P_W, as given or derived from P_x; P_W is None if x and y are on one partition that cuts no
+    channels.
 
-    - `split`, `channels`: which channels the weight is cut along if they are derived, "in_channels" or
-      "out_channels"; and the numbers of both.
+    - `split`, `channels`: the side along which a derived weight is cut, "in_channels" or "out_channels"; and the
+      numbers of both channels.
     """
     check_features(P_x, dims)
     check_partitions(P_x=P_x, **{name: P for name, P in (("P_y", P_y), ("P_W", P_W)) if P is not None})
@@ -290,7 +292,7 @@ def given_or_derived(
 def conv_partitions(
     dims: int, P_x: Partition, P_y: Partition | None, P_W: Partition | None, groups: int
 ) -> ConvPartitions:
-    """Choose the algorithm and arrange the teams; refuses, in a sentence, what doesn't fit together."""
+    """Choose the algorithm and arrange the teams; reject inconsistent partitions with a message."""
     batch, p_ci, *features = P_x.shape
     if P_y is None or P_W is None:
         work = P_x.create_cartesian_topology_partition([batch, 1, 1, *features])

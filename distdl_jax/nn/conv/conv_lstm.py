@@ -30,7 +30,7 @@ from distdl_jax.validation import Sizes, checked_integer
 
 @dataclass(frozen=True)
 class ConvLSTMPlan(BlocksPlan):
-    """The plan of a step: the convolution of x and h together, and the shape of each part of the carry."""
+    """The plan of a step: the joint convolution of x and h, and the shape of each part of the carry."""
 
     convolution: Plan
     carry: Mapping[int, tuple[int, ...]] = field(hash=False)
@@ -38,7 +38,7 @@ class ConvLSTMPlan(BlocksPlan):
 
 @dataclass(frozen=True, repr=False)
 class DistributedConvLSTMCell(Recurrent):
-    """The base of the convolutional LSTM cells, of any number of dimensions; `DistributedConvLSTMCell2d` is one.
+    """The base of the convolutional LSTM cells, of any number of dimensions; see `DistributedConvLSTMCell2d`.
 
     - `dims`: the number of feature dimensions."""
 
@@ -60,7 +60,7 @@ class DistributedConvLSTMCell(Recurrent):
             raise InvalidArgumentError(f"`P_x` ({shape_text(self.P_x.shape)}) must have one worker along the channels.")
         for name in ("in_channels", "hidden_channels"):
             checked_integer(name, getattr(self, name), 1)
-        # In the form in which equal ones are equal.
+        # Normalized so that equal layers compare equal.
         self._store(kernel_size=self._convolution.kernel_size, dilation=self._convolution.dilation)
 
     @cached_property
@@ -118,8 +118,8 @@ _conv_lstm = in_dimensions(
     c' = f c + i g
     h' = o tanh(c')
 
-with one convolution of x and h, channels side by side, that keeps the features' lengths, and without peepholes (as
-in most networks that use it; Shi's sigmoids read c, too).
+with one convolution of x and h, concatenated along the channels, that keeps the features' lengths, and without
+peepholes (as in most networks; Shi's sigmoids read c, too).
 
 | tensor | global shape | partition |
 |---|---|---|
@@ -129,25 +129,24 @@ in most networks that use it; Shi's sigmoids read c, too).
 | b (`params["bias"]`) | 4 n_h | as w |
 
 The convolution is a `DistributedConv${D}d`: in each step halos of x and h move in one exchange, and the parameters are
-broadcast. The channels of w are the gates i, f, g and o, one after the other, as in PyTorch's LSTM. Channels of x
-are not split; blocks are balanced along the features, and of any length along the batch. x holds real
-floating-point numbers; y has the dtype to which those of x and the parameters promote, and the carry keeps the
-dtype that it has. A worker outside P_x passes zero-volume tensors, and gets them back.
+broadcast. The channels of w are the gates i, f, g and o, in this order, as in PyTorch's LSTM. Channels of x are not
+split; blocks are balanced along the features, and of any length along the batch. x holds real floating-point numbers; y
+has the dtype to which those of x and the parameters promote, and the carry keeps its dtype. A worker outside P_x passes
+zero-volume tensors, and gets them back.
 
 **Arguments:**
 
 - `P_x`: the partition of input, carry and output, with one worker along the channels.
 - `in_channels`, `hidden_channels`: n_in and n_h.
 - `kernel_size`, `dilation`: an integer, or one for each feature dimension.
-- `bias`: whether there is a b.
+- `bias`: whether to add b.
 - `padding_mode`: "zeros", "circular", "reflect" or "replicate".
 - `sharded`: whether w and b are cut over the workers that use them, and gathered in each step.
 
-**Call:** `y, carry = cell(params, x, carry=carry)`, where the carry is the tuple (h, c), from
-`cell.init_carry(x_spec)` or the last call; so it goes through `jax.lax.scan`. `y = cell(params, x)` is a step from
-zeros.
+**Call:** `y, carry = cell(params, x, carry=carry)`, where the carry is the tuple (h, c), from `cell.init_carry(x_spec)`
+or the previous call, as `jax.lax.scan` expects. `y = cell(params, x)` is a step from zeros.
 
-**Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit, or channels
+**Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are inconsistent, or channels
 are split; a call raises `PlanError`, on every worker of P_x, if x, a parameter or the carry does not fit.
 
 >>> import distdl_jax as dj
@@ -168,20 +167,20 @@ Source: Shi et al. (2015), arXiv:1506.04214.
 
 @_conv_lstm
 class DistributedConvLSTMCell1d(DistributedConvLSTMCell):
-    """One step of a convolutional LSTM over 1 feature dimension, of which samples and features are split."""
+    """One step of a convolutional LSTM over 1 feature dimension, with samples and features split."""
 
     dims = 1
 
 
 @_conv_lstm
 class DistributedConvLSTMCell2d(DistributedConvLSTMCell):
-    """One step of a convolutional LSTM over 2 feature dimensions, of which samples and features are split."""
+    """One step of a convolutional LSTM over 2 feature dimensions, with samples and features split."""
 
     dims = 2
 
 
 @_conv_lstm
 class DistributedConvLSTMCell3d(DistributedConvLSTMCell):
-    """One step of a convolutional LSTM over 3 feature dimensions, of which samples and features are split."""
+    """One step of a convolutional LSTM over 3 feature dimensions, with samples and features split."""
 
     dims = 3

@@ -25,7 +25,7 @@ from distdl_jax.validation import is_integer
 
 @dataclass(frozen=True, repr=False)
 class DistributedConvTranspose(DistributedConv):
-    """The base of the transposed convolutions, of any number of dimensions; `DistributedConvTranspose2d` is one."""
+    """The base of the transposed convolutions, of any number of dimensions; see `DistributedConvTranspose2d`."""
 
     padding_mode: PaddingMode = field(default="zeros", init=False)
     output_padding: int | Sequence[int] = field(default=0, kw_only=True)
@@ -58,7 +58,7 @@ class DistributedConvTranspose(DistributedConv):
 
     @cached_property
     def _parameters(self) -> ParameterPartitions:
-        # P_ci x P_co; with groups, whole ones on each worker along the output channels, P_ci is 1.
+        # P_ci x P_co; with groups, each worker along the output channels has whole groups, and P_ci is 1.
         return ParameterPartitions(self._partitions.work, self.sharded, inputs_first=self.groups == 1)
 
     def _fetch(self, x: ShapeDtypes) -> Fetch:
@@ -85,8 +85,8 @@ class DistributedConvTranspose(DistributedConv):
             totals.append((n - 1) * s - low - high + dilation * (k - 1) + extra + 1)
             if n == 0 or totals[d] < 1:
                 raise PlanError(
-                    f"In feature dimension {d}: `x` has length {n}, of which stride {s}, `padding` (={(low, high)}) "
-                    f"and a kernel of {k} make no output."
+                    f"In feature dimension {d}: an input of length {n} with stride {s}, `padding` (={(low, high)}) and "
+                    f"a kernel of {k} has no outputs."
                 )
         return tuple(totals)
 
@@ -99,9 +99,9 @@ class DistributedConvTranspose(DistributedConv):
         return (batch, channels, *on_features)
 
     def _ranges(self, fetch: RangesPlan, d: int, i: int) -> tuple[Range, Range]:
-        """Return the ranges of inputs and outputs at index `i` along feature dimension `d`, moved to lie at 0.
+        """Return the ranges of inputs and outputs at index `i` along feature dimension `d`, shifted to start at 0.
 
-        Both are moved by as many strides, which changes nothing: so workers inside a tensor have the same problem.
+        Both are shifted by the same number of strides, so workers inside a tensor have the same problem.
         """
         s, (low, _) = self._windows.stride[d], self._windows.padding[d]
         first, last = fetch.halos.needed[d + 2][i]
@@ -147,12 +147,11 @@ outputs.
 | w (`params["weight"]`) | n_ci x n_co/groups x $k | P_ci x P_co, of P_W's first slice |
 | b (`params["bias"]`) | n_co | P_co, the first column of that slice |
 
-Each worker fetches the inputs that its balanced block of outputs reads, and multiplies. If channels are split, x
-is broadcast along P_co, and products are summed along P_ci. One partition P serves for everything:
-`$name(P, in_channels=..., out_channels=...)`; if it splits channels, `split` says how w is
-cut. Blocks of x may be uneven along the batch and the features, and empty; blocks of y are balanced along the
-features. A worker outside P_x passes a zero-volume tensor, and one outside P_y gets one. The dtype of y is the one
-to which those of x and the parameters promote.
+Each worker fetches the inputs that its balanced block of outputs reads, and multiplies. If channels are split, x is
+broadcast along P_co, and products are summed along P_ci. A single partition P suffices: `$name(P, in_channels=...,
+out_channels=...)`; if it splits channels, `split` determines how w is cut. Blocks of x may be uneven along the batch
+and the features, and empty; blocks of y are balanced along the features. A worker outside P_x passes a zero-volume
+tensor, and one outside P_y gets one. y has the dtype to which those of x and the parameters promote.
 
 **Arguments:**
 
@@ -161,23 +160,22 @@ to which those of x and the parameters promote.
   of P_x or P_y, with one side of w cut if channels are split.
 - `in_channels`, `out_channels`: n_ci and n_co.
 - `kernel_size`, `stride`, `dilation`: an integer, or one for each feature dimension, as in PyTorch.
-- `padding`: an integer, one for each feature dimension, or a list with a pair (low, high) for each: how many outputs
-  are left out at the ends.
-- `output_padding`: an integer, or one for each feature dimension, below stride or dilation: how many outputs are
-  added at the high end.
+- `padding`: an integer, one for each feature dimension, or a list with a pair (low, high) for each: the number of
+  outputs omitted at the ends.
+- `output_padding`: an integer, or one for each feature dimension, below stride or dilation: the number of outputs added
+  at the high end.
 - `groups`: as in PyTorch. If input channels are split, the output channels are split over as many workers, P_ci
   is 1 in P_W, and each worker has whole groups.
-- `bias`: whether there is a b.
-- `sharded`: whether w is cut along n_ci, and b along n_co, over all workers that use the same block, along P_n and
-  the features, and gathered in each call; else the first of these has them, and they are broadcast.
-- `split`: "in_channels" or "out_channels", the channels of w that are cut if P_x and P_y both split channels, on
-  the same workers, and P_W is not given. With "out_channels" x is gathered along its channels, and each worker
-  multiplies with its output channels of w; with "in_channels" each multiplies with its input channels, and the sums
-  are scattered along y's channels. Default: the one for which less moves, the output channels if they are no
-  fewer.
+- `bias`: whether to add b.
+- `sharded`: whether w is cut along n_ci, and b along n_co, over all workers that use the same block, along P_n and the
+  features, and gathered in each call; otherwise the first of these workers holds them, and they are broadcast.
+- `split`: "in_channels" or "out_channels", the channels of w to cut if P_x and P_y both split channels, on the same
+  workers, and P_W is not given. With "out_channels" x is gathered along its channels, and each worker multiplies by its
+  output channels of w; with "in_channels" each multiplies by its input channels, and the sums are scattered along y's
+  channels. Default: the one that moves less, with ties resolved to the output channels.
 
-**Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if
-arguments don't fit; when applied, `PlanError` if x or a parameter doesn't.
+**Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if arguments are
+inconsistent; when applied, `PlanError` if x or a parameter doesn't.
 
 >>> import distdl_jax as dj
 >>> P = dj.planning_world(4).grid([1, 1, $grid])
@@ -219,6 +217,6 @@ class DistributedConvTranspose3d(DistributedConvTranspose):
 
 @_conv_transpose
 class DistributedConvTranspose4d(DistributedConvTranspose):
-    """A 4-D transposed convolution, split over workers: PyTorch's ConvTranspose3d with one dimension more."""
+    """A 4-D transposed convolution, split over workers: PyTorch's ConvTranspose3d with one more dimension."""
 
     dims = 4

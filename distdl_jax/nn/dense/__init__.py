@@ -1,1 +1,1 @@
-"""Linear layers, and layers of single entries: activations, dropout."""
+"""Linear layers, and elementwise layers: activations, dropout."""

@@ -23,23 +23,23 @@ from distdl_jax.random import standard_uniform
 
 @dataclass(frozen=True)
 class Dropout(ParameterFreeLayer):
-    """Sets elements to 0 with probability p in training, and divides the others by 1 - p; in evaluation nothing.
+    """Set elements to 0 with probability p in training, and divide the others by 1 - p; in evaluation, do nothing.
 
-    With one key, the elements that are dropped are the same whatever the partition: those of
-    `jax.random.bernoulli(key, 1 - p, shape)` for the shape of the whole tensor. Each worker makes its own block's
-    numbers. Nothing moves.
+    For a given key, the same elements are dropped whatever the partition: those of `jax.random.bernoulli(key, 1 - p,
+    shape)` for the shape of the whole tensor. Each worker generates the numbers of its own block. There is no
+    communication.
 
     **Arguments:**
 
-    - `P_x`: the partition of x, of as many dimensions; blocks may be uneven and empty.
+    - `P_x`: the partition of x, with as many dimensions; blocks may be uneven and empty.
     - `p`: the probability, from 0 to below 1.
     - `channels`: whether whole channels of a sample are dropped (N x C x features), as by PyTorch's Dropout1d, 2d, 3d.
 
-    It is called with `layer(x, key=key, training=True)`; the key is the same on every worker, and another one at each
-    step. `nn.Sequential` splits its key among its layers.
+    Call it as `layer(x, key=key, training=True)`, with the same key on every worker, and another one at each step.
+    `nn.Sequential` splits its key among its layers.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit, or there is no
-    key in training; `PlanError`, on every worker of P_x, where x holds integers.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid, or there is no
+    key in training; `PlanError`, on every worker of P_x, if x holds integers.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -57,11 +57,11 @@ class Dropout(ParameterFreeLayer):
         check_partitions(P_x=self.P_x)
         check_probability("p", self.p)
         if self.channels and self.P_x.dim < 2:
-            raise InvalidArgumentError("`channels` (=True) must be False where `P_x` has one dimension.")
+            raise InvalidArgumentError("`channels` (=True) must be False if `P_x` has one dimension.")
 
     @property
     def draws(self) -> bool:
-        """Whether it draws random numbers in training."""
+        """Whether random numbers are drawn in training."""
         return self.p > 0
 
     def _plan(self, x: ShapeDtypes, params: object) -> Plan:
@@ -69,7 +69,7 @@ class Dropout(ParameterFreeLayer):
 
     @layer_call
     def __call__(self, *args: Any, key: Array | None = None, training: bool = True) -> Array:
-        """Return this worker's block of the output, from its block: `layer(x, key=key)`, or with `{}` in front of x."""
+        """Return this worker's output block from its input block: `layer(x, key=key)`, or with `{}` in front of x."""
         x = super().__call__(*args)
         key = checked_key(key, training, self.draws)
         if key is None or self.P_x.rank is None:

@@ -30,7 +30,7 @@ class LocalAffine:
     """The product of this worker's copy of x with its block of the weight.
 
     - `weight_shape`: the shape of the block.
-    - `adds_bias`: whether the bias is added here; one worker of those whose products are summed adds it.
+    - `adds_bias`: whether the bias is added here; among workers whose products are summed, one adds it.
     """
 
     weight_shape: tuple[int, ...]
@@ -51,9 +51,9 @@ RouteName = Literal["copied", "sequence", "replicated", "features"]
 
 
 class Route(NamedTuple):
-    """A way of x to the workers that multiply, P_n x P_fo x P_fi, and of their products, mirrored, to y.
+    """The movement of x to the workers that multiply, P_n x P_fo x P_fi, and, mirrored, of their products to y.
 
-    Both take the blocks that move, the partition of x or y, and the workers that multiply.
+    Both methods take the blocks to move, the partition of x or y, and the workers that multiply.
     """
 
     gather: Callable[[ShapeDtypes, Partition, Partition], MovementPlan]
@@ -61,19 +61,19 @@ class Route(NamedTuple):
 
 
 ROUTES: dict[RouteName, Route] = {
-    # P_n x P_f, on any workers: x is copied to those that need the same features, and products are summed.
+    # P_n x P_f, on any workers: x is copied to the workers that need the same features, and products are summed.
     "copied": Route(
         lambda x, P, work: plan_broadcast(x, P.grid([P.shape[0], 1, P.shape[-1]]), work),
         lambda y, P, work: plan_sum_reduce(y, work, P.grid([P.shape[0], P.shape[-1], 1])),
     ),
-    # P_n x (those that need the same features) x P_f, on the workers that multiply: the sequence is cut over them,
+    # P_n x (workers that need the same features) x P_f, on the workers that multiply: the sequence is cut over them,
     "sequence": Route(
         lambda x, P, work: plan_all_gather(x, P, P.dim - 2),
         lambda y, P, work: plan_reduce_scatter(y, P, P.dim - 2),
     ),
     # or each of them holds a copy.
     "replicated": Route(lambda x, P, work: Unmoved(x), lambda y, P, work: plan_all_sum_reduce(y, work, 2)),
-    # P_n x (those that need the same features), where these need all of them: the features are cut over them.
+    # P_n x (workers that need the same features), if these need all of them: the features are cut over them.
     "features": Route(
         lambda x, P, work: plan_all_gather(x, _along_features(P, x), -1),
         lambda y, P, work: plan_reduce_scatter(y, _along_features(P, y), -1),
@@ -82,9 +82,9 @@ ROUTES: dict[RouteName, Route] = {
 
 
 def route(P: Partition, workers: np.ndarray, replicated: bool) -> RouteName | None:
-    """Return the route between P and `workers`, the ranks of those that multiply: P_n x across x along the features.
+    """Return the route between P and `workers`, the ranks that multiply: P_n x across x along the features.
 
-    Workers across need the same features. None where there is no route.
+    Workers across need the same features. None if there is no route.
     """
     p_n, across, along = workers.shape
     if P.dim < 2:
@@ -106,12 +106,12 @@ def _along_features(P: Partition, blocks: ShapeDtypes) -> CartesianPartition:
 
 
 def _check_features_alone(P_x: Partition, P_y: Partition) -> None:
-    """Refuse partitions from which P_W does not follow: they cut more than the batch and the features."""
+    """Reject partitions from which P_W can't be derived: they cut more than the batch and the features."""
     if any(P.dim < 2 or set(P.shape[1:-1]) - {1} for P in (P_x, P_y)) or P_x.shape[0] != P_y.shape[0]:
         raise InvalidArgumentError(
-            f"`P_x` ({shape_text(P_x.shape)}) and `P_y` ({shape_text(P_y.shape)}) must be P_n x 1 x ... "
-            "x P_f, with one number of workers along the batch, P_n, where `P_W` is not given. "
-            "`DistributedPointwise` takes x that is cut in other dimensions."
+            f"`P_x` ({shape_text(P_x.shape)}) and `P_y` ({shape_text(P_y.shape)}) must be P_n x 1 x ... x P_f, with "
+            "the same number of workers along the batch, P_n, if `P_W` is not given. `DistributedPointwise` accepts x "
+            "cut in other dimensions."
         )
 
 
@@ -119,9 +119,9 @@ def _check_features_alone(P_x: Partition, P_y: Partition) -> None:
 class DistributedLinear(WeightedLayer):
     r"""An affine map y = x W^T + b whose input, output and weight are split over workers.
 
-    The blocks of x go down the columns of P_W, each worker multiplies with its block of W, and the products are
-    summed along the rows of P_W into the blocks of y. Forward and gradients equal the sequential
-    layer's block for block.
+    The blocks of x are sent down the columns of P_W, each worker multiplies by its block of W, and the products are
+    summed along the rows of P_W into the blocks of y. Forward results and gradients equal the sequential layer's, block
+    for block.
 
     | tensor | global shape | partition |
     |---|---|---|
@@ -130,43 +130,42 @@ class DistributedLinear(WeightedLayer):
     | W (`params["weight"]`) | n_out x n_in | P_W's first slice, P_fo x P_fi |
     | b (`params["bias"]`) | n_out | the 0th column of that slice |
 
-    P_W has shape P_fo x P_fi, with P_n in front where the batch is split too: P_n x P_fo x P_fi. Then W and b are
-    broadcast along P_n, and their gradients are summed along it. With `sharded` they are cut along n_out over P_n, too,
-    and gathered: W over P_fo P_n x P_fi, b over P_fo P_n. Each worker has its share of them then, and of what an
-    optimiser keeps for them.
+    P_W has shape P_fo x P_fi, or P_n x P_fo x P_fi if the batch is split too. Then W and b are broadcast along P_n, and
+    their gradients are summed along it. With `sharded` they are also cut along n_out over P_n, and gathered: W over
+    P_fo P_n x P_fi, b over P_fo P_n. Then each worker holds its share of them, and of their optimiser state.
 
-    *Split along the sequence*: P_x may have the shape P_n x ... x P_fo x P_fi, with the workers of P_W in their order.
-    Then the dimension of x in front of the features is cut over P_fo, and gathered in place of the broadcast. P_y may
-    have the shape P_n x ... x P_fi x P_fo, P_W's workers with those two dimensions exchanged; then sums are scattered
-    along that dimension, and y is cut over P_fi. With `replicated` the workers along P_fo hold copies of x in place of
-    parts, from which nothing moves, and those along P_fi get copies of the sum. A gradient of copies is in shares, one
-    on each worker, that add up. `ColumnParallelLinear` and `RowParallelLinear` derive these partitions.
+    *Split along the sequence*: P_x may have the shape P_n x ... x P_fo x P_fi, with P_W's workers in order. Then the
+    dimension of x before the features is cut over P_fo, and gathered instead of broadcast. P_y may have the shape P_n x
+    ... x P_fi x P_fo, P_W's workers with those two dimensions exchanged; then sums are scattered along that dimension,
+    and y is cut over P_fi. With `replicated` the workers along P_fo hold copies of x instead of parts, so nothing
+    moves, and those along P_fi get copies of the sum. The gradient of a replicated tensor is the sum of the partial
+    gradients on its workers. `ColumnParallelLinear` and `RowParallelLinear` derive these partitions.
 
-    *Without P_W* one side of W is cut over the workers along the last dimension, that of x or y which is cut. Where
-    both are, on the same workers, `split` says which: with "out_features" (P_W p x 1) x is gathered along its features,
-    and each worker multiplies with its rows of W; with "in_features" (P_W 1 x p) each multiplies with its columns, and
-    the sums are scattered along y's features. So one partition P serves for everything:
-    `DistributedLinear(P, in_features=..., out_features=...)`.
+    *Without P_W* one side of W is cut over the workers along the last dimension, the side of x or y that is cut. If
+    both are, on the same workers, `split` chooses: with "out_features" (P_W p x 1) x is gathered along its features,
+    and each worker multiplies by its rows of W; with "in_features" (P_W 1 x p) each multiplies by its columns, and the
+    sums are scattered along y's features. So a single partition P suffices: `DistributedLinear(P, in_features=...,
+    out_features=...)`.
 
-    Blocks are balanced along the features, which need not divide. Along the batch they may be of any length, also 0,
-    the same for all workers of P_x at one place along P_n; y's are like x's. P_x, P_y and P_W may be equal, overlap or
-    be disjoint. Dimensions of x between the batch and the features, any number of them, are not split.
+    Blocks are balanced along the features, divisible or not. Along the batch they may have any length, including 0, the
+    same for all workers of P_x at one index along P_n; y's follow x's. P_x, P_y and P_W may be equal, overlap or be
+    disjoint. Other dimensions of x between the batch and the features are not split.
 
-    `DistributedPointwise` maps features that are not split, with a copy of W on every worker, on one partition.
+    `DistributedPointwise` maps unsplit features, with a copy of W on every worker, on one partition.
 
     **Arguments:**
 
-    - `P_x`, `P_y`, `P_W`: partitions of the shapes above. In P_x and P_y every dimension between is 1. Default of P_y:
-      P_x; of P_W: as above.
+    - `P_x`, `P_y`, `P_W`: partitions of the shapes above. In P_x and P_y all dimensions between batch and features are
+      1. Default of P_y: P_x; of P_W: as above.
     - `in_features`, `out_features`: n_in and n_out.
-    - `bias`: whether there is a b.
-    - `replicated`: whether workers that P_x and P_y have in front of the features hold copies, not parts.
+    - `bias`: whether to add b.
+    - `replicated`: whether workers of P_x and P_y along the dimension before the features hold copies, not parts.
     - `sharded`: whether the parameters are cut over P_n, not on its first workers alone.
-    - `split`: "in_features" or "out_features", the side of W that is cut where P_x and P_y both cut features and P_W is
-      not given. Default: the one for which less moves, the output features where they are no fewer.
+    - `split`: "in_features" or "out_features", the side of W to cut if P_x and P_y both cut features and P_W is not
+      given. Default: the one that moves less, with ties resolved to the output features.
 
-    **Raises:** `InvalidTypeError` where a flag is not True or False; `InvalidArgumentError`, on every worker, where the
-    partitions don't fit each other.
+    **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if the
+    partitions are inconsistent.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -176,7 +175,7 @@ class DistributedLinear(WeightedLayer):
     (5, 2)
 
     Source: DistDL documentation, "linear"; Hewett and Grady (2020), affine layer; Korthikanti et al. (2022),
-    arXiv:2205.05198, for what is split along the sequence; Rajbhandari et al. (2020), arXiv:1910.02054, for `sharded`.
+    arXiv:2205.05198, for the split sequence; Rajbhandari et al. (2020), arXiv:1910.02054, for `sharded`.
     """
 
     P_x: Partition
@@ -252,9 +251,9 @@ class DistributedLinear(WeightedLayer):
         return route(self.P_x, workers, self.replicated), route(self.P_y, workers.swapaxes(1, 2), self.replicated)
 
     def _check_routes(self) -> None:
-        """Refuse partitions between which there is no route, and copies where none are held."""
+        """Reject partitions without a route between them, and copies that no worker holds."""
         p_n, p_fo, p_fi = self._work.shape
-        given = f"where `P_W` is {shape_text(self.P_W.shape)}, {'P_n x ' * (self.P_W.dim == 3)}P_fo x P_fi"
+        given = f"if `P_W` is {shape_text(self.P_W.shape)}, {'P_n x ' * (self.P_W.dim == 3)}P_fo x P_fi"
         ends = (("P_x", self.P_x, p_fo, p_fi, "P_fi"), ("P_y", self.P_y, p_fi, p_fo, "P_fo"))
         for way, (name, P, across, along, letter) in zip(self._routes, ends, strict=True):
             if way is None:
@@ -265,8 +264,8 @@ class DistributedLinear(WeightedLayer):
                 )
         if self.replicated and "replicated" not in self._routes:
             raise InvalidArgumentError(
-                f"`replicated` (=True) takes workers that hold copies: `P_x` of {p_n} x {p_fo} x {p_fi}, {given}, or "
-                f"`P_y` of {p_n} x {p_fi} x {p_fo}."
+                f"`replicated` (=True) requires workers that hold copies: `P_x` of {p_n} x {p_fo} x {p_fi}, {given}, "
+                f"or `P_y` of {p_n} x {p_fi} x {p_fo}."
             )
 
     @property
@@ -292,7 +291,7 @@ class DistributedLinear(WeightedLayer):
         }
 
     def _check_blocks(self, x: ShapeDtypes) -> None:
-        """Refuse blocks of x that don't have their share of the features."""
+        """Reject blocks of x without their share of the features."""
         shares = balanced_sizes(self.in_features, self.P_x.shape[-1])
         for rank, worker in enumerate(self.P_x.ranks):
             block, shape = rank % len(shares), x[worker].shape

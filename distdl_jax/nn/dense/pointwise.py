@@ -1,4 +1,4 @@
-"""The linear map of channels, or of features, entry by entry: with copies of the weight on all workers."""
+"""The linear map of channels, or of features, at each entry, with copies of the weight on all workers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PointwisePlan(BlocksPlan):
     """The plan of a pointwise linear map.
 
     - `to_whole`: the movement that gives each worker all of x's channels.
-    - `of_params`: for each parameter, which workers hold copies of it.
+    - `of_params`: for each parameter, the workers that hold copies of it.
     - `dim`: the dimension of the channels. - `dtype`: of the output.
     """
 
@@ -51,7 +51,7 @@ class PointwisePlan(BlocksPlan):
         x = self.to_whole.run(world, x)
         own = {name: plan.run(world, params[name]) for name, plan in self.of_params.items()}
         output = self.output(world.rank)
-        if output.size == 0:  # JAX drops what empty arrays depend on
+        if output.size == 0:  # JAX drops the dependencies of empty arrays
             return tie(jnp.zeros(output.shape, self.dtype), x, *own.values())
         wide = accumulation_dtype(self.dtype)
         y = channel_product(x.astype(self.dtype), own["weight"].astype(self.dtype), self.dim, wide)
@@ -61,12 +61,13 @@ class PointwisePlan(BlocksPlan):
 
 
 def channel_product(x: Array, weight: Array, dim: int, wide: np.dtype) -> Array:
-    """Return the product of `weight`, n_out x n_in, with dimension `dim` of x, of which it keeps the order, in `wide`.
+    """Return the product of `weight`, n_out x n_in, with dimension `dim` of x, in the order of x's dimensions, in
+    `wide`.
 
-    Both are of one dtype.
+    Both have one dtype.
     """
     before, after = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
-    if len(weight) > after:  # then a product of each sample by itself would have large gradients of the weight
+    if len(weight) > after:  # then separate products of the samples would have large gradients of the weight
         y = lax.dot_general(x, weight, (((dim,), (1,)), ((), ())), preferred_element_type=wide)
         return jnp.moveaxis(y, -1, dim)
     weights = jnp.broadcast_to(weight, (before, *weight.shape))
@@ -80,8 +81,8 @@ class DistributedPointwise(AffineLayer):
     r"""An affine map of the channels, the same at every entry of all other dimensions, with copies of the weight.
 
     y[..., o, ...] = sum over i of W[o, i] x[..., i, ...] + b[o], along one dimension of x, `dim`: a convolution with a
-    kernel of 1 over N x C x D..., a dense layer over the last dimension of N x S x E. Every worker multiplies its own
-    block; where `dim` is not split, nothing moves but the gradients of W and b.
+    kernel of 1 over N x C x D..., or a dense layer over the last dimension of N x S x E. Every worker multiplies its
+    own block; if `dim` is not split, only the gradients of W and b move.
 
     | tensor | global shape | partition |
     |---|---|---|
@@ -90,26 +91,26 @@ class DistributedPointwise(AffineLayer):
     | W (`params["weight"]`) | n_out x n_in | rows on P_c; copies along all other dimensions of P_x |
     | b (`params["bias"]`) | n_out | P_c; copies along all other dimensions of P_x |
 
-    Where `dim` is not split, P_c is 1, and all workers of P_x hold all of W and b. Where it is, the blocks of x are
-    gathered along it, and each worker computes its rows of y. Gradients of W and b are summed over the copies. Blocks
-    of x may be of any length in all dimensions, also 0; y's are like x's, and balanced along `dim`. The output is of
-    the dtype that x and the parameters have in common; half precisions are summed in float32.
+    If `dim` is not split, P_c is 1, and all workers of P_x hold all of W and b. If it is, the blocks of x are gathered
+    along it, and each worker computes its rows of y. Gradients of W and b are summed over the copies. Blocks of x may
+    have any length in all dimensions, including 0; y's follow x's, and are balanced along `dim`. The output has the
+    common dtype of x and the parameters; half precisions are summed in float32.
 
-    `DistributedLinear` has W split over a grid of workers, for matrices that are too large for one; with the same key,
-    initial weights are the same.
+    `DistributedLinear` splits W over a grid of workers, for matrices too large for one; initial weights for a key are
+    the same.
 
     **Arguments:**
 
     - `P_x`: the partition of input and output.
     - `in_features`, `out_features`: n_in and n_out.
     - `dim`: the dimension of the channels, or features; a negative one counts from the end.
-    - `bias`: whether there is a b.
-    - `replicated`: whether the workers along `dim` hold copies of all channels of x, not blocks of them: of a vector
-      that conditions a network on a time, say. Then nothing is gathered.
+    - `bias`: whether to add b.
+    - `replicated`: whether the workers along `dim` hold copies of all channels of x instead of blocks, for instance of
+      a time embedding. Then nothing is gathered.
 
     A worker outside P_x gets its x back.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1, 1])
@@ -138,7 +139,7 @@ class DistributedPointwise(AffineLayer):
         return {"weight": (self.out_features, self.in_features)} | ({"bias": (self.out_features,)} if self.bias else {})
 
     def param_specs(self) -> dict[str, TensorSpec]:
-        """Return the global shape and the partition of each parameter, of which workers hold copies."""
+        """Return the global shape and the partition of each parameter, which is replicated."""
         before, after = self.P_x.shape[: self.dim + 1], self.P_x.shape[self.dim + 1 :]
         P_W = self.P_x.create_cartesian_topology_partition([*before, 1, *after])  # rows along `dim`, columns whole
         cut = {"weight": (P_W, (self.dim, self.dim + 1)), "bias": (self.P_x, (self.dim,))}
@@ -167,7 +168,7 @@ class DistributedPointwise(AffineLayer):
             each = " on each worker" * self.replicated
             raise PlanError(
                 f"`x` ({shape_text(grid.extent)}) must have length {self.in_features}, `in_features`, in dimension "
-                f"{self.dim}, `dim`{each}, but has {lengths} there."
+                f"{self.dim}, `dim`{each}, but has {lengths}."
             )
         return common_dtype("x", x, self.P_x.ranks)
 

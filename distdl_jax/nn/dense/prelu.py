@@ -28,7 +28,7 @@ from distdl_jax.validation import check_key, checked_integer, is_real
 
 @dataclass(frozen=True)
 class PReLUPlan(BlocksPlan):
-    """The plan of a rectifier: which workers hold copies of its slopes, and the dtype of the output."""
+    """The plan of a rectifier: the workers that hold copies of its slopes, and the dtype of the output."""
 
     of_params: Mapping[str, ReplicatedPlan] = field(hash=False)
     dtype: np.dtype
@@ -36,7 +36,7 @@ class PReLUPlan(BlocksPlan):
     def run(self, world: World, params: Params, x: Array) -> Array:
         """Return this worker's block of the output."""
         weight = self.of_params["weight"].run(world, params["weight"])
-        if x.size == 0:  # JAX drops what empty arrays depend on
+        if x.size == 0:  # JAX drops the dependencies of empty arrays
             return tie(jnp.zeros(x.shape, self.dtype), x, weight)
         wide = accumulation_dtype(self.dtype)
         slopes = weight.astype(wide) if weight.size == 1 else lax.expand_dims(weight.astype(wide), range(1, x.ndim - 1))
@@ -53,19 +53,19 @@ class DistributedPReLU(PartitionedLayer):
     | x, y | n_b x n_c x n_{D-1} x ... x n_0 | P_x: P_n x P_c x P_{D-1} x ... x P_0 |
     | a (`params["weight"]`) | 1, or n_c | copies on all workers of P_x; or P_c, copies along all other dimensions |
 
-    Nothing moves forward; the gradient of a is summed over the copies, in float32 of half precisions. Blocks of x are
-    of any length; along the channels, where each has a slope, they are balanced. At 0 the derivative is a, as in
-    PyTorch.
+    There is no communication in the forward pass; the gradient of a is summed over the copies, in float32 for half
+    precisions. Blocks of x may have any length; they are balanced along the channels if each has a slope. At 0 the
+    derivative is a, as in PyTorch.
 
     **Arguments:**
 
     - `P_x`: the partition of input and output.
-    - `num_parameters`: 1, or n_c: the number of slopes.
+    - `num_parameters`: the number of slopes, 1 or n_c.
     - `init`: the slope of `layer.init()`.
 
     A worker outside P_x gets its x back.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -85,7 +85,7 @@ class DistributedPReLU(PartitionedLayer):
         number = checked_integer("num_parameters", num_parameters, 1)
         if number > 1 and P_x.dim < 2:
             raise InvalidArgumentError(
-                f"`num_parameters` (={number}) must be 1 where `P_x` ({shape_text(P_x.shape)}) has one dimension: "
+                f"`num_parameters` (={number}) must be 1 if `P_x` ({shape_text(P_x.shape)}) has one dimension: "
                 "channels are the second one."
             )
         if not is_real(init):
@@ -93,12 +93,12 @@ class DistributedPReLU(PartitionedLayer):
         self._store(P_x=P_x, num_parameters=number, slope=float(init))
 
     def param_specs(self) -> dict[str, TensorSpec]:
-        """Return the global shape and the partition of the slopes, of which workers hold copies."""
+        """Return the global shape and the partition of the slopes, which are replicated."""
         copied = True if self.num_parameters == 1 else [d for d in range(self.P_x.dim) if d != 1]
         return {"weight": TensorSpec((self.num_parameters,), self.P_x, copied)}
 
     def init(self, key: Array | None = None, dtype: DTypeLike = jnp.float32) -> Params:
-        """Return this worker's initial slopes, all the same, whatever the key."""
+        """Return this worker's initial slopes, all equal and independent of the key."""
         if key is not None:
             check_key("key", key)
         return {name: filled(spec, self.slope, dtype) for name, spec in self.param_specs().items()}

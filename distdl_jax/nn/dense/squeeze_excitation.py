@@ -1,4 +1,4 @@
-"""Channels scaled by numbers that a small network makes of their means."""
+"""Channels scaled by numbers that a small network computes from their means."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from distdl_jax.validation import check_function, checked_integer
 
 @dataclass(frozen=True)
 class ScalingPlan(BlocksPlan):
-    """The plans of what makes the scales of channels, and all workers' blocks of the scaled tensor.
+    """The plans of the layers that compute the scales, and all workers' blocks of the scaled tensor.
 
     - `pool`: of the mean. - `fc1`, `fc2`: of the two maps.
     """
@@ -43,26 +43,26 @@ class ScalingPlan(BlocksPlan):
 class DistributedSqueezeExcitation(Network):
     """y = x s, with a number s for each sample and channel: scale_activation(fc2(activation(fc1(mean of x)))).
 
-    The mean is over all features; `fc1` maps it to `squeeze_channels`, and `fc2` back. Everything may be split.
+    The mean is over all features; `fc1` maps it to `squeeze_channels`, and `fc2` back. All dimensions may be split.
 
     | tensor | global shape | partition |
     |---|---|---|
     | x, y | n_b x n_c x n_{D-1} x ... x n_0 | P_x: P_n x P_c x P_{D-1} x ... x P_0 |
     | `params["fc1"]`, `params["fc2"]` | n_squeeze x n_c, n_c x n_squeeze, and biases | as in `DistributedPointwise` |
 
-    n_b n_c numbers of the block are summed over the workers along the features, forward and backward; where channels
-    are split, these and the squeezed ones are gathered along them. Gradients of the parameters are summed over copies.
-    Blocks of x may be of any length, also 0, along batch and features, and are balanced along the channels.
+    n_b n_c numbers of the block are summed over the workers along the features, forward and backward; if channels are
+    split, these and the squeezed ones are gathered along them. Gradients of the parameters are summed over copies.
+    Blocks of x may have any length, including 0, along batch and features, and are balanced along the channels.
 
     **Arguments:**
 
     - `P_x`: the partition of input and output, of 3 dimensions or more.
     - `input_channels`, `squeeze_channels`: n_c and n_squeeze.
-    - `activation`, `scale_activation`: functions of an array, entry by entry.
+    - `activation`, `scale_activation`: elementwise functions.
 
     A worker outside P_x gets its x back.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1, 1])
@@ -103,9 +103,9 @@ class DistributedSqueezeExcitation(Network):
         return dict(zip(("fc1", "fc2"), entries, strict=True))
 
     def plan(self, x: ShapeDtypes, params: Mapping[int, Any] | None = None) -> ScalingPlan:
-        """Plan what becomes of all workers' blocks: without a message, and the same on every worker.
+        """Plan the layer for all workers' blocks: without communication, with the same result on every worker.
 
-        **Raises:** `PlanError` where x or a parameter does not fit.
+        **Raises:** `PlanError` if x or a parameter does not fit.
         """
         x = taking_part(x, self.P_x.ranks)
         real_grid("x", x, self.P_x, {1: self.input_channels})
@@ -126,7 +126,7 @@ class DistributedSqueezeExcitation(Network):
             (squeeze, fc1), (excite, fc2) = self._parts
             squeezed = self._activated(self.activation, run(squeeze, fc1, self._pool(x)))
             scale = self._activated(self.scale_activation, run(excite, fc2, squeezed))
-            return tie(x * scale, scale)  # JAX drops what empty arrays depend on
+            return tie(x * scale, scale)  # JAX drops the dependencies of empty arrays
 
     def _activated(self, function: Callable[[Array], Array], x: Array) -> Array:
         check_activation(function, self.P_x, x, tuple(range(2, self.P_x.dim)))

@@ -1,4 +1,4 @@
-"""Megatron's pair of linear layers: features are cut between the two, and the stream around them is not."""
+"""Megatron's pair of linear layers: the features between the two are cut, the stream around them is not."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def ColumnParallelLinear(
     | y | n_b x ... x n_s x n_out | P: P_n x ... x 1 x p |
     | W, b | n_out x n_in, n_out | P_n x p x 1: rows of W |
 
-    With copies of x nothing moves, and gradients of copies are in shares, one on each worker, that add up. With parts
-    the sequence is gathered, and its gradient reduce-scattered.
+    With copies of x nothing moves, and the gradient is the sum of the partial gradients on its workers. With parts of
+    it the sequence is gathered, and its gradient reduce-scattered.
 
     **Arguments:**
 
@@ -67,8 +67,8 @@ def RowParallelLinear(
     | y | n_b x ... x n_s x n_out | P_n x ... x p x 1: copies, or, with `sequence_parallel`, parts of the sequence |
     | W, b | n_out x n_in, n_out | P_n x 1 x p: columns of W; b on the first worker |
 
-    Products are summed over the p workers, to all of them, or scattered along the sequence. Backward, gradients of the
-    copies, in shares, are summed in the same way, and those of parts gathered.
+    Products are summed over the p workers onto all of them, or scattered along the sequence. In the backward pass,
+    partial gradients of the copies are summed in the same way, and gradients of parts are gathered.
 
     **Arguments:**
 
@@ -78,7 +78,7 @@ def RowParallelLinear(
 
     **Returns:** the `DistributedLinear` with these partitions.
 
-    **Raises:** `InvalidTypeError` and `InvalidArgumentError` as `ColumnParallelLinear`.
+    **Raises:** `InvalidTypeError` and `InvalidArgumentError` as in `ColumnParallelLinear`.
 
     >>> import distdl_jax as dj
     >>> RowParallelLinear(dj.planning_world(4).grid([1, 1, 4]), in_features=32, out_features=8, sequence_parallel=True)
@@ -95,8 +95,8 @@ def _layer(
     check_partitions(P=P)
     if P.dim < 3 or set(P.shape[1:-1]) != {1}:
         raise InvalidArgumentError(
-            f"`P` ({shape_text(P.shape)}) must be P_n x 1 x p, or with more dimensions of 1 between: batch, sequence, "
-            "and features."
+            f"`P` ({shape_text(P.shape)}) must be P_n x 1 x p, with any number of ones between: batch, sequence, and "
+            "features."
         )
     p_n, p = P.shape[0], P.shape[-1]
     stream = P.grid([*P.shape[:-2], p, 1])
