@@ -1,12 +1,14 @@
-"""Ring attention: keys and values come from other workers block by block, forward and again backward.
+"""Ring attention: keys and values arrive from other workers block by block, in the forward and again in the backward
+pass.
 
-No worker keeps more of the sequence than its own block: not the blocks that passed, and no scores. Backward, blocks are
-fetched again, the gradients of their keys and values are sent back, and weights are recomputed from the logarithms of
-their sums. If queries see no keys behind them, workers lend queries to others (see `ring_schedule`): unfinished sums
-come back, and backward the gradients of queries; those of keys and values stay where they are made.
+No worker stores more of the sequence than its own block: neither the blocks that passed, nor scores. In the backward
+pass, blocks are fetched again, the gradients of their keys and values are sent back, and weights are recomputed from
+the logarithms of their sums. If queries see no later keys, workers send queries to others for load balancing (see
+`ring_schedule`): partial sums come back, and in the backward pass the gradients of queries; gradients of keys and
+values stay where they are computed.
 
 Source: Liu et al. (2023), arXiv:2310.01889; Dao et al. (2022), arXiv:2205.14135; Li et al. (2023), arXiv:2310.03294
-(loans).
+(load balancing).
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class Extras(NamedTuple):
     """Further inputs of an attention, besides queries and keys; None if not given.
 
     - `mask`: (n or 1) x (heads or 1) x queries x all keys, as in `online_softmax.Keys`.
-    - `key`: of the random numbers, by which weights are dropped.
+    - `key`: for the random numbers by which weights are dropped.
     """
 
     mask: Array | None = None
@@ -48,7 +50,8 @@ class Extras(NamedTuple):
 
 @dataclass(frozen=True)
 class Dropping:
-    """Dropout of weights: they are 0 with probability `p`, and the others are divided by 1 - p, whatever the partition.
+    """Dropout of weights: they are set to 0 with probability `p`, and divided by 1 - p otherwise, independently of the
+    partition.
 
     Weights stay where `jax.random.bernoulli(key, 1 - p, shape)` is true, for the whole batch, all heads, queries and
     keys: `shape`. - `samples`, `heads`, `queries`: the ranges of this worker.
@@ -61,9 +64,9 @@ class Dropping:
     queries: Range
 
     def factors(self, key: Array, block: int, first: int, n: int) -> Array:
-        """Return the factors of the weights of `n` keys, from place `block + first` on.
+        """Return the factors of the weights of `n` keys, from position `block + first` on.
 
-        They are samples x heads x queries x keys.
+        Their shape is samples x heads x queries x keys.
         """
         keys = (block + first, block + first + n)
         box = (self.samples, self.heads, self.queries, keys)
@@ -73,10 +76,10 @@ class Dropping:
 
 @dataclass(frozen=True)
 class Loans:
-    """The movements between workers that lend queries and those that compute for them.
+    """The load-balancing movements between owners of queries and the workers that compute for them.
 
-    - `queries`, `backward_inputs`: to the borrower, forward and backward, see `_joined_inputs`.
-    - `sums`, `gradients`: the results of queries, and their gradients, back to the lender, see `_send_back`.
+    - `queries`, `backward_inputs`: to the computing worker, forward and backward, see `_joined_inputs`.
+    - `sums`, `gradients`: the results of queries, and their gradients, back to the owner, see `_send_back`.
     """
 
     queries: RangesPlan
@@ -87,9 +90,9 @@ class Loans:
 
 @dataclass(frozen=True)
 class Step:
-    """A turn of all workers, with the movements of keys and values, `fetch`, and of their gradients, `send_back`.
+    """A round of all workers, with the movements of keys and values, `fetch`, and of their gradients, `send_back`.
 
-    - `loans`: the movements of queries that others compute; None if no worker does.
+    - `loans`: the movements of queries computed on other workers; None if there are none.
     """
 
     turn: Turn
@@ -102,10 +105,10 @@ class Step:
 class Ring:
     """The attention of one worker's queries to all keys.
 
-    - `index`: the place of this worker along the sequence. - `queries`: the places of its queries.
-    - `own`: the places of its keys. - `steps`: the turns that bring it the other keys.
+    - `index`: the position of this worker along the sequence. - `queries`: the positions of its queries.
+    - `own`: the positions of its keys. - `steps`: the rounds that bring it the other keys.
     - `causal`: whether queries see no keys that come after them.
-    - `padded`: whether a flag stands behind each key's and value's numbers: 1 where it is padding.
+    - `padded`: whether a flag follows each key's and value's numbers: 1 if it is padding.
     - `dropping`: the dropout of the weights.
     """
 
@@ -118,7 +121,7 @@ class Ring:
     dropping: Dropping | None = None
 
     def for_queries(self, queries: Range) -> Ring:
-        """Return the ring of other queries."""
+        """Return the ring for other queries."""
         dropping = self.dropping
         return replace(self, queries=queries, dropping=dropping and replace(dropping, queries=queries))
 
@@ -131,7 +134,7 @@ class Ring:
         return sees(self.queries, keys, self.causal) and q.size > 0 and block.size > 0
 
     def keys(self, block: Array, keys: Range, extras: Extras) -> Keys:
-        """Return the keys and values of a block, at the places `keys`, and what hides them."""
+        """Return the keys and values of a block, at the positions `keys`, and their masks."""
         padding = block[:, :, 0, -1] > 0.5 if self.padded else None
         k, v = jnp.split(block[..., :-1] if self.padded else block, 2, axis=-1)
         factors = None
@@ -150,7 +153,7 @@ class Ring:
 
 
 def block_of(k: Array, v: Array, padding: Array | None) -> Array:
-    """Join keys and values, and the flags of those that are padding."""
+    """Join keys and values, and the flags that mark padding."""
     if padding is None:
         return jnp.concatenate([k, v], axis=-1)
     flags = jnp.broadcast_to(padding[:, :, None, None], (*k.shape[:3], 1)).astype(k.dtype)
@@ -172,12 +175,12 @@ def attended(world: World, ring: Ring, q: Array, block: Array, extras: Extras) -
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attended(world: World, ring: Ring, q: Array, block: Array, extras: Extras) -> tuple[Array, Array, Array]:
-    """Return the output, an empty anchor of it (see `functional.movement`), and the logarithms of the sums."""
+    """Return the output, an empty anchor for it (see `functional.movement`), and the logarithms of the sums."""
     running = _after(ring, start(q), q, block, ring.own, extras)
     for step in ring.steps:
         keys, queries, lent, taken = step.turn.share(ring.index)
         rows, before = ring.rows(queries), tie(q, running.total)
-        # What moves comes before what is computed, for others wait for it; and after the turn before.
+        # Messages go before the computation, since other workers wait for them, and after the previous round.
         if step.loans is not None:
             before = borrowed = step.loans.queries.run(world, before)
         fetched = step.fetch.run(world, tie(block, before))
@@ -189,7 +192,7 @@ def _attended(world: World, ring: Ring, q: Array, block: Array, extras: Extras) 
             sums = _joined_sums(_after(ring.for_queries(taken), start(borrowed), borrowed, block, ring.own, extras))
             returned = _send_back(world, step.loans.sums, tie(sums, borrowed, block), _joined_sums(running))
             running = _merge_rows(running, returned, ring.rows(lent))
-            # Other workers wait for what is sent back, so it goes before this worker's own sums are computed.
+            # Other workers wait for these messages, so they are sent before this worker computes its own sums.
             running = running._replace(total=world.transport.sent_first(tie(running.total, returned)))
     y, log_sum = finished(running, np.dtype(q.dtype))
     y = tie(y, q, block)
@@ -275,18 +278,18 @@ def _mask_gradient(mask: Array | None, parts: Sequence[tuple[Range, Array | None
 _attended.defvjp(_forward, _backward)
 
 
-# --- rows that travel ----------------------------------------------------------------------------------------------
+# --- rows in messages ----------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 """Arrays."""
 
 
 def _send_back(world: World, plan: RangesPlan, results: Array, mine: Array) -> Array:
-    """Return the results for this worker's places, from another worker, and send `results` for another's places there.
+    """Return the results for this worker's positions, from another worker, and send it `results` for its own.
 
-    - `mine`: what this worker computes before it waits, like `results` but for the rows. One of its rows goes in front,
-      and stays: XLA's schedule, which knows no ties, would run a receive that has only an empty operand before the work
-      that is to be done meanwhile.
+    - `mine`: the result of this worker's computation before it waits, like `results` but for the rows. One of its rows
+      is prepended, and stays: XLA's schedule, which ignores ties, would run a receive with only an empty operand before
+      the work meant to overlap with it.
     """
     shape = (results.shape[0], 1, *results.shape[2:])
     row = lax.slice_in_dim(mine, 0, 1, axis=1) if mine.shape[1] else tie(jnp.zeros(shape, results.dtype), mine)
@@ -294,14 +297,14 @@ def _send_back(world: World, plan: RangesPlan, results: Array, mine: Array) -> A
 
 
 def _joined_inputs(q: Array, dy: Array, log_sum: Array, delta: Array) -> Array:
-    """Join what gradients are computed from, see `online_softmax.gradients`: n x queries x heads x (d + d + 2)."""
+    """Join the inputs of `online_softmax.gradients`: n x queries x heads x (d + d + 2)."""
     wide = accumulation_dtype(np.dtype(q.dtype))
     sums = jnp.moveaxis(jnp.stack([log_sum, delta], -1), 1, 2)
     return jnp.concatenate([x.astype(wide) for x in (q, dy, sums)], -1)
 
 
 def _split_inputs(joined: Array) -> tuple[Array, Array, Array, Array]:
-    """Split what `_joined_inputs` joins."""
+    """Split the array from `_joined_inputs`."""
     d = joined.shape[-1] // 2 - 1
     q, dy, sums = jnp.split(joined, [d, 2 * d], -1)
     log_sum, delta = (lax.index_in_dim(jnp.moveaxis(sums, 2, 1), i, 3, False) for i in range(2))
@@ -309,7 +312,7 @@ def _split_inputs(joined: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def _joined_sums(running: Running) -> Array:
-    """Join sums, as they travel: n x queries x heads x (d + 2)."""
+    """Join sums for a message: n x queries x heads x (d + 2)."""
     top, total, values = running
     return jnp.moveaxis(jnp.concatenate([values, top[..., None], total[..., None]], -1), 1, 2)
 
@@ -328,7 +331,7 @@ def _cut(tree: T, rows: Range, axis: int) -> T:
 
 
 def _put(tree: T, part: T, rows: Range, axis: int) -> T:
-    """Return arrays with `part` in the place of their `rows`."""
+    """Return arrays with their `rows` replaced by `part`."""
 
     def replaced(whole: Array, part: Array) -> Array:
         size = whole.shape[axis]

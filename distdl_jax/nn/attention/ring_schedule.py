@@ -1,17 +1,17 @@
-"""The schedule of a ring: which keys each worker along a split sequence looks at in each turn.
+"""The schedule of a ring: the keys that each worker along a split sequence processes in each round.
 
-Where queries see no keys behind them, worker i of p has i + 1 blocks of keys to look at. So that all take as long,
-workers that would wait compute for others: in turn d = 1, 2, ..., p // 2 the workers from d on fetch the keys of the
-worker d before them, and the first d take queries of the worker p - d behind them, for their own keys. Where d = p / 2
-these are the same pairs, and each computes half of the queries. So besides its own block each worker has (p - 1) / 2 to
-look at, instead of p - 1 for the last one.
+If queries see no later keys, worker i of p has i + 1 blocks of keys to process. For load balancing, workers that would
+wait compute for others: in round d = 1, 2, ..., p // 2 the workers from d on fetch the keys of the worker d before
+them, and the first d receive queries of the worker p - d after them, for their own keys. If d = p / 2 these are the
+same pairs, and each computes half of the queries. So besides its own block each worker processes (p - 1) / 2 blocks,
+instead of p - 1 for the last one.
 
-In a zig-zag order of the sequence (blocks i and 2p - 1 - i on worker i) workers compute as much without loans. But
-users would have to permute their sequences; and 4 workers with as many key heads as heads would send 18 blocks of rows
-where they send 14, and 36 backward where they send 26: queries are half as large as keys and values, and gradients of
-keys stay where loans make them.
+In a zig-zag order of the sequence (blocks i and 2p - 1 - i on worker i) the work is balanced without sending queries.
+But users would have to permute their sequences; and 4 workers with as many key heads as heads would send 18 blocks of
+rows instead of 14, and 36 backward instead of 26: queries are half as large as keys and values, and gradients of keys
+need not be sent.
 
-Source: Liu et al. (2023), arXiv:2310.01889 (ring); Li et al. (2023), arXiv:2310.03294 (balance).
+Source: Liu et al. (2023), arXiv:2310.01889 (ring); Li et al. (2023), arXiv:2310.03294 (load balancing).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from distdl_jax.plans.decomposition import Range
 
 
 class Turn(NamedTuple):
-    """The work of the workers along the sequence at one time, by their index; ranges are places in the sequence.
+    """The work of the workers along the sequence in one round, by index; ranges are positions in the sequence.
 
-    - `keys`: the keys of another worker that each fetches. - `queries`: its own queries that look at them.
-    - `lent`: its own queries that another worker computes. - `taken`: another worker's queries, for its own keys.
-    - `near`, `far`: keys come from the worker `near` before it, `taken` queries from the worker `far` behind it.
+    - `keys`: the keys that each fetches from another worker. - `queries`: its own queries for these keys.
+    - `lent`: its own queries that another worker processes. - `taken`: another worker's queries, for its own keys.
+    - `near`, `far`: keys come from the worker `near` before it, `taken` queries from the worker `far` after it.
     """
 
     near: int
@@ -38,7 +38,7 @@ class Turn(NamedTuple):
     taken: tuple[Range, ...]
 
     def share(self, i: int) -> tuple[Range, Range, Range, Range]:
-        """Return `keys`, `queries`, `lent` and `taken` of the worker at place `i`."""
+        """Return `keys`, `queries`, `lent` and `taken` of the worker at index `i`."""
         return self.keys[i], self.queries[i], self.lent[i], self.taken[i]
 
     @property
@@ -57,10 +57,10 @@ def sees(queries: Range, keys: Range, causal: bool) -> bool:
 
 
 def turns_of(queries: Sequence[Range], keys: Sequence[Range], causal: bool, balanced: bool) -> tuple[Turn, ...]:
-    """Return the turns after the first, in which all look at their own keys.
+    """Return the rounds after the first, in which all workers process their own keys.
 
-    - `queries`, `keys`: the places of each worker. - `causal`: whether queries see no keys behind them; both are the
-      same places then. - `balanced`: whether workers may then compute for others.
+    - `queries`, `keys`: the positions of each worker. - `causal`: whether queries see no later keys; both have the same
+      positions then. - `balanced`: whether workers may then compute for others.
 
     >>> (turn,) = turns_of([(0, 3), (3, 6)], [(0, 3), (3, 6)], causal=True, balanced=True)
     >>> turn.keys[1], turn.queries[1], turn.lent[1], turn.taken[0]
@@ -73,7 +73,7 @@ def turns_of(queries: Sequence[Range], keys: Sequence[Range], causal: bool, bala
 
 
 def _turn(queries: Sequence[Range], keys: Sequence[Range], near: int, far: int, first: int) -> Turn:
-    """Return the turn in which workers from `first` on fetch keys, and workers from `far` on lend queries."""
+    """Return the round in which workers from `first` on fetch keys, and workers from `far` on send queries."""
     p, looking, lent = len(queries), [], []
     for i, (start, stop) in enumerate(queries):
         middle = (start + stop) // 2

@@ -1,4 +1,4 @@
-"""A mixture of experts, of which each worker has some."""
+"""A mixture of experts, distributed over workers."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ State = dict[str, Array]
 
 
 class Expert(Protocol):
-    """One expert: a function of its parameters and of tokens, the same for all experts but for the parameters.
+    """One expert: a function of its parameters and of tokens; experts differ only in their parameters.
 
-    It is immutable and hashable, like layers. It runs on the worker that has the expert, under `jax.vmap`.
+    It is immutable and hashable, like layers. It runs on its worker, under `jax.vmap`.
     """
 
     def init(self, key: Array, dtype: DTypeLike) -> dict[str, Array]:
         """Return the parameters of one expert, from its own random key."""
 
     def __call__(self, params: Any, tokens: Array) -> Array:
-        """Return the output for tokens x features; some of the tokens are zeros, whose output is not read."""
+        """Return the output for tokens x features; some of the tokens are zeros, whose output is ignored."""
 
 
 @dataclass(frozen=True)
 class MLP:
-    """y = down activation(up x + up_bias) + down_bias, with weights in PyTorch's layout and its initial values."""
+    """y = down activation(up x + up_bias) + down_bias, with weights in PyTorch's layout and initialization."""
 
     features: int
     hidden: int
@@ -79,11 +79,11 @@ class MLP:
 
 @dataclass(frozen=True)
 class DistributedMixtureOfExperts(PartitionedLayer):
-    r"""Sends each token to some of many experts, which are split over workers, and adds up what these return.
+    r"""Send each token to some of many experts, which are distributed over workers, and add up their outputs.
 
-    With probabilities softmax(router token) and the k most probable experts of each token:
-    y = sum over them of gate * expert(token). An expert takes only so many tokens of a group, its *capacity*; of the
-    rest it returns 0. So there should be a way around the layer (`nn.Residual`).
+    With probabilities softmax(router token) and the k most probable experts of each token: y = sum over them of gate *
+    expert(token). An expert accepts a limited number of tokens from a group, its *capacity*; for further ones it
+    returns 0. So the layer should have a skip connection (`nn.Residual`).
 
     | tensor | global shape | partition |
     |---|---|---|
@@ -92,29 +92,29 @@ class DistributedMixtureOfExperts(PartitionedLayer):
     | of the experts: `up_weight`, `up_bias` | n_x x n_h x n_e, n_x x n_h | the n_x experts over the workers of P_W |
     | ... `down_weight`, `down_bias` | n_x x n_e x n_h, n_x x n_e | the same |
 
-    Tokens may be split in any way, experts over any number of workers, which need not divide them. y and all gradients
-    are those on one worker, whatever the partitions: tokens are dropped in one order. An expert takes the first choices
-    of all tokens of the group, then the second ones, and so on; each in the row-major order of the whole tensor.
+    Tokens may be split in any way, and experts over any number of workers, divisible or not. y and all gradients are
+    those on one worker, whatever the partitions, since tokens are dropped in a fixed order. An expert accepts the first
+    choices of all tokens of the group, then the second ones, and so on; each in the row-major order of the whole
+    tensor.
 
-    *Groups.* A token shares the capacity with the tokens of its group: by default those of its sample. Each worker
-    reserves as many slots for each expert as it can have tokens for it: for each of its groups the capacity, or the
-    number of tokens where that is less. So groups that lie on one worker each make the least messages, k
-    `capacity_factor` times its tokens. Where the workers along the sequence cut the groups, reshape n_b x n_s x n_e to
-    n_b x p x n_s/p x n_e, and take `group_axes=(0, 1)`.
+    *Groups.* The tokens of a group share the capacity: by default, the tokens of a sample. Each worker reserves for
+    each expert as many slots as it may need: for each of its groups the capacity, or the number of tokens if that is
+    less. So messages are smallest if each group is on one worker: k `capacity_factor` times its tokens. If the workers
+    along the sequence cut the groups, reshape n_b x n_s x n_e to n_b x p x n_s/p x n_e, and use `group_axes=(0, 1)`.
 
-    *Losses.* y alone comes from `layer(params, x)`. With `y, state = layer(params, x, state=state)`, in training, the
-    state has the losses that keep the experts in balance on the first worker of P_x, and empty arrays on the others. So
-    `jnp.sum(state["load_balancing_loss"])` is each worker's part, and counts once. Add it to the loss with a small
-    factor (0.01):
+    *Losses.* `layer(params, x)` returns y alone. With `y, state = layer(params, x, state=state)`, in training, the
+    state holds the load-balancing losses on the first worker of P_x, and empty arrays on the others. So
+    `jnp.sum(state["load_balancing_loss"])` is each worker's part of the loss. Add it to the loss with a small factor
+    (0.01):
 
     - `load_balancing_loss`: n_x * sum over the experts of (share of assignments, before any is dropped) * (mean
-      probability), over all tokens: 1 where balanced. Its gradient goes through the probabilities.
+      probability), over all tokens: 1 if balanced. Its gradient goes through the probabilities.
     - `router_z_loss`: the mean over all tokens of logsumexp(logits)^2.
-    - `tokens_per_expert`: int32, n_x: how many assignments each expert was chosen for. Those beyond the capacity of a
+    - `tokens_per_expert`: int32, n_x: the number of assignments to each expert. Assignments beyond the capacity of a
       group were dropped.
 
-    Per call a worker sends its slots to the experts, n_x * slots * n_e, and a number for each; as much returns. Where a
-    group is cut by workers, they gather n_x * k numbers for each row of tokens in it. With a state, 2 n_x + 1 numbers
+    Per call a worker sends its slots to the experts, n_x * slots * n_e, and a number for each slot; as much returns. If
+    a group is cut over workers, they gather n_x * k numbers for each row of its tokens. With a state, 2 n_x + 1 numbers
     are summed to the first worker.
 
     **Arguments:**
@@ -122,18 +122,18 @@ class DistributedMixtureOfExperts(PartitionedLayer):
     - `P_x`: the partition of input and output, of 2 dimensions or more, the last of them the features: 1.
     - `embed_dim`, `num_experts`: n_e and n_x.
     - `hidden_dim`: n_h. Default: 4 n_e.
-    - `top_k`: k, how many experts a token chooses, at most n_x.
-    - `capacity_factor`: an expert takes ceil(factor * k * tokens / n_x) assignments of a group, at least 1. None: all,
-      with as many slots as tokens; nothing is dropped.
-    - `group_axes`: the dimensions of x along which each index has its own groups. Default: 0, the samples; none
-      where x is tokens x features. () makes one group of all.
-    - `normalize`: whether the gates of a token add up to 1. Default: where k is above 1.
+    - `top_k`: k, the number of experts for a token, at most n_x.
+    - `capacity_factor`: an expert accepts ceil(factor * k * tokens / n_x) assignments from a group, at least 1. None:
+      all, with as many slots as tokens, so nothing is dropped.
+    - `group_axes`: the dimensions of x along which each index is a separate group. Default: 0, the samples; none if x
+      is tokens x features. () makes all tokens one group.
+    - `normalize`: whether the gates of a token are normalized to sum 1. Default: if k is above 1.
     - `activation`: of the experts' hidden layer.
-    - `expert`: another kind of expert, in place of `hidden_dim` and `activation`: a hashable object with `init(key,
-      dtype)`, which returns a dictionary of the arrays of one expert, and `expert(params, tokens)`, from n x n_e to n x
-      any number of features. It is run with `jax.vmap` over the experts of a worker. Rows that no token has are 0.
-    - `P_W`: the workers that have experts, on a partition of one dimension, which may be others than those of P_x.
-      Default: all of P_x.
+    - `expert`: a custom expert, instead of `hidden_dim` and `activation`: a hashable object with `init(key, dtype)`,
+      which returns a dictionary of the arrays of one expert, and `expert(params, tokens)`, from n x n_e to n x any
+      number of features. It runs under `jax.vmap` over the experts of a worker. Rows without a token are 0.
+    - `P_W`: the workers with experts, a partition of one dimension, which may differ from those of P_x. Default: all of
+      P_x.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; when applied,
     `PlanError`.
@@ -168,11 +168,11 @@ class DistributedMixtureOfExperts(PartitionedLayer):
         if self.P_x.dim < 2 or self.P_x.shape[-1] > 1:
             raise InvalidArgumentError(
                 f"`P_x` ({shape_text(self.P_x.shape)}) must have 2 dimensions or more, and one worker along the last, "
-                "the features: a token is whole."
+                "the features: tokens can't be split."
             )
         if self.P_W is not None and (self.P_W.dim != 1 or self.P_W.size == 0):
             raise InvalidArgumentError(
-                f"`P_W` ({shape_text(self.P_W.shape)}) must have one dimension, of the workers that have experts."
+                f"`P_W` ({shape_text(self.P_W.shape)}) must have one dimension, along the experts."
             )
         for name in ("embed_dim", "num_experts", "top_k"):
             checked_integer(name, getattr(self, name), 1)
@@ -189,7 +189,7 @@ class DistributedMixtureOfExperts(PartitionedLayer):
         axes = checked_axes("group_axes", (0,) * (self.P_x.dim > 2) if given is None else given, self.P_x.shape)
         if self.P_x.dim - 1 in axes:
             raise InvalidArgumentError(
-                f"`group_axes` (={given}) must name dimensions of tokens, 0 to {self.P_x.dim - 2}, not the features."
+                f"`group_axes` (={given}) must be dimensions of tokens, 0 to {self.P_x.dim - 2}, not the features."
             )
         normalize = self.top_k > 1 if self.normalize is None else checked_boolean("normalize", self.normalize)
         self._store(group_axes=axes, normalize=normalize)
@@ -205,7 +205,7 @@ class DistributedMixtureOfExperts(PartitionedLayer):
             )
         if self.hidden_dim is not None:
             raise InvalidArgumentError(
-                f"`hidden_dim` (={self.hidden_dim}) is of the default expert; leave it out where `expert` is given."
+                f"`hidden_dim` (={self.hidden_dim}) belongs to the default expert; omit it if `expert` is given."
             )
         made = self._expert_shapes
         if not isinstance(made, Mapping) or "router" in made or not all(hasattr(x, "shape") for x in made.values()):
@@ -224,7 +224,7 @@ class DistributedMixtureOfExperts(PartitionedLayer):
 
     @cached_property
     def _owners(self) -> Partition:
-        """The workers that have experts, in one dimension."""
+        """The workers with experts, in one dimension."""
         return self.P_W or self.P_x.create_cartesian_topology_partition([self.P_x.size])
 
     @cached_property
@@ -241,7 +241,7 @@ class DistributedMixtureOfExperts(PartitionedLayer):
         }
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
-        """Return this worker's initial parameters: a router as a linear layer's, and experts from a key of each."""
+        """Return this worker's initial parameters: a linear layer's for the router, and experts with separate keys."""
         check_key("key", key)
         dtype, specs = checked_dtype("dtype", dtype), self.param_specs()
         router_key, experts_key = jax.random.split(key)
@@ -263,7 +263,7 @@ class DistributedMixtureOfExperts(PartitionedLayer):
         return losses | {"tokens_per_expert": TensorSpec((self.num_experts,), first)}
 
     def init_state(self, dtype: DTypeLike = jnp.float32) -> State:
-        """Return this worker's part of a state of zeros; losses of `dtype`."""
+        """Return this worker's part of a zero state, with losses of `dtype`."""
         dtype = checked_dtype("dtype", dtype)
         return {
             name: jnp.zeros(spec.local_shape, jnp.int32 if name == "tokens_per_expert" else dtype)
@@ -289,21 +289,21 @@ class DistributedMixtureOfExperts(PartitionedLayer):
         **Arguments:**
 
         - `params`: this worker's parameters, from `init`.
-        - `x`: this worker's block on P_x, perhaps empty; outside P_x a zero-volume array.
-        - `state`: from `init_state`, or the last call; its values are not read.
-        - `training`: whether the losses are computed; else the state stays as it is, and nothing moves for it.
+        - `x`: this worker's block on P_x, which may be empty; outside P_x a zero-volume array.
+        - `state`: from `init_state`, or the previous call; its values are ignored.
+        - `training`: whether the losses are computed; otherwise the state is unchanged, and its movements don't run.
 
         **Returns:** this worker's block of y on P_x, elsewhere in P_W a zero-volume array, outside both `x`; with a
-        state the pair of that and of the new state.
+        state, the pair of that and the new state.
 
-        **Raises:** `InvalidTypeError` where `training` is not True or False, or `state` no dictionary; `PlanError`, on
-        every worker of the layer, where x or a parameter does not fit.
+        **Raises:** `InvalidTypeError` if `training` is not True or False, or `state` is not a dictionary; `PlanError`,
+        on every worker of the layer, if x or a parameter does not fit.
         """
         training = checked_boolean("training", training)
         if not (state is None or (isinstance(state, Mapping) and state.keys() == self.state_specs().keys())):
             raise InvalidTypeError(
                 f"`state` (={state!r}) must be a dictionary of {sorted(self.state_specs())}, from `init_state` or the "
-                "last call."
+                "previous call."
             )
         world = self.P_x.world
         if world.rank not in self._team:

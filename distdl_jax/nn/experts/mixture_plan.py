@@ -1,8 +1,8 @@
-"""The plan of a mixture of experts: how tokens get to the experts that they choose, and back.
+"""The plan of a mixture of experts: the movement of tokens to their experts, and back.
 
-What workers send has a shape that is known while tracing, whatever the tokens choose: each has as many slots for each
-expert as it can at most have tokens for it. Slots are numbered worker by worker, and those of all workers are one
-tensor of experts x slots x features. It is split along the slots before an all-to-all, and along the experts after it.
+Messages have static shapes, whatever the tokens choose: each worker has as many slots for each expert as it can need.
+Slots are numbered worker by worker, and those of all workers are one tensor of experts x slots x features. It is split
+along the slots before an all-to-all, and along the experts after it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Params = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a tensor in groups, and each worker's part of them.
+    """The tokens of a tensor in groups, and each worker's share of them.
 
     - `grid`: the blocks of x on P_x; the last dimension, the features, is whole.
     - `group_axes`: the dimensions along which each index is a group.
@@ -61,7 +61,7 @@ class Tokens:
 
     @cached_property
     def rows_along(self) -> tuple[int, ...]:
-        """The dimensions up to the last one that is split: the tokens of a row, behind them, are on one worker."""
+        """The dimensions up to the last split one; the tokens of a row, along the remaining ones, are on one worker."""
         split = [place for place, d in enumerate(self.axes) if self.grid.shape[d] > 1]
         return self.axes[: split[-1] + 1] if split else ()
 
@@ -70,7 +70,7 @@ class Tokens:
         return tuple(stop - start for start, stop in self.grid.box(self.grid.cell_of[worker]))
 
     def size(self, worker: int) -> tuple[int, int]:
-        """Return how many groups the block of `worker` has, and how many tokens of each of them."""
+        """Return the number of groups in the block of `worker`, and of tokens in each."""
         lengths = self.lengths(worker)
         return math.prod(lengths[d] for d in self.group_axes), math.prod(lengths[d] for d in self.axes)
 
@@ -81,12 +81,12 @@ class Tokens:
         return math.prod(extent[d] for d in self.group_axes), math.prod(extent[d] for d in self.axes)
 
     def numbers(self, worker: int) -> np.ndarray:
-        """Return the numbers of the groups of `worker` among all."""
+        """Return the global numbers of the groups of `worker`."""
         box = self.grid.box(self.grid.cell_of[worker])
         return _numbers([box[d] for d in self.group_axes], [self.grid.extent[d] for d in self.group_axes])
 
     def rows(self, worker: int) -> np.ndarray:
-        """Return the numbers of the rows of `worker` among all of a group."""
+        """Return the numbers of the rows of `worker` among all rows of a group."""
         cell, (*before, last) = self.grid.cell_of[worker], self.rows_along
         box, place = self.grid.box(cell), self.grid.index(cell)[last]
         lengths = [self.grid.extent[d] for d in before]
@@ -121,7 +121,7 @@ def _numbers(ranges: Sequence[tuple[int, int]], lengths: Sequence[int]) -> np.nd
 
 @dataclass(frozen=True)
 class Dispatch:
-    """The numbers of a mixture: experts, choices of a token, and the capacity of an expert for each group."""
+    """The sizes of a mixture: experts, choices of a token, and the capacity of an expert for each group."""
 
     tokens: Tokens
     experts: int
@@ -129,15 +129,15 @@ class Dispatch:
     capacity: int
 
     def slots_of_group(self, worker: int) -> int:
-        """Return how many tokens of a group `worker` can at most have for an expert."""
+        """Return the largest number of tokens of a group that `worker` may have for an expert."""
         return min(self.capacity, self.tokens.size(worker)[1])
 
     def slots(self, worker: int) -> int:
-        """Return how many slots `worker` has for each expert."""
+        """Return the number of slots of `worker` for each expert."""
         return self.tokens.size(worker)[0] * self.slots_of_group(worker)
 
     def exchange(self, P_W: Partition, features: int) -> Exchange:
-        """Return the all-to-all of experts x slots x features, from the slots' workers to those of the experts."""
+        """Return the all-to-all of experts x slots x features, from the slots' workers to the experts' workers."""
         ranks = self.tokens.grid.ranks
         slots = ranges_of_sizes([self.slots(worker) for worker in ranks])
         owned = ProductGrid(ranks, (((0, self.experts),), slots, ((0, features),)))
@@ -149,11 +149,12 @@ class Dispatch:
 class MixturePlan(BlocksPlan):
     """The plan of a mixture of experts.
 
-    - `dispatch`: its numbers; `expert`: what an expert computes; `normalize`: whether a token's gates add up to 1.
-    - `to_tokens`: the broadcast of the router to the workers that have tokens.
-    - `to_rows`: the gathering of counts, along the dimensions of a group that are split; None where none is.
-    - `to_experts`, `places_to_experts`: the all-to-all of tokens and of their places to the experts; `to_slots`: back.
-    - `sum_losses`, `sum_counts`: the sums for the losses, to the first worker.
+    - `dispatch`: its sizes; `expert`: the computation of an expert; `normalize`: whether a token's gates sum to 1.
+    - `to_tokens`: the broadcast of the router to the workers with tokens.
+    - `to_rows`: the gathering of counts, along the split dimensions of a group; None if there are none.
+    - `to_experts`, `places_to_experts`: the all-to-all of tokens and of their positions to the experts; `to_slots`:
+      back.
+    - `sum_losses`, `sum_counts`: the sums for the losses, onto the first worker.
     - `dtype`: of the output.
     """
 
@@ -170,7 +171,7 @@ class MixturePlan(BlocksPlan):
     dtype: np.dtype
 
     def run(self, world: World, params: Params, x: Array) -> tuple[Array, Choices | None]:
-        """Return this worker's block of the output, and its tokens' choices; None where it has no part of x."""
+        """Return this worker's block of the output, and its tokens' choices; None if it has no part of x."""
         dispatch, worker = self.dispatch, world.rank
         if worker not in dispatch.tokens.grid.cell_of:
             sent, rows = (_empty(plan.inputs[worker]) for plan in (self.to_experts, self.places_to_experts))
@@ -185,8 +186,8 @@ class MixturePlan(BlocksPlan):
         return tie(dispatch.tokens.in_blocks(y, worker).astype(self.dtype), outputs, copy), choices
 
     def _through_experts(self, world: World, params: Params, x: Array, sent: Array, rows: Array) -> Array:
-        """Return what experts make of this worker's slots, `sent`, which go to rows of theirs."""
-        # What moves is used, and batched, on all workers; what of x moves carries no derivative of the router's.
+        """Return the experts' outputs for this worker's slots, `sent`, which fill the given rows of the experts."""
+        # All movements are used, and batched, on all workers; the movement of x carries no derivative of the router's.
         router = lax.stop_gradient(params["router"])
         received = self.to_experts.run(world, tie(sent, x, router))
         rows = self.places_to_experts.run(world, tie(rows, lax.stop_gradient(x), router))
@@ -194,7 +195,7 @@ class MixturePlan(BlocksPlan):
         return self.to_slots.run(world, tie(computed, received, rows, *params.values()))
 
     def _slots(self, world: World, choices: Choices) -> tuple[Array, Array]:
-        """Return the slot of each assignment, beyond the last one where it is dropped, and its row at the expert."""
+        """Return the slot of each assignment, beyond the last one if it is dropped, and its row at the expert."""
         dispatch, worker, chosen = self.dispatch, world.rank, choices.chosen
         within = places = places_within(chosen)
         counts = chosen
@@ -210,7 +211,7 @@ class MixturePlan(BlocksPlan):
         return slots, tie(jnp.asarray(groups * dispatch.capacity + places), counts)
 
     def _filled(self, worker: int, tokens: Array, experts: Array, slots: Array, rows: Array) -> tuple[Array, Array]:
-        """Return this worker's slots with its tokens, and with their rows: beyond the last one where it is empty."""
+        """Return this worker's slots with its tokens, and their rows: beyond the last one for an empty slot."""
         shape, empty = (self.dispatch.experts, self.dispatch.slots(worker)), self._rows
         copies = jnp.broadcast_to(tokens[:, :, None], (*slots.shape, tokens.shape[-1]))
         filled = jnp.zeros((*shape, tokens.shape[-1]), tokens.dtype).at[experts, slots].add(copies, mode="drop")
@@ -218,11 +219,11 @@ class MixturePlan(BlocksPlan):
 
     @property
     def _rows(self) -> int:
-        """The number of tokens that an expert takes of all groups."""
+        """The number of tokens that an expert accepts from all groups."""
         return self.dispatch.tokens.whole[0] * self.dispatch.capacity
 
     def _computed(self, worker: int, params: Params, received: Array, rows: Array) -> Array:
-        """Return the outputs of this worker's experts, in the slots that their tokens came in."""
+        """Return the outputs of this worker's experts, in the slots in which their tokens arrived."""
         block = self.to_slots.inputs[worker]
         if 0 in block.shape:
             return _empty(block)
@@ -233,7 +234,7 @@ class MixturePlan(BlocksPlan):
         return outputs.at[experts, rows].get(mode="fill", fill_value=0).astype(block.dtype)
 
     def losses(self, world: World, choices: Choices, dtype: np.dtype) -> dict[str, Array]:
-        """Return the state after these choices, its losses of `dtype`: on the first worker; empty arrays elsewhere."""
+        """Return the state after these choices: on the first worker, with losses of `dtype`; empty arrays elsewhere."""
         tokens = max(math.prod(self.dispatch.tokens.whole), 1)
         sums = self.sum_losses.run(world, choices.sums / tokens)
         counts = self.sum_counts.run(
@@ -257,7 +258,7 @@ def plan_mixture(
     P_x: Partition,
     P_W: Partition,
 ) -> MixturePlan:
-    """Plan a mixture from the shapes and dtypes of x and of the parameters on all of its workers."""
+    """Plan a mixture from the shapes and dtypes of x and of the parameters on all its workers."""
     tokens, first = dispatch.tokens, P_x.grid([1], [0])
     sender = P_x.ranks[0]
     sent, router = x[sender], params[sender]["router"]
@@ -306,13 +307,13 @@ def plan_mixture(
 def _check_result(result: Any, rows: jax.ShapeDtypeStruct) -> None:
     if getattr(result, "shape", ())[:-1] != rows.shape[:-1] or not jnp.issubdtype(result.dtype, jnp.floating):
         raise PlanError(
-            f"`expert` must return real floating-point numbers, one row for each of the {rows.shape[0]} tokens that it "
-            f"gets ({rows.shape}), but returns {result}."
+            f"`expert` must return real floating-point numbers, one row for each of its {rows.shape[0]} tokens "
+            f"({rows.shape}), but returns {result}."
         )
 
 
 def _to_experts(dispatch: Dispatch, P_W: Partition, x: ShapeDtypes, dtype: np.dtype, features: int) -> RepartitionPlan:
-    """Plan the all-to-all of slots of so many features; workers without tokens have placeholders."""
+    """Plan the all-to-all of slots with the given number of features; workers without tokens have placeholders."""
     inputs = {worker: ShapeDtype((0,), dtype) for worker in x} | {
         worker: ShapeDtype((dispatch.experts, dispatch.slots(worker), features), dtype)
         for worker in dispatch.tokens.grid.ranks

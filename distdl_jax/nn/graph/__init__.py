@@ -1,1 +1,1 @@
-"""Layers of graphs: messages along edges."""
+"""Graph layers: messages along edges."""

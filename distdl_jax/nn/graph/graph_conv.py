@@ -1,4 +1,4 @@
-"""The convolution of graph networks: each node sees itself, and its neighbours together."""
+"""Graph convolution: each node combines its own features with the aggregate of its neighbours'."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Aggregation = Literal["sum", "mean", "symmetric", "max"]
 
 @dataclass(frozen=True)
 class GraphConvPlan(BlocksPlan):
-    """The plans of the parts: nodes to edges, edges to their receivers, and the two linear maps, whose sum is y."""
+    """The plans of the parts: nodes to edges, edges to their receivers, and the two linear maps, which sum to y."""
 
     to_edges: TakePlan
     to_nodes: Plan
@@ -42,7 +42,7 @@ class GraphConvPlan(BlocksPlan):
 
 @dataclass(frozen=True, init=False)
 class DistributedGraphConv(AffineLayer):
-    r"""A graph convolution: a linear map of each node's neighbours together, and one of the node itself.
+    r"""A graph convolution: a linear map of each node's aggregated neighbours, plus one of the node itself.
 
     y_i = W_neighbours a_i + b + W_root x_i, where a_i is the sum over the edges from s_k to r_k = i of x_{s_k}, or
 
@@ -60,19 +60,18 @@ class DistributedGraphConv(AffineLayer):
     | W_neighbours (`params["weight"]`), W_root (`params["root"]`) | out_features x in_features | P_x, with copies |
     | b (`params["bias"]`) | out_features | P_x, with copies |
 
-    All dimensions may be split; the blocks of nodes are balanced. Parameters are as those of
-    `DistributedPointwise`. `functional.take` brings the neighbours'
-    rows, and sums for rows of others go to them, as in `functional.segment_sum`. The edges as they are, in balanced
-    blocks, divide the work.
+    All dimensions may be split; the blocks of nodes are balanced. Parameters are stored as in `DistributedPointwise`.
+    `functional.take` fetches the neighbours' rows, and sums for other workers' rows are sent to them, as in
+    `functional.segment_sum`. The work is divided by edges, in balanced blocks of their given order.
 
     **Arguments:**
 
-    - `P_x`: the partition of input and output, of two dimensions or more; those before the nodes are of the batch.
-    - `in_features`, `out_features`: of each node.
-    - `senders`, `receivers`: for each edge of the whole the numbers of its nodes, the same on every worker. GCNConv
-      adds an edge from each node to itself: they belong among these.
+    - `P_x`: the partition of input and output, of two dimensions or more; those before the nodes are batch dimensions.
+    - `in_features`, `out_features`: per node.
+    - `senders`, `receivers`: for each edge of the whole graph, the numbers of its nodes, the same on every worker.
+      GCNConv's self-loops must be included.
     - `num_nodes`: the number of nodes.
-    - `aggregation`: one of the four. - `root`: whether there is a W_root. - `bias`: whether there is a b.
+    - `aggregation`: one of the four. - `root`: whether to add W_root x. - `bias`: whether to add b.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
 
@@ -111,7 +110,8 @@ class DistributedGraphConv(AffineLayer):
         check_partitions(P_x=P_x)
         if P_x.dim < 2:
             raise InvalidArgumentError(
-                f"`P_x` ({shape_text(P_x.shape)}) must have two dimensions or more, nodes and features the last."
+                f"`P_x` ({shape_text(P_x.shape)}) must have two dimensions or more, the last two for nodes and "
+                "features."
             )
         if aggregation not in get_args(Aggregation):
             raise InvalidArgumentError(f"`aggregation` (={aggregation!r}) must be one of {get_args(Aggregation)}.")
@@ -128,7 +128,7 @@ class DistributedGraphConv(AffineLayer):
 
     @cached_property
     def _linear(self) -> dict[str, DistributedPointwise]:
-        """The linear maps, by the name of their weight."""
+        """The linear maps, by the name of the weight."""
         sizes = self.in_features, self.out_features
         maps = {"weight": DistributedPointwise(self.P_x, *sizes, dim=-1, bias=self.bias)}
         return maps | ({"root": DistributedPointwise(self.P_x, *sizes, dim=-1, bias=False)} if self.root else {})
@@ -145,7 +145,7 @@ class DistributedGraphConv(AffineLayer):
 
     @property
     def _place(self) -> tuple[int, int]:
-        """The number of workers along the nodes, and this one's place among them."""
+        """The number of workers along the nodes, and this worker's index along them."""
         assert self.P_x.rank is not None
         return self.P_x.shape[self._nodes_dim], index_of(self.P_x.rank, self.P_x.shape)[self._nodes_dim]
 
@@ -161,7 +161,7 @@ class DistributedGraphConv(AffineLayer):
         return initialize_params(self.param_specs(), key, dtype, of, ("weight", "bias", "root"), "weight_init")
 
     def param_specs(self) -> dict[str, TensorSpec]:
-        """Return the global shape and the partition of each parameter, of which workers hold copies."""
+        """Return the global shape and the partition of each parameter, which is replicated."""
         specs = {name: layer.param_specs() for name, layer in self._linear.items()}
         return specs["weight"] | ({"root": specs["root"]["weight"]} if self.root else {})
 
@@ -205,13 +205,13 @@ class DistributedGraphConv(AffineLayer):
 
 
 def _of_map(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of one linear map, from those of the layer."""
+    """Return the parameters of one linear map, taken from those of the layer."""
     biases = {"bias": params["bias"]} if name == "weight" and "bias" in params else {}
     return {"weight": params[name]} | biases
 
 
 def checked_edges(senders: Any, receivers: Any, num_nodes: int) -> tuple[Rows, Rows, int]:
-    """Return the arguments of these names: the numbers of the edges' nodes as values, and how many nodes there are."""
+    """Return the arguments `senders` and `receivers` as values, and `num_nodes` checked."""
     (senders, n), (receivers, _) = (
         checked_segments(rows, num_nodes, name, "num_nodes")
         for name, rows in (("senders", senders), ("receivers", receivers))

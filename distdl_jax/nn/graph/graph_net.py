@@ -37,7 +37,7 @@ Params = dict[str, Any]
 
 @dataclass(frozen=True)
 class GraphNetBlockPlan:
-    """The plans of a block's parts: nodes to the ends of edges, the edges' MLP, sums at nodes, and the nodes' MLP."""
+    """The plans of a block's parts: nodes to the edges' ends, the edges' MLP, sums at nodes, and the nodes' MLP."""
 
     ends: TakePlan
     edge: Plan
@@ -47,14 +47,14 @@ class GraphNetBlockPlan:
 
 @dataclass(frozen=True, init=False)
 class DistributedGraphNetBlock(Static):
-    """Message passing on a mesh or a graph: edges see their two nodes, and nodes the sum of what their edges say.
+    """Message passing on a mesh or a graph: edges read their two nodes, and nodes the sum of their incoming messages.
 
     With e_k the features of the edge from node s_k to node r_k, and v_i those of node i,
 
         e'_k = norm(mlp_edge(e_k, v_{s_k}, v_{r_k})),        v'_i = norm(mlp_node(v_i, sum of e'_k over r_k = i))
 
-    and the block gives v + v' and e + e'. The MLPs have `hidden_layers` layers of `hidden_features` between input and
-    output, and a layer norm at their end.
+    and the block returns v + v' and e + e'. The MLPs have `hidden_layers` layers of `hidden_features` between input and
+    output, followed by a layer norm.
 
     | tensor | global shape | partition |
     |---|---|---|
@@ -62,21 +62,21 @@ class DistributedGraphNetBlock(Static):
     | edges e | ... x num_edges x features | P_x, too |
     | parameters | `{"edge": a Sequential's, "node": a Sequential's}` | copies on all workers of P_x |
 
-    Nodes and edges lie in balanced blocks, uneven or empty ones too. A worker gets the rows of nodes that its edges
-    touch and it doesn't own, each once, and sends one sum for each such row back; backward the same in the other
-    direction, and the sum of the gradients of the parameters. In the order of `dj.graphs.order_nodes` and
-    `dj.graphs.edges_of_cells` these are the nodes along the borders of blocks. Graphs are not checked for anything:
-    edges may go one way or both, repeat, and form loops.
+    Nodes and edges are in balanced blocks, which may be uneven or empty. A worker receives, once each, the rows of
+    other workers' nodes that its edges touch, and sends one sum back for each such row; in the backward pass the
+    directions are reversed, and the gradients of the parameters are summed. In the order of `dj.graphs.order_nodes` and
+    `dj.graphs.edges_of_cells` these are the nodes along the block boundaries. Any graph is accepted: edges may be
+    directed or go both ways, repeat, and form loops.
 
     **Arguments:**
 
-    - `P_x`: the partition of nodes and edges, of two dimensions or more; those before the nodes are of the batch.
-    - `features`: of a node, and of an edge.
-    - `senders`, `receivers`: for each edge of the whole the numbers of its nodes, the same on every worker.
+    - `P_x`: the partition of nodes and edges, of two dimensions or more; those before the nodes are batch dimensions.
+    - `features`: per node, and per edge.
+    - `senders`, `receivers`: for each edge of the whole graph, the numbers of its nodes, the same on every worker.
     - `num_nodes`: the number of nodes.
     - `hidden_features`: default: `features`.
     - `hidden_layers`: 0 or more.
-    - `activation`: a function of an array.
+    - `activation`: an elementwise function.
 
     A worker outside P_x gets its nodes and edges back.
 
@@ -116,8 +116,8 @@ class DistributedGraphNetBlock(Static):
         check_partitions(P_x=P_x)
         if P_x.dim < 2 or P_x.shape[-1] != 1:
             raise InvalidArgumentError(
-                f"`P_x` ({shape_text(P_x.shape)}) must have two dimensions or more, nodes and features the last, and "
-                "one worker along the features."
+                f"`P_x` ({shape_text(P_x.shape)}) must have two dimensions or more, the last two for nodes and "
+                "features, and one worker along the features."
             )
         checked_integer("features", features, 1)
         hidden = features if hidden_features is None else checked_integer("hidden_features", hidden_features, 1)
@@ -155,7 +155,7 @@ class DistributedGraphNetBlock(Static):
         return Sequential(*layers[:-1], DistributedLayerNorm(self.P_x, self.features))
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
-        """Return this worker's copies of the initial parameters; each MLP has a key of its own, split off `key`."""
+        """Return this worker's copies of the initial parameters; each MLP has a separate key, split off `key`."""
         check_key("key", key)
         keys = zip(self._mlps.items(), jax.random.split(key), strict=True)
         return {name: mlp.init(k, dtype) for (name, mlp), k in keys}
@@ -167,7 +167,8 @@ class DistributedGraphNetBlock(Static):
     def plan(
         self, nodes: ShapeDtypes, edges: ShapeDtypes, params: Mapping[int, Params] | None = None
     ) -> GraphNetBlockPlan:
-        """Plan from the shapes and dtypes of all workers' blocks: without a message, and the same on every worker.
+        """Plan from the shapes and dtypes of all workers' blocks: without communication, with the same result on every
+        worker.
 
         **Raises:** `PlanError` where an input or a parameter does not fit.
         """
@@ -183,7 +184,7 @@ class DistributedGraphNetBlock(Static):
         return GraphNetBlockPlan(ends, edge, received, node)
 
     def _check_blocks(self, nodes: ShapeDtypes, edges: ShapeDtypes) -> None:
-        """Refuse blocks that are not balanced, or not of this graph."""
+        """Reject blocks that are not balanced, or don't match this graph."""
         batches = []
         for name, blocks, n in (("nodes", nodes, self.num_nodes), ("edges", edges, len(self.senders.array))):
             common_dtype(name, blocks, self.P_x.ranks)
@@ -226,5 +227,5 @@ class DistributedGraphNetBlock(Static):
 
 
 def _with_more(x: ShapeDtype, other: ShapeDtype, features: int) -> ShapeDtype:
-    """Return the shape and dtype of a block beside which another one puts so many features more."""
+    """Return the shape and dtype of a block concatenated with another one that has `features`."""
     return ShapeDtype((*x.shape[:-1], x.shape[-1] + features), np.dtype(jnp.promote_types(x.dtype, other.dtype)))

@@ -31,7 +31,7 @@ from distdl_jax.validation import checked_weights, is_integer, is_real
 
 @dataclass(frozen=True)
 class LossOverClasses(Loss):
-    """A loss over classes: its labels, how they get to all workers along the classes, and the sums over classes."""
+    """A loss over classes: its labels, their movement to all workers along the classes, and the sums over classes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,11 +42,11 @@ class LossOverClasses(Loss):
 
     @property
     def _over_classes(self) -> bool:
-        """Whether dimension 1 is one of classes."""
+        """Whether dimension 1 has the classes."""
         return True
 
     def label_spec(self, logits_spec: TensorSpec) -> TensorSpec:
-        """Return the spec of integer labels for logits with a spec: the same without the classes, a copy along them.
+        """Return the spec of integer labels for logits with a spec: without the classes, and replicated along them.
 
         `loss.label_spec(spec).block(labels)` is this worker's block of all labels.
 
@@ -55,14 +55,14 @@ class LossOverClasses(Loss):
         check_spec(logits_spec, "logits_spec")
         if logits_spec.partition != self.P_x or logits_spec.replicated:
             raise InvalidArgumentError(
-                f"`logits_spec` (={logits_spec!r}) must be of blocks on P_x, {self.P_x.describe()}."
+                f"`logits_spec` (={logits_spec!r}) must be the spec of blocks on P_x, {self.P_x.describe()}."
             )
         samples, _, *features = logits_spec.global_shape
         return TensorSpec((samples, *features), self.P_x, replicated=1) if self._over_classes else logits_spec
 
     @cached_property
     def _first(self) -> Partition:
-        """The workers that hold the first of the classes."""
+        """The workers that hold the first classes."""
         return self._first_along(1)
 
     def _first_along(self, *axes: int) -> Partition:
@@ -79,7 +79,7 @@ class LossOverClasses(Loss):
         return index_of(self._rank, self.P_x.shape)[1]
 
     def _lines(self, pair: Pair, dtype: Any) -> ShapeDtypes:
-        """Return the blocks on the workers of P_x of a tensor with one number for each sample (and feature)."""
+        """Return the blocks, on the workers of P_x, of a tensor with one number for each sample (and feature)."""
         shapes = {worker: box_shape(pair.grid.box(pair.grid.cell_of[worker])) for worker in self.P_x.ranks}
         return {worker: ShapeDtype((n, *rest), np.dtype(dtype)) for worker, (n, _, *rest) in shapes.items()}
 
@@ -93,8 +93,8 @@ class LossOverClasses(Loss):
         if wrong[0] in self._first.ranks or any(pair.target[worker].size for worker in elsewhere):
             raise PlanError(
                 f"On worker {wrong[0]}: `target` has shape {shape_text(pair.target[wrong[0]].shape)}, but integer "
-                f"labels must be {shape_text(lines[wrong[0]].shape)}, one for each sample of its block; where classes "
-                "are split, a copy on all workers along them, or on the first alone, and zero-volume on the others."
+                f"labels must be {shape_text(lines[wrong[0]].shape)}, one for each sample of its block; if classes are "
+                "split, replicated along them, or on the first worker only and zero-volume on the others."
             )
         return as_indices(plan_broadcast(pair.target, self._first, self.P_x).run(self.P_x.world, target))
 
@@ -108,16 +108,17 @@ class LossOverClasses(Loss):
         return jnp.log(plan_all_sum_reduce(lines, self.P_x, 1).run(world, total)) + top
 
     def _surprise(self, pair: Pair, log_sum: Array, x: Array, labels: Array, counts: Array | bool = True) -> Array:
-        """Return -log p of each sample's label where this worker has the label's class, and the sample counts; else 0.
+        """Return -log p of each sample's label if this worker has the label's class, and the sample counts; otherwise
+        0.
 
-        What does not count is not read, so that an infinity in it does no harm.
+        Entries that don't count are not read, so infinities in them do no harm.
         """
         start, stop = pair.grid.box(self._rank)[1]
         is_here = counts & (labels >= start) & (labels < stop)
         return jnp.where(is_here, log_sum - _picked(x, labels - start, x.shape), 0)
 
     def _are_wrong(self, pair: Pair, labels: Array) -> Array:
-        """Return which labels are no classes; their losses are NaN, as what JAX reads out of bounds is."""
+        """Return which labels are invalid classes; their losses are NaN, as JAX returns for out-of-bounds reads."""
         return (labels < 0) | (labels >= pair.grid.extent[1])
 
     def _reduced(self, pair: Pair, terms: Array, divisor: Array | float, prediction: Array) -> Array:
@@ -137,28 +138,29 @@ class DistributedCrossEntropyLoss(LossOverClasses):
 
         loss = -log softmax(x)[t] = log(sum over classes of exp(x)) - x[t]
 
-    The logits are never gathered: of each sample the maximum and the sum of exponentials are reduced over the workers
-    along the classes, and one number backward.
+    The logits are never gathered: for each sample, the maximum and the sum of exponentials are reduced over the workers
+    along the classes, and one number in the backward pass.
 
     **Arguments:**
 
     - `P_x`: the partition of the logits. Blocks may be uneven and empty along any dimension.
     - `reduction`: "mean" (over the samples' weights), "sum", or "none".
     - `weight`: one for each class.
-    - `ignore_index`: a label whose samples do not count; None for none, which spares the sum over workers of how many
-      there are (unless there are weights). If no sample counts the mean is 0, and so is its gradient, where PyTorch
-      has NaN: a batch without labels is to leave the parameters as they are.
-    - `label_smoothing`: the part of each label that is spread evenly over all classes, 0 to 1.
+    - `ignore_index`: a label whose samples do not count; None for none, which avoids summing the number of samples over
+      workers (unless there are weights). If no sample counts, the mean and its gradient are 0, whereas PyTorch returns
+      NaN: a batch without labels should not change the parameters.
+    - `label_smoothing`: the part of each label that is spread evenly over all classes, from 0 to 1.
 
     **Call:** `loss(prediction, target)` returns this worker's part of the loss.
 
     - `prediction`: this worker's block of the logits on P_x; outside P_x a zero-volume array.
-    - `target`: integer labels, 0 to n_c - 1, for the samples and features of the block: a copy on all workers
-      along the classes, or on the first of them alone (the others pass a zero-volume array of integers). A label that
-      is no class, nor `ignore_index`, makes the loss NaN. Or probabilities, floating, one for each logit of the block.
+    - `target`: integer labels, 0 to n_c - 1, for the samples and features of the block: replicated along the classes,
+      or on the first worker along them only (the others pass a zero-volume array of integers). The loss is NaN for a
+      label that is neither a class nor `ignore_index`. Alternatively floating-point probabilities, one for each logit
+      of the block.
 
-    With "mean" and "sum" the part is a scalar: the sum over all workers is the loss, and it is 0 if there is
-    nothing. With "none" it is the losses, on the workers that have the first classes; elsewhere a zero-volume array.
+    With "mean" and "sum" the part is a scalar: the sum over all workers is the loss; it is 0 for an empty block. With
+    "none" it is the losses, on the workers with the first classes; elsewhere a zero-volume array.
 
     **Raises:** `InvalidArgumentError`, on every worker, if arguments don't fit; a call raises `PlanError`, on every
     worker of P_x, if blocks or weights don't fit.
@@ -234,26 +236,26 @@ class DistributedCrossEntropyLoss(LossOverClasses):
 
 
 def of_labels(numbers: Sequence[float], labels: Array, dtype: Any) -> Array:
-    """Return the number of each label, of one for each class; of a label that is no class any."""
+    """Return the entry of each label in `numbers`, which has one for each class; any entry for an invalid label."""
     if not (labels.size and numbers):
         return jnp.ones(labels.shape, dtype)
     return jnp.asarray(numbers, dtype)[jnp.clip(labels, 0, len(numbers) - 1)]
 
 
 def along_classes(numbers: Sequence[float], box: Box, dtype: Any) -> np.ndarray:
-    """Return the numbers of the classes of a block, of one for each class, in a shape that broadcasts with it."""
+    """Return a block's entries of `numbers`, one for each class, in a shape that broadcasts with it."""
     return np.asarray(numbers, dtype)[slice(*box[1])].reshape(-1, *(1,) * (len(box) - 2))
 
 
 def samples(pair: Pair) -> float:
-    """Return the number of samples (times features) of the whole, each with one loss; 1 if there is none."""
+    """Return the number of samples (times features) of the whole tensor, each with one loss; 1 if there is none."""
     classes = max(pair.grid.extent[1], 1)
     return float(max(prod(pair.grid.extent) // classes, 1))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _picked(x: Array, places: Array, shape: tuple[int, ...]) -> Array:
-    """Return the entries of x, of `shape`, at `places` along dimension 1; places out of bounds give any entry."""
+    """Return the entries of x, of `shape`, at `places` along dimension 1; out-of-bounds ones give any entry."""
     if shape[1] == 0:
         return jnp.zeros(places.shape, x.dtype)
     within = jnp.clip(places, 0, shape[1] - 1)
@@ -265,7 +267,7 @@ def _picked_forward(x: Array, places: Array, shape: tuple[int, ...]) -> tuple[Ar
 
 
 def _picked_backward(shape: tuple[int, ...], places: Array, dy: Array) -> tuple[Array, None]:
-    """Compare with all places, which XLA fuses with what is added: a scatter would need more memory."""
+    """Compare with all positions, which XLA fuses with the addition: a scatter would need more memory."""
     every = lax.broadcasted_iota(places.dtype, shape, 1)
     return jnp.where(jnp.expand_dims(places, 1) == every, jnp.expand_dims(dy, 1), 0), None
 
@@ -274,11 +276,11 @@ _picked.defvjp(_picked_forward, _picked_backward)
 
 
 class DistributedAccuracy(LossOverClasses):
-    """The share of samples whose largest logit is their label's, over classes that may be split.
+    """The share of samples whose largest logit is that of their label, over classes that may be split.
 
-    `accuracy(prediction, target)` gives this worker's part, as losses do: the sum over all workers is the accuracy.
+    `accuracy(prediction, target)` returns this worker's part, as for losses: the sum over all workers is the accuracy.
     `prediction` is this worker's block of the logits, `target` its integer labels, both as in
-    `DistributedCrossEntropyLoss`. It has no derivative.
+    `DistributedCrossEntropyLoss`. It is not differentiable.
 
     **Arguments:**
 

@@ -22,35 +22,35 @@ from distdl_jax.validation import is_real
 
 @dataclass(frozen=True)
 class DistributedDiceLoss(LossOverClasses):
-    """The Dice loss of each class, where samples, classes and features may all be split: MONAI's DiceLoss.
+    """The Dice loss of each class, with samples, classes and features split in any way: MONAI's DiceLoss.
 
-    With probabilities x of n_b x n_c x n_{D-1} x ... x n_0 on P_x, P_n x P_c x ..., and masks t of the same shape, of
+    With probabilities x of n_b x n_c x n_{D-1} x ... x n_0 on P_x, P_n x P_c x ..., and masks t of the same shape, for
     each sample and class
 
         loss = 1 - (2 sum(x t) + smooth_nr) / (sum(x) + sum(t) + smooth_dr)
 
-    with sums over all features, those of other workers too. Two numbers for each sample and class are summed onto the
-    first of the workers along the features, and as many go back for the gradient.
+    with sums over all features, on all workers. Two numbers for each sample and class are summed onto the first worker
+    along the features, and the same number returns for the gradient.
 
     **Arguments:**
 
     - `P_x`: the partition of the prediction, of 2 dimensions or more. Blocks may be uneven and empty.
     - `reduction`: "mean" or "sum" over samples and classes, or "none".
     - `include_background`: whether class 0 counts.
-    - `sigmoid`, `softmax`: whether the prediction is logits, to which this is applied first, softmax over the classes.
-      Where these are split, two more numbers are summed for each sample and feature.
+    - `sigmoid`, `softmax`: whether the prediction is logits, to which this is applied first, with softmax over the
+      classes. If classes are split, two more numbers are summed for each sample and feature.
     - `squared_pred`: whether the sums in the denominator are of squares.
-    - `smooth_nr`, `smooth_dr`: small numbers that are added to numerator and denominator.
-    - `batch`: whether the sums are over the samples, too; then there is one loss for each class.
+    - `smooth_nr`, `smooth_dr`: small numbers added to numerator and denominator.
+    - `batch`: whether to sum over the samples, too, which gives one loss for each class.
 
     **Call:** `loss(prediction, target)` returns this worker's part of the loss.
 
     - `prediction`: this worker's block on P_x; outside P_x a zero-volume array.
-    - `target`: this worker's block of the masks, of the same shape and any dtype. Or integer labels, 0 to n_c - 1, one
-      for each sample and feature of the block: a copy on all workers along the classes, or on the first of them alone
-      (the others pass a zero-volume array of integers). A label that is no class makes the loss NaN.
+    - `target`: this worker's block of the masks, of the same shape and any dtype. Alternatively integer labels, 0 to
+      n_c - 1, one for each sample and feature of the block: replicated along the classes, or on the first worker along
+      them only (the others pass a zero-volume array of integers). The loss is NaN for a label that is not a class.
 
-    With "mean" and "sum" the part is a scalar: the sum over all workers is the loss, and it is 0 on those without the
+    With "mean" and "sum" the part is a scalar: the sum over all workers is the loss; it is 0 on workers without the
     first features. With "none" it is their block of the losses, n x c (1 x c with `batch`); elsewhere a zero-volume
     array.
 
@@ -84,7 +84,7 @@ class DistributedDiceLoss(LossOverClasses):
 
     @property
     def _summed(self) -> tuple[int, ...]:
-        """The dimensions that are summed over."""
+        """The dimensions of the sums."""
         features = range(2, self.P_x.dim)
         return (0, *features) if self.batch else tuple(features)
 
@@ -97,7 +97,8 @@ class DistributedDiceLoss(LossOverClasses):
         losses = pair.grid.extent[1] - (not self.include_background)
         if losses < 1 and not self.include_background:
             raise PlanError(
-                f"`include_background` (=False) leaves no class: `prediction` has {pair.grid.extent[1]} in dimension 1."
+                f"`include_background` (=False) leaves no classes: `prediction` has {pair.grid.extent[1]} in dimension "
+                "1."
             )
         x = self._probabilities(pair, prediction.astype(pair.wide))
         sums = self._sums(pair, tie(x, prediction), self._masks(pair, target))

@@ -1,4 +1,4 @@
-"""The focal loss, of two classes in an element or of classes along a dimension that may be split."""
+"""The focal loss of binary targets, or of classes along a dimension that may be split."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from distdl_jax.validation import checked_weights, is_real
 
 @dataclass(frozen=True)
 class DistributedFocalLoss(LossOverClasses):
-    """The focal loss of logits that may be split in any way: a cross entropy that hardly counts what is easy.
+    """The focal loss of logits that may be split in any way: a cross entropy with low weight on easy examples.
 
         loss = -alpha_t (1 - p_t)^gamma log p_t
 
-    with p_t the probability of what is right. By default each logit is one of two classes, as in torchvision's
+    with p_t the probability of the correct class. By default each logit is a binary classification, as in torchvision's
     `sigmoid_focal_loss`: p = sigmoid(x), and p_t = p t + (1 - p) (1 - t). With `use_softmax` the logits along dimension
-    1 are classes, of which one is right: p = softmax(x), of which the target picks one.
+    1 are exclusive classes: p = softmax(x), and p_t is its entry at the target.
 
     **Arguments:**
 
-    - `P_x`: the partition of the logits. Any dimension may be split, that of classes too; blocks may be uneven and
+    - `P_x`: the partition of the logits. Any dimension may be split, including the classes; blocks may be uneven and
       empty.
     - `reduction`: "mean", over the logits, or with `use_softmax` over the samples (and features); "sum", or "none".
-    - `alpha`: a number from 0 to 1, the weight of target 1, where 0 has 1 - alpha; with `use_softmax` that of all
-      classes but the first, which has 1 - alpha, or a sequence, one for each class. None for weights of 1. (The
-      default of torchvision and of the paper is 0.25.)
+    - `alpha`: a number from 0 to 1, the weight of target 1, while target 0 has 1 - alpha; with `use_softmax`, the
+      weight of all classes but the first, which has 1 - alpha, or a sequence, one for each class. None for weights of
+      1. (The default in torchvision and in the paper is 0.25.)
     - `gamma`: 0 or more. With 0 the loss is the cross entropy.
-    - `use_softmax`: whether dimension 1 is of classes, from 2 dimensions on.
+    - `use_softmax`: whether dimension 1 has classes, for 2 dimensions or more.
 
     **Call:** `loss(prediction, target)` returns this worker's part of the loss; the sum over all workers is the loss.
 
     - `prediction`: this worker's block of the logits on P_x; outside P_x a zero-volume array.
-    - `target`: this worker's block of the target, of the same shape, from 0 to 1. With `use_softmax` integer labels or
-      probabilities, as `DistributedCrossEntropyLoss` takes them.
+    - `target`: this worker's block of the target, of the same shape, from 0 to 1. With `use_softmax`: integer labels or
+      probabilities, as in `DistributedCrossEntropyLoss`.
 
-    Nothing moves by default. With `use_softmax`, if classes are split, of each sample a maximum and a sum do, and
-    one number backward: logits are never gathered. With "none" it is the losses of the block's elements; with
-    `use_softmax` those of its samples, on the workers that have the first classes.
+    There is no communication by default. With `use_softmax` and split classes, a maximum and a sum are reduced for each
+    sample, and one number in the backward pass: logits are never gathered. With "none" it is the losses of the block's
+    elements; with `use_softmax` the losses of its samples, on the workers with the first classes.
 
     **Raises:** `InvalidArgumentError` or `InvalidTypeError`, on every worker, if arguments don't fit; a call raises
     `PlanError`, on every worker of P_x, if blocks or weights don't fit.
@@ -55,8 +55,8 @@ class DistributedFocalLoss(LossOverClasses):
     >>> round(float(DistributedFocalLoss(P, alpha=0.25)(jnp.zeros((5, 4)), jnp.ones((5, 4)))), 4)
     0.0433
 
-    Source: Lin et al. (2017), arXiv:1708.02002; torchvision's `sigmoid_focal_loss`; names as in MONAI's FocalLoss (the
-    mean of which, with `use_softmax`, divides by the number of classes, too).
+    Source: Lin et al. (2017), arXiv:1708.02002; torchvision's `sigmoid_focal_loss`; names as in MONAI's FocalLoss
+    (whose mean, with `use_softmax`, also divides by the number of classes).
     """
 
     alpha: float | Sequence[float] | None = None
@@ -72,7 +72,7 @@ class DistributedFocalLoss(LossOverClasses):
                 raise InvalidArgumentError(f"`alpha` (={alpha!r}) must be a number from 0 to 1, or None.")
             if isinstance(alpha, tuple) and not self.use_softmax:
                 raise InvalidArgumentError(
-                    f"`alpha` (={alpha!r}) must be a number from 0 to 1, or None; one for each class takes "
+                    f"`alpha` (={alpha!r}) must be a number from 0 to 1, or None; one for each class needs "
                     "use_softmax=True."
                 )
         if not is_real(self.gamma) or self.gamma < 0:
@@ -118,7 +118,7 @@ class DistributedFocalLoss(LossOverClasses):
         return weights[:classes]
 
     def _focused(self, surprise: Array, missed: Array) -> Array:
-        """Return missed^gamma * surprise: 0, with derivatives of 0, if nothing is missed."""
+        """Return missed^gamma * surprise: 0, with derivatives of 0, if `missed` is 0."""
         if self.gamma == 0:
             return surprise
         nothing = missed <= 0  # False for NaN

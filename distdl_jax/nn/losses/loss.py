@@ -1,4 +1,4 @@
-"""The base of losses, and those that are sums over elements: no data moves, forward or backward."""
+"""The base of losses, and losses that are sums over elements: no communication, forward or backward."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from distdl_jax.validation import check_function, checked_weights, is_real
 Reduction = Literal["mean", "sum", "none", "batchmean"]
 
 LOWEST_LOG = -100.0
-"""Where PyTorch cuts off the logarithm of a probability."""
+"""PyTorch's lower bound for the logarithm of a probability."""
 
 BELOW_ALL_LOGS = -1000.0
-"""Below the logarithm of every positive number."""
+"""Below the logarithm of any positive number."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,19 @@ class Pair:
 
     @property
     def wide(self) -> np.dtype:
-        """The dtype to compute in: the one that both promote to, for half precisions float32."""
+        """The dtype to compute in: the common dtype of both; float32 for half precisions."""
         worker = self.grid.ranks[0]
         prediction, target = self.prediction[worker].dtype, self.target[worker].dtype
         target = target if jnp.issubdtype(target, jnp.inexact) else prediction
         return accumulation_dtype(np.dtype(jnp.promote_types(prediction, target)))
 
     def check_target_is_like_prediction(self) -> None:
-        """Refuse blocks of the target of another shape, in the same sentence on all workers."""
+        """Reject blocks of the target with another shape, with the same message on all workers."""
         for worker, block in sorted(self.prediction.items()):
             if self.target[worker].shape != block.shape:
                 raise PlanError(
                     f"On worker {worker}: `target` has shape {shape_text(self.target[worker].shape)}, but must have "
-                    f"that of `prediction`, {shape_text(block.shape)}."
+                    f"the shape of `prediction`, {shape_text(block.shape)}."
                 )
 
 
@@ -87,8 +87,8 @@ class Loss(Static):
         - `prediction`: this worker's block on P_x; outside P_x a zero-volume array.
         - `target`: this worker's block of the target, of the same shape; not read outside P_x.
 
-        **Returns:** with "mean" and "sum" a scalar: the sum over all workers is the loss, and it is 0 on workers
-        without elements. With "none" the losses of the block's elements.
+        **Returns:** with "mean" and "sum" a scalar: the sum over all workers is the loss; it is 0 on workers without
+        elements. With "none", the losses of the block's elements.
 
         **Raises:** `PlanError`, on every worker of P_x, if blocks don't fit.
         """
@@ -129,19 +129,19 @@ class Loss(Static):
 
 @dataclass(frozen=True, init=False)
 class DistributedLoss(Loss):
-    """The loss that a function gives for each element: one of optax's elementwise losses, or your own.
+    """A loss defined by a function of each element: one of optax's elementwise losses, or your own.
 
-    `loss(prediction, target)` is this worker's part of it: the sum over all workers is the loss.
+    `loss(prediction, target)` is this worker's part: the sum over all workers is the loss.
 
     **Arguments:**
 
-    - `P_x`: the partition of the prediction, of as many dimensions. Any of them may be split; blocks may be uneven and
-      empty.
-    - `elementwise`: a function of two arrays of one shape, a block of the prediction and of the target in float32 or
-      float64, that returns an array of that shape. Each entry must depend on the entries at its place alone. One
-      object for many calls is compiled once.
-    - `reduction`: "sum"; "mean", the sum over the number of elements of the whole tensor; "none", for the block of the
-      elements' losses.
+    - `P_x`: the partition of the prediction, with as many dimensions. Any of them may be split; blocks may be uneven
+      and empty.
+    - `elementwise`: a function of two arrays of one shape, a block of the prediction and one of the target in float32
+      or float64, that returns an array of that shape. Each entry may depend only on the corresponding entries. Reuse
+      one function object, so that it is compiled once.
+    - `reduction`: "sum"; "mean", the sum divided by the number of elements of the whole tensor; "none", for the losses
+      of the block's elements.
 
     **Raises:** `InvalidTypeError` if `elementwise` can't be called; a call raises `InvalidArgumentError` if it
     returns an array of another shape.
@@ -174,14 +174,13 @@ class DistributedLoss(Loss):
 _ELEMENTWISE = """
     $formula
 
-It is PyTorch's loss of this name, of which `loss(prediction, target)` gives this worker's part: the sum over all
-workers is the loss. Nothing moves. Prediction x and target t are blocks of one shape; outside P_x both are
-zero-volume.
+PyTorch's loss of this name; `loss(prediction, target)` returns this worker's part: the sum over all workers is the
+loss. There is no communication. Prediction x and target t are blocks of one shape; both are zero-volume outside P_x.
 
 **Arguments:**
 
 - `P_x`: the partition of prediction and target. Any dimension may be split; blocks may be uneven and empty.
-- `reduction`: "sum"; "mean", the sum over the number of elements of the whole tensor; "none", for the elements'
+- `reduction`: "sum"; "mean", the sum divided by the number of elements of the whole tensor; "none", for the elements'
   losses$reduction.
 $arguments
 **Raises:** `InvalidArgumentError` or `InvalidTypeError`, on every worker, if an argument doesn't fit; a call raises
@@ -196,10 +195,10 @@ $value
 
 
 def _elementwise(formula: str, value: float, example: str, *arguments: str, reduction: str = "") -> Callable[[T], T]:
-    """Return a decorator that completes the docstring of an elementwise loss, with its formula and what to say of it.
+    """Return a decorator that completes the docstring of an elementwise loss with its formula, arguments and example.
 
-    - `value`, `example`: a loss, and of which prediction and target it is.
-    - `arguments`: lines about the arguments that others don't have; `reduction`: a further reduction.
+    - `value`, `example`: a loss, and the prediction and target that have it.
+    - `arguments`: lines about additional arguments; `reduction`: an additional reduction.
     """
     lines = "".join(f"- {argument}\n" for argument in arguments)
     values = {"formula": formula, "value": str(value), "example": example}
@@ -208,7 +207,7 @@ def _elementwise(formula: str, value: float, example: str, *arguments: str, redu
 
 @_elementwise("(x - t)^2", 4.0, "jnp.full((2, 3), 3.0), jnp.ones((2, 3))")
 class DistributedMSELoss(Loss):
-    """The squared error of each element, of prediction and target that are split in any way."""
+    """The squared error of each element, with prediction and target split in any way."""
 
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
         return jnp.square(prediction - target)
@@ -216,7 +215,7 @@ class DistributedMSELoss(Loss):
 
 @_elementwise("|x - t|", 2.0, "jnp.full((2, 3), 3.0), jnp.ones((2, 3))")
 class DistributedL1Loss(Loss):
-    """The absolute error of each element, of prediction and target that are split in any way."""
+    """The absolute error of each element, with prediction and target split in any way."""
 
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
         return jnp.abs(prediction - target)
@@ -232,7 +231,7 @@ The slope is delta however large |x - t| is.""",
 )
 @dataclass(frozen=True)
 class DistributedHuberLoss(Loss):
-    """An error that is squared near 0 and absolute beyond `delta`, of tensors that are split in any way."""
+    """An error that is squared near 0 and absolute beyond `delta`, of tensors split in any way."""
 
     delta: float = 1.0
 
@@ -245,8 +244,8 @@ class DistributedHuberLoss(Loss):
         error = prediction - target
         size = jnp.abs(error)
         delta = min(self.delta, float(jnp.finfo(error.dtype).max))
-        far = size > self.delta  # False for NaN: the derivative of its square is NaN, and of its absolute value is not
-        # The branch not taken has a derivative of 0, but 0 times infinity is NaN: far ones are not squared.
+        far = size > self.delta  # False for NaN: its square has derivative NaN, its absolute value has not
+        # The branch not taken has derivative 0, but 0 times infinity is NaN, so large errors are not squared.
         squares = jnp.square(jnp.where(far, 0, error)) / 2
         return jnp.where(far, delta * (size - delta / 2), squares)
 
@@ -254,13 +253,13 @@ class DistributedHuberLoss(Loss):
 @_elementwise(
     """-(t log x + (1 - t) log(1 - x))
 
-Logarithms are at least -100, as in PyTorch; there the gradient is 0. What is no probability, NaN or beyond 0 to 1, has
-the loss NaN.""",
+Logarithms are at least -100, as in PyTorch; there the gradient is 0. A prediction that is not a probability, NaN or
+outside 0 to 1, has loss NaN.""",
     0.6931,
     "jnp.full((2, 3), 0.5), jnp.ones((2, 3))",
 )
 class DistributedBCELoss(Loss):
-    """The binary cross entropy of probabilities that are split in any way."""
+    """The binary cross entropy of probabilities split in any way."""
 
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
         return -(target * _log(prediction) + (1 - target) * _log(1 - prediction))
@@ -274,7 +273,7 @@ class DistributedBCELoss(Loss):
 )
 @dataclass(frozen=True)
 class DistributedBCEWithLogitsLoss(Loss):
-    """The binary cross entropy of logits that are split in any way, computed so that nothing overflows."""
+    """The binary cross entropy of logits split in any way, computed without overflow."""
 
     pos_weight: float | Sequence[float] | None = None
 
@@ -311,7 +310,7 @@ class DistributedBCEWithLogitsLoss(Loss):
 )
 @dataclass(frozen=True)
 class DistributedKLDivLoss(Loss):
-    """The Kullback-Leibler divergence from log-probabilities x to t, which are split in any way."""
+    """The Kullback-Leibler divergence from log-probabilities x to t, split in any way."""
 
     log_target: bool = False
 
@@ -333,12 +332,12 @@ class DistributedKLDivLoss(Loss):
     1.0,
     "jnp.zeros((2, 3)), jnp.ones((2, 3))",
     "`log_input`: whether x is the logarithm of the rate, not the rate.",
-    "`full`: whether Stirling's approximation of log t! is added where t is above 1.",
+    "`full`: whether to add Stirling's approximation of log t! if t is above 1.",
     "`eps`: a small number, 0 or more, for rates of 0.",
 )
 @dataclass(frozen=True)
 class DistributedPoissonNLLLoss(Loss):
-    """The negative log likelihood of counts t under a Poisson law, of tensors that are split in any way."""
+    """The negative log likelihood of counts t under a Poisson distribution, of tensors split in any way."""
 
     log_input: bool = True
     full: bool = False
@@ -364,7 +363,7 @@ class DistributedPoissonNLLLoss(Loss):
 
 @jax.custom_jvp
 def _log(p: Array) -> Array:
-    # Cut off behind the logarithm: XLA takes three times as long for one of what a condition has chosen.
+    # Clipped after the logarithm: XLA takes three times as long for the logarithm of a conditional.
     return jnp.maximum(jnp.log(p), LOWEST_LOG)
 
 

@@ -1,7 +1,7 @@
-"""Layers without partitions: descriptions, which `dj.advise` makes layers of on the partitions that it chooses.
+"""Layers without partitions: descriptions, from which `dj.advise` makes layers on the partitions that it chooses.
 
-A layer follows from its description and a grid of workers, in the dimensions of its input: the grid is the partition of
-input and output, and whatever else the layer's class derives from that.
+A layer is determined by its description and a grid of workers, in the dimensions of its input: the grid is the
+partition of input and output, from which the layer's class derives the others.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from distdl_jax.nn.shape.flatten import Flatten
 from distdl_jax.partitions.partition import CartesianPartition
 
 _LENGTHS = {"in_channels": 1, "num_features": 1, "num_channels": 1, "in_features": -1}
-"""Arguments that are the length of the input along a dimension, and need not be given."""
+"""Arguments that equal the length of the input along a dimension, and may be omitted."""
 
 
 @dataclass(frozen=True)
 class LayerDescription:
-    """A layer without its partitions: the class, and the arguments that are not partitions.
+    """A layer without its partitions: the class, and its other arguments.
 
     >>> import distdl_jax as dj
     >>> conv = dj.nn.conv2d(out_channels=8, kernel_size=3, padding=1)
@@ -56,7 +56,7 @@ class LayerDescription:
     def layer(self, P: CartesianPartition, x_shape: tuple[int, ...]) -> Any:
         """Return the layer whose input, of the global shape `x_shape`, is on the partition `P`.
 
-        **Raises:** `InvalidArgumentError` where the layer does not take such a partition or shape.
+        **Raises:** `InvalidArgumentError` if the layer does not accept such a partition or shape.
         """
         given = dict(self.arguments)
         for name in self._missing_lengths(given):
@@ -67,7 +67,7 @@ class LayerDescription:
 
     @property
     def follows(self) -> bool:
-        """Whether it always stays on the partition of the layer before: a normalisation."""
+        """Whether it always stays on the previous layer's partition, as normalisations do."""
         return isinstance(self.layer_class, type) and issubclass(self.layer_class, DistributedNorm)
 
     def _missing_lengths(self, given: dict[str, Any]) -> list[str]:
@@ -79,7 +79,7 @@ class LayerDescription:
 
 @dataclass(frozen=True, init=False)
 class Skip:
-    """Layers around which their input goes, too: `skip` makes it."""
+    """Layers with a skip connection around them; made by `skip`."""
 
     layers: tuple[Any, ...]
 
@@ -91,15 +91,15 @@ class Skip:
 
 
 def skip(*layers: Any) -> Skip:
-    """Describe y = x + layers(x), a residual, for `dj.advise`; in the network it becomes an `nn.Residual`.
+    """Describe y = x + layers(x), a residual, for `dj.advise`, which makes it an `nn.Residual`.
 
     **Arguments:**
 
-    - `layers`: descriptions and functions of an array, one after the other; their output has the shape of x.
+    - `layers`: descriptions and functions of an array, in order; their output has the shape of x.
 
     **Returns:** the description, a `Skip`.
 
-    **Raises:** nothing; `dj.advise` refuses what does not fit.
+    **Raises:** nothing; `dj.advise` rejects layers that do not fit.
 
     >>> import jax, distdl_jax as dj
     >>> dj.nn.skip(dj.nn.conv1d(out_channels=4, kernel_size=3, padding="same"))
@@ -109,19 +109,19 @@ def skip(*layers: Any) -> Skip:
 
 
 def describe(layer_class: Callable[..., Any], /, **arguments: Any) -> LayerDescription:
-    """Describe a layer of any class, your own too, without its partitions, for `dj.advise`.
+    """Describe a layer of any class, including your own, without its partitions, for `dj.advise`.
 
-    `nn.conv2d(...)` is `nn.describe(nn.DistributedConv2d, ...)`, and so on for the other names in small letters.
+    `nn.conv2d(...)` is `nn.describe(nn.DistributedConv2d, ...)`, and so on for the other lower-case names.
 
     **Arguments:**
 
-    - `layer_class`: the class; its first argument is the partition of the input, from which all others follow.
-    - `arguments`: its other arguments, by name. `in_channels`, `in_features`, `num_channels` and `num_features` need
-      not be given: they are lengths of the input.
+    - `layer_class`: the class; its first argument is the partition of the input, from which the others are derived.
+    - `arguments`: its other arguments, by name. `in_channels`, `in_features`, `num_channels` and `num_features` may be
+      omitted: they are lengths of the input.
 
     **Returns:** the description, a `LayerDescription`.
 
-    **Raises:** `InvalidTypeError` where the class takes no such argument, or `arguments` has a partition.
+    **Raises:** `InvalidTypeError` if the class has no such argument, or `arguments` has a partition.
 
     >>> import distdl_jax as dj
     >>> dj.nn.describe(dj.nn.DistributedPReLU, num_parameters=8)
@@ -142,7 +142,7 @@ def _description(name: str, layer_class: Callable[..., Any], arguments: dict[str
 
 
 def _argument_names(layer_class: Any) -> tuple[str, ...]:
-    """Return the names of the arguments of a dataclass; none where they are not known."""
+    """Return the names of the arguments of a dataclass; none if they are not known."""
     is_known = hasattr(layer_class, "__dataclass_fields__")
     return tuple(inspect.signature(layer_class).parameters) if is_known else ()
 
@@ -153,7 +153,7 @@ def _hashable(value: Any) -> Hashable:
 
 
 def _describing(layer_class: Callable[..., Any], name: str, example: str) -> Callable[..., LayerDescription]:
-    """Return the function that describes layers of a class; `example`: arguments of one, as they are printed."""
+    """Return the function that describes layers of a class; `example`: arguments as they are printed."""
 
     def describing(**arguments: Any) -> LayerDescription:
         return _description(name, layer_class, arguments)
@@ -164,8 +164,8 @@ def _describing(layer_class: Callable[..., Any], name: str, example: str) -> Cal
 
     **Arguments:**
 
-    - `arguments`: those of `{class_name}` by name, without the partitions. What is the length of a dimension of the
-      input, `in_channels` say, may be left out.
+    - `arguments`: the arguments of `{class_name}` by name, without the partitions. Lengths of dimensions of the input,
+      such as `in_channels`, may be omitted.
 
     **Returns:** the description, a `LayerDescription`.
 

@@ -1,7 +1,7 @@
-"""Check of layers that follow each other: the partition of an output against the partition of the next input.
+"""Compatibility of adjacent layers: the partition of an output against the partition of the next input.
 
-Only what is certain is refused: between layers of this library, and functions of `jax.nn`, which leave blocks where
-they are. Any other function may turn dimensions, or move data itself.
+Only certain misfits are rejected: between layers of this library, and functions of `jax.nn`, which leave blocks where
+they are. Any other function may transpose dimensions, or communicate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from distdl_jax.watchdog.source_lines import function_name
 
 
 class Seam(NamedTuple):
-    """The place in front of a layer: the layer before leaves its output on `P_y`, layer `place` takes it from `P_x`."""
+    """The boundary before a layer: the previous layer leaves its output on `P_y`, layer `place` takes it from `P_x`."""
 
     place: int
     layer: Any
@@ -36,22 +36,22 @@ class Seam(NamedTuple):
 
     def __str__(self) -> str:
         takes = f"`layers[{self.place}]` ({type(self.layer).__name__}) takes its input from {self.P_x.describe()}"
-        return f"{takes}, but what comes before leaves it on {self.P_y.describe()}"
+        return f"{takes}, but the previous layer leaves it on {self.P_y.describe()}"
 
     @property
     def left_out(self) -> set[int]:
-        """The workers whose blocks the layer does not take."""
+        """The workers whose blocks the layer does not use."""
         return set() if self.P_y.ranks == self.P_x.ranks else set(self.P_y.ranks) - set(self.P_x.ranks)
 
 
 def in_equal_blocks(P: Partition, other: Partition) -> bool:
-    """Say whether each worker has the same block of a tensor on both; dimensions that are not cut may be missing."""
+    """Say whether each worker has the same block of a tensor on both; unsplit dimensions may be missing."""
     alike = P.shape == other.shape if P.dim == other.dim else _cut(P) == _cut(other)
     return P.ranks == other.ranks and alike
 
 
 def rearranged(P: Partition, other: Partition) -> bool:
-    """Say whether both have the same workers, but these have other blocks."""
+    """Say whether both have the same workers, but with different blocks."""
     are_grids = isinstance(P, CartesianPartition) and isinstance(other, CartesianPartition)
     if not are_grids or P.dim != other.dim or in_equal_blocks(P, other):
         return False
@@ -63,7 +63,7 @@ def _cut(P: Partition) -> tuple[int, ...]:
 
 
 def seams(layers: Sequence[Callable[..., Any]]) -> list[Seam | None]:
-    """Return the seam in front of each layer; None where too little is certain of the two layers."""
+    """Return the seam before each layer; None if too little is certain about the two layers."""
     found: list[Seam | None] = []
     before: Partition | None = None
     for place, layer in enumerate(layers):
@@ -78,20 +78,20 @@ def seams(layers: Sequence[Callable[..., Any]]) -> list[Seam | None]:
 
 
 def ends_of_chain(layers: Sequence[Any]) -> Ends:
-    """Return what is certain of the partitions of layers that follow each other."""
+    """Return what is certain of the partitions of a chain of layers."""
     known = [ends_of(layer) for layer in layers if not _stays(layer)]
     return Ends(known[0].P_x, known[-1].P_y) if known else Ends()
 
 
 def check_arrangement(layers: Sequence[Callable[..., Any]]) -> None:
-    """Refuse a layer that takes its input from the workers of the layer before it, but in other blocks."""
+    """Reject a layer that takes its input from the previous layer's workers, but in different blocks."""
     for seam in seams(layers):
         if seam is not None and rearranged(seam.P_y, seam.P_x):
             raise InvalidArgumentError(f"{seam}: a `Repartition` between them moves it.")
 
 
 def check_taken(seam: Seam, shapes: Mapping[int, Sequence[int]]) -> None:
-    """Refuse a layer that would leave out the block of a worker; `shapes` are the blocks' shapes, by world rank."""
+    """Reject a layer that would ignore the block of a worker; `shapes` are the blocks' shapes, by world rank."""
     for worker in sorted(seam.left_out & shapes.keys()):
         if 0 not in (shape := tuple(shapes[worker])):
             raise PlanError(
@@ -101,7 +101,7 @@ def check_taken(seam: Seam, shapes: Mapping[int, Sequence[int]]) -> None:
 
 
 def spare_copies(layers: Sequence[Any]) -> dict[int, set[int]]:
-    """Return, by a layer's place, the workers that hold copies before it, of which it takes another worker's."""
+    """Return, by a layer's place, the workers with copies before it, in whose place it uses another worker's."""
     found: dict[int, set[int]] = {}
     before: Any = None
     for place, layer in enumerate(layers):
@@ -114,11 +114,11 @@ def spare_copies(layers: Sequence[Any]) -> dict[int, set[int]]:
 
 
 def _spared(layer: BaseLayer, P_x: Partition) -> set[int]:
-    """Return the workers outside of `P_x` of whose block in a layer's output a worker of it has a copy."""
+    """Return the workers outside of `P_x` whose block of a layer's output is replicated on a worker of `P_x`."""
     P_y: Partition | None = layer.output_partition
     try:
         copied = layer._copied
-    except PlanError:  # of a broadcast that transposes a partition, which says nothing of copies
+    except PlanError:  # of a broadcast that transposes a partition, which tells nothing about copies
         return set()
     if P_y is None or not copied:
         return set()
@@ -130,7 +130,7 @@ def _spared(layer: BaseLayer, P_x: Partition) -> set[int]:
 
 
 def _stays(layer: Any) -> bool:
-    """Say whether a function is known to leave blocks as they are."""
+    """Say whether a function is known to leave blocks in place."""
     return getattr(jax.nn, getattr(layer, "__name__", ""), None) is layer
 
 
@@ -138,10 +138,10 @@ def _stays(layer: Any) -> bool:
 
 
 class Run(NamedTuple):
-    """Plain functions that follow each other, and the layer after them, if any.
+    """Consecutive plain functions, and the layer after them, if any.
 
-    `P` is the partition of the block that they get, or, where only that is certain (`is_after`), of what they leave;
-    along its dimensions `copied` workers hold copies.
+    `P` is the partition of their input block or, if only that is certain (`is_after`), of their output; workers hold
+    copies along its dimensions `copied`.
     """
 
     functions: tuple[Function, ...]
@@ -151,7 +151,8 @@ class Run(NamedTuple):
     copied: tuple[int, ...] = ()
 
     def check(self, x: Any, team: Workers) -> None:
-        """Refuse functions, on all workers of `team`, that mix what is split of a block `x`; see `nn.Local`."""
+        """Reject, on all of `team`, functions that mix entries along a split dimension of a block `x`; see
+        `nn.Local`."""
         if all(is_elementwise(function, self.P.dim) for function in self.functions):
             return
         followed = follow(self.functions, x)  # everywhere, since it might move data
@@ -171,7 +172,7 @@ class Run(NamedTuple):
             agree(self.P.world, team, f"functions of blocks on {self.P.describe()}", contribute)
 
     def _turned(self, result: Sequence[Dim], split: Mapping[int, int]) -> str | None:
-        """Return why the layer that follows can't take the result: a dimension that is split is in another place."""
+        """Return why the following layer can't take the result: a split dimension has moved."""
         P_x = ends_of(self.following).P_x
         if self.is_after or P_x is None or P_x.dim != len(result) or union(P_x.ranks) != union(self.P.ranks):
             return None
@@ -180,13 +181,13 @@ class Run(NamedTuple):
                 return (
                     f"{function_name(self.functions[-1])} leaves dimension {label} of the block, which is split over "
                     f"{split[label]} workers, as dimension {place} of its result, but {type(self.following).__name__} "
-                    f"takes its input from {P_x.describe()}: turn the dimensions back, or give it a partition that is "
-                    "split there, too."
+                    f"takes its input from {P_x.describe()}: transpose the result back, or give it a partition that is "
+                    "split there."
                 )
         return None
 
     def _split(self, result: Sequence[Any], dims: int) -> dict[int, int]:
-        """Return over how many workers the dimensions of the block are split, of those that are."""
+        """Return the number of workers along each split dimension of the block."""
         if not self.is_after:
             return {d: p for d, p in enumerate(_counts(self.P, dims)) if p > 1 and d not in self.copied}
         counts = zip(result, _counts(self.P, len(result)), strict=False)
@@ -194,21 +195,21 @@ class Run(NamedTuple):
 
 
 def _counts(P: Partition, dims: int) -> tuple[int, ...]:
-    """Return over how many workers each dimension of a tensor is split; nothing where the partition doesn't fit."""
+    """Return the number of workers along each dimension of a tensor; nothing if the partition doesn't fit."""
     shape = (1,) * (dims - P.dim) + P.shape
     return shape[:dims] if all(p == 1 for p in shape[dims:]) else ()
 
 
 def check_activation(function: Function, P: Partition, x: Any, copied: tuple[int, ...] = ()) -> None:
-    """Refuse, on all workers of `P`, a function of a layer's that mixes what is split of the block `x` there."""
+    """Reject, on all workers of `P`, a layer's function that mixes entries along a split dimension of the block `x`."""
     if P.size > 1:
         Run((function,), P, False, function, copied).check(x, P.ranks)
 
 
 def function_runs(layers: Sequence[Any], P_x: Partition | None = None) -> dict[int, Run]:
-    """Return the runs of plain functions among layers, by the place of the first, where something is known to be split.
+    """Return the runs of plain functions among layers, by the place of the first, if something is known to be split.
 
-    `P_x` is the partition of the first layer's input, where it is certain.
+    `P_x` is the partition of the first layer's input, if certain.
     """
     runs: dict[int, Run] = {}
     before, place = P_x, 0
@@ -224,7 +225,7 @@ def function_runs(layers: Sequence[Any], P_x: Partition | None = None) -> dict[i
 
 
 def _is_plain(layer: Any) -> bool:
-    """Say whether it is a plain function, or a network of nothing but these."""
+    """Say whether it is a plain function, or a network of plain functions only."""
     if isinstance(layer, Layer):
         return isinstance(layer, BaseLayer) and layer.input_partition is None
     return not isinstance(layer, BlockFunction)
@@ -239,7 +240,7 @@ def _functions(layers: Iterable[Any]) -> Iterator[Function]:
 
 
 def team_of(layers: Iterable[Any]) -> Workers:
-    """Return the workers of layers, of those that say their partitions."""
+    """Return the workers of those layers that know their partitions."""
     return union(*_teams(layers))
 
 

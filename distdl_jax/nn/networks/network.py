@@ -1,4 +1,4 @@
-"""The base of layers that are made of layers: their parameters, states and random keys, each layer's under its name."""
+"""The base of layers made of layers: their parameters, states and random keys, each under the layer's name."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from distdl_jax.transports.agreement import structure_text
 from distdl_jax.validation import check_key, checked_boolean
 
 RunPart = Callable[[Any, Any, Array], Array]
-"""From the name of a part, the part and its input: its output, with the parameters, state and key of that name."""
+"""Maps the name of a part, the part and its input to its output, with the parameters, state and key of that name."""
 
 
 class Network(BaseLayer):
-    """A layer made of layers and plain functions. Functions count as leaving blocks where they are."""
+    """A layer made of layers and plain functions. Functions are assumed to leave blocks in place."""
 
     @property
     @abstractmethod
     def _parts(self) -> Sequence[tuple[Any, Any]]:
-        """Names, by which parameters and states are found, and layers or functions; None for the identity."""
+        """Layers or functions, None for the identity, with the names of their parameters and states."""
 
     @abstractmethod
     def _pack(self, entries: Iterable[Any]) -> Any:
@@ -42,17 +42,17 @@ class Network(BaseLayer):
 
     @property
     def _computes(self) -> str:
-        """What it does beside its parts, in a word; "" for nothing."""
+        """Its computation besides its parts, in a word; "" for nothing."""
         return ""
 
     @property
     def input_partition(self) -> Partition | None:
-        """The partition of the first layer's input; None where there are only functions."""
+        """The partition of the first layer's input; None if there are only functions."""
         return first_partition(layer for _, layer in self._parts)
 
     @property
     def output_partition(self) -> Partition | None:
-        """The partition of the last layer's output; None where there are only functions."""
+        """The partition of the last layer's output; None if there are only functions."""
         return last_partition([layer for _, layer in self._parts])
 
     @property
@@ -67,7 +67,7 @@ class Network(BaseLayer):
 
     @property
     def takes_indices(self) -> bool:
-        """Whether the input holds integers: where the first layer with parameters takes indices."""
+        """Whether the input holds integers: if the first layer with parameters takes indices."""
         specs = ((layer, layer.param_specs()) for _, layer in self._parts if isinstance(layer, Layer))
         return next(
             (isinstance(layer, BaseLayer) and layer.takes_indices for layer, tree in specs if jax.tree.leaves(tree)),
@@ -75,7 +75,7 @@ class Network(BaseLayer):
         )
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Any:
-        """Return this worker's blocks of the initial parameters; each layer has a key of its own, split off `key`."""
+        """Return this worker's blocks of the initial parameters; each layer has a separate key, split off `key`."""
         check_key("key", key)
         pairs = zip(self._parts, jax.random.split(key, max(len(self._parts), 1)), strict=False)
         return self._pack(layer.init(k, dtype) if isinstance(layer, Layer) else {} for (_, layer), k in pairs)
@@ -109,18 +109,18 @@ class Network(BaseLayer):
         **Arguments:**
 
         - `params`, `x`: this worker's parameters, and its block of the input.
-        - `state`: from `init_state`, or the last call, for the layers that have one.
-        - `training`: whether layers that tell training from evaluation are in training.
-        - `key`: a JAX random key, the same on every worker, for the layers that draw random numbers in training; each
-          gets a key of its own, split off it.
+        - `state`: from `init_state`, or the previous call, for stateful layers.
+        - `training`: whether layers that distinguish training from evaluation are in training mode.
+        - `key`: a JAX random key, the same on every worker, for layers that draw random numbers in training; each gets
+          a separate key, split off it.
 
-        **Returns:** this worker's block of the output, elsewhere a zero-volume array; with `state` the pair of the
+        **Returns:** this worker's block of the output, elsewhere a zero-volume array; with `state`, the pair of the
         output and the new state.
 
-        **Raises:** `InvalidTypeError` where `training` is not True or False; what the layers raise. `Sequential`:
-        `InvalidArgumentError` where `params` or `state` has not an entry for each layer; `PlanError`, on this worker,
-        where a layer would leave out its block. `Residual`: `PlanError`, on every worker of the output's partition,
-        where the two outputs have different shapes.
+        **Raises:** `InvalidTypeError` if `training` is not True or False; errors of the layers. `Sequential`:
+        `InvalidArgumentError` if `params` or `state` does not have an entry for each layer; `PlanError`, on this
+        worker, if a layer would ignore its block. `Residual`: `PlanError`, on every worker of the output's partition,
+        if the two outputs have different shapes.
         """
         training = checked_boolean("training", training)
         params = unboxed(params)
@@ -148,11 +148,11 @@ class Network(BaseLayer):
     apply = __call__
 
     def _check_entries(self, name: str, entries: Any) -> None:
-        """Refuse parameters, or states, that are not for these layers."""
+        """Reject parameters, or states, that don't match these layers."""
 
 
 def check_has_entries(argument: str, entries: Any, names: Sequence[Any]) -> None:
-    """Refuse parameters, or states, of another structure: those in which a part's name finds nothing."""
+    """Reject parameters, or states, of another structure, without an entry for some part."""
     for name in names:
         try:
             entries[name]
@@ -167,15 +167,15 @@ _MAKERS = {"params": "init", "state": "init_state"}
 
 
 def first_partition(layers: Iterable[Any]) -> Partition | None:
-    """Return the partition that the first of `layers` takes its input from, of those that say it."""
+    """Return the partition of the input of the first of `layers` that knows it."""
     return next((P for layer in layers if (P := getattr(layer, "input_partition", None)) is not None), None)
 
 
 def last_partition(layers: Sequence[Any]) -> Partition | None:
-    """Return the partition that the last of `layers` leaves its output on, of those that say it."""
+    """Return the partition of the output of the last of `layers` that knows it."""
     return next((P for layer in layers[::-1] if (P := getattr(layer, "output_partition", None)) is not None), None)
 
 
 def params_of_part(params: Mapping[int, Any] | None, name: Any) -> dict[int, Any] | None:
-    """Return what all workers hold of the parameters of one part of a network; None where nothing is said of any."""
+    """Return the parameters of one part of a network on all workers; None if none are given."""
     return None if params is None else {worker: each[name] for worker, each in params.items()}

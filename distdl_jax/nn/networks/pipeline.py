@@ -1,4 +1,4 @@
-"""Stages of a network on teams of their own, which work on different microbatches at the same time."""
+"""Stages of a network on separate teams, which work on different microbatches at the same time."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ Params = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Pipeline(Network):
-    """Stages one after the other, through which the batch goes in microbatches: pipeline parallelism.
+    """Consecutive stages through which the batch passes in microbatches: pipeline parallelism.
 
-    Each stage is a layer or an `nn.Sequential` on workers of its own. The output of one is repartitioned to the input
-    of the next. While a stage works on one microbatch, the stage before it works on the next one, so that all are busy
-    but for the `bubble`: the share (s - 1) / (m + s - 1) of the time, for s stages and m microbatches.
+    Each stage is a layer or an `nn.Sequential` on separate workers. The output of each is repartitioned to the input of
+    the next. While a stage works on one microbatch, the previous stage works on the next one, so that all are busy
+    except in the `bubble`: the share (s - 1) / (m + s - 1) of the time, for s stages and m microbatches.
 
     Two schedules give equal results:
 
-    - *GPipe*: `pipeline(params, x)` in a loss, differentiated as any network. All microbatches go forward, and then
-      all back: a stage keeps what it computes from each, with `nn.Remat(stage)` its inputs alone.
-    - *1F1B*: `pipeline.value_and_grad(loss)`. A microbatch goes back as soon as it can: a stage keeps the inputs of at
-      most s microbatches, and is computed twice.
+    - *GPipe*: `pipeline(params, x)` in a loss, differentiated as any network. All microbatches go forward, then all
+      backward: a stage stores its residuals for each, or only its inputs with `nn.Remat(stage)`.
+    - *1F1B*: `pipeline.value_and_grad(loss)`. A microbatch goes backward as soon as it can: a stage stores the inputs
+      of at most s microbatches, and is computed twice.
 
     **Arguments:**
 
-    - `stages`: layers or networks whose partitions are known; of each sample by itself, as all layers are but batch
-      norm in training, which takes the statistics of a microbatch.
-    - `microbatches`: the number of equal parts that each worker's block is cut into, along the first dimension.
+    - `stages`: layers or networks with known partitions; independent for each sample, as all layers are except batch
+      norm in training, which uses the statistics of a microbatch.
+    - `microbatches`: the number of equal parts into which each worker's block is cut, along the first dimension.
 
-    The batch is dimension 0 of the input and of the output, split over as many workers there and here, each of which
-    has the same number of samples, a multiple of `microbatches`. Parameters and state are a tuple with an entry for
-    each stage. It is called as `nn.Sequential` is; a `key` is split among the microbatches.
+    The batch is dimension 0 of the input and of the output, split over the same number of workers in both, with the
+    same number of samples each, a multiple of `microbatches`. Parameters and state are a tuple with an entry for each
+    stage. It is called like `nn.Sequential`; a `key` is split among the microbatches.
 
-    **Raises,** on every worker: `InvalidTypeError` for what is no layer; `InvalidArgumentError` where a stage does not
-    say its partitions, or the batch is split otherwise in the end; when applied, `PlanError` where the batch can't be
-    cut.
+    **Raises,** on every worker: `InvalidTypeError` for a stage that is not a layer; `InvalidArgumentError` if a stage
+    does not know its partitions, or the split of the batch differs at the end; when applied, `PlanError` if the batch
+    can't be cut.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -80,19 +80,19 @@ class Pipeline(Network):
                 raise InvalidTypeError(f"`stages[{place}]` (={stage!r}) must be a layer or a network.")
             if first_partition((stage,)) is None or last_partition((stage,)) is None:
                 raise InvalidArgumentError(
-                    f"`stages[{place}]` (={stage!r}) must say its `input_partition` and `output_partition`."
+                    f"`stages[{place}]` (={stage!r}) must have an `input_partition` and an `output_partition`."
                 )
         checked_integer("microbatches", self.microbatches, 1)
         first, last = self._moves[0][0], self.output_partition
         if first.shape[:1] != last.shape[:1]:
             raise InvalidArgumentError(
                 f"`stages` take the batch split over {first.shape[0]} workers, but leave it split over "
-                f"{last.shape[0]}: both must be the same number."
+                f"{last.shape[0]}: both numbers must be equal."
             )
 
     @property
     def bubble(self) -> float:
-        """The share of the time for which a stage waits, where all take as long: (s - 1) / (m + s - 1)."""
+        """The share of the time in which a stage waits, if all stages take the same time: (s - 1) / (m + s - 1)."""
         waits = len(self.stages) - 1
         return waits / (self.microbatches + waits)
 
@@ -108,7 +108,7 @@ class Pipeline(Network):
 
     @cached_property
     def _moves(self) -> list[tuple[Partition, Partition]]:
-        """The partitions on which each stage finds its input, and from which it takes it."""
+        """The partitions on which each stage's input arrives, and from which it takes it."""
         inputs = [_known(first_partition((stage,))) for stage in self.stages]
         outputs = [_known(last_partition((stage,))) for stage in self.stages]
         return list(zip([inputs[0], *outputs], inputs, strict=False))
@@ -126,19 +126,19 @@ class Pipeline(Network):
         return x
 
     def _to_stage(self, place: int, x: Array) -> Array:
-        """Return the input of a stage, from the output of the one before it."""
+        """Return the input of a stage, from the output of the previous one."""
         P_x, P_y = self._moves[place]
         return x if in_equal_blocks(P_x, P_y) else repartition(x, P_x, P_y)
 
     def _from_stage(self, place: int, dx: Array) -> Array:
-        """Return the cotangent of the output of the stage before, from that of a stage's input."""
+        """Return the cotangent of the previous stage's output, from the cotangent of a stage's input."""
         P_x, P_y = self._moves[place]
         return dx if in_equal_blocks(P_x, P_y) else repartition(dx, P_y, P_x)
 
     def plan(self, x: ShapeDtypes, params: Mapping[int, Params] | None = None) -> BlocksPlan:
         """Plan what becomes of all workers' blocks: without a message, and the same on every worker.
 
-        **Raises:** `PlanError` where the batch can't be cut into microbatches, or x or a parameter does not fit.
+        **Raises:** `PlanError` if the batch can't be cut into microbatches, or x or a parameter does not fit.
         """
         self._check_batch(x)
         blocks: ShapeDtypes = {
@@ -159,19 +159,19 @@ class Pipeline(Network):
         )
 
     def _check_batch(self, x: ShapeDtypes) -> None:
-        """Refuse a batch that can't be cut into equal microbatches."""
+        """Reject a batch that can't be cut into equal microbatches."""
         samples = {worker: x[worker].shape[:1] for worker in self.input_partition.ranks}
         if len(set(samples.values())) > 1 or any(not n or n[0] % self.microbatches for n in samples.values()):
             raise PlanError(
-                f"`x` has {', '.join(f'{n[0] if n else 1} samples on worker {w}' for w, n in samples.items())}: each "
-                f"worker must have as many, a multiple of `microbatches` (={self.microbatches})."
+                f"`x` has {', '.join(f'{n[0] if n else 1} samples on worker {w}' for w, n in samples.items())}: all "
+                f"workers must have the same number, a multiple of `microbatches` (={self.microbatches})."
             )
 
     def _cut_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (self.microbatches, shape[0] // self.microbatches, *shape[1:])
 
     def _microbatches(self, x: Array) -> Array:
-        """Return this worker's block with its microbatches along a dimension in front; all check theirs together."""
+        """Return this worker's block with microbatches as a leading dimension; all workers check theirs together."""
         world, partitions = self.input_partition.world, {P for pair in self._moves for P in pair}
         team = tuple(sorted({worker for P in (*partitions, self.output_partition) for worker in P.ranks}))
         if world.rank in team:
@@ -182,12 +182,12 @@ class Pipeline(Network):
     def __call__(
         self, params: Any, x: Array, *, state: Any = None, training: bool = True, key: Array | None = None
     ) -> Any:
-        """Apply the stages, microbatch after microbatch.
+        """Apply the stages, one microbatch at a time.
 
-        **Arguments and returns:** as `nn.Sequential`. The state goes from microbatch to microbatch.
+        **Arguments and returns:** as `nn.Sequential`. The state is passed from microbatch to microbatch.
 
-        **Raises:** `InvalidTypeError` where `training` is not True or False; `PlanError`, on every worker, where the
-        batch can't be cut; what the stages raise.
+        **Raises:** `InvalidTypeError` if `training` is not True or False; `PlanError`, on every worker, if the batch
+        can't be cut; errors of the stages.
         """
         keys = None if key is None else jax.random.split(key, self.microbatches)
 
@@ -205,8 +205,8 @@ class Pipeline(Network):
     def value_and_grad(self, loss: Callable[..., Array]) -> Callable[..., tuple[Array, Params]]:
         """Return a function that computes a loss of the output and its gradient, by the 1F1B schedule.
 
-        A stage begins the backward pass of a microbatch as soon as the last stage is done with it, and keeps the inputs
-        of no more than s microbatches, for s stages; a stage is computed again for its gradient.
+        A stage starts the backward pass of a microbatch as soon as the last stage is done with it, and stores the
+        inputs of at most s microbatches, for s stages; a stage is recomputed for its gradient.
 
         **Arguments:** `loss`: a function `loss(y, *targets)` of this worker's blocks of the output and the targets of a
         microbatch, which returns this worker's part of the mean over the microbatch, as the losses of `nn` do; 0 on a
@@ -216,8 +216,8 @@ class Pipeline(Network):
         are pytrees of blocks on the partition of the output, cut like x; elsewhere zero-volume. It returns the mean of
         the microbatches' losses, summed over workers, and this worker's blocks of the gradient with respect to params.
 
-        **Raises:** `InvalidTypeError` where `loss` is no function; `InvalidArgumentError` for stages with a state or
-        random numbers, which the other schedule takes; what the stages raise.
+        **Raises:** `InvalidTypeError` if `loss` is not a function; `InvalidArgumentError` for stages with a state or
+        random numbers, which the other schedule supports; errors of the stages.
 
         >>> import jax, distdl_jax as dj
         >>> P = dj.Partition().grid([1, 1])
@@ -232,7 +232,7 @@ class Pipeline(Network):
         check_function("loss", loss)
         if self.draws or any(keeps_state(stage) and jax.tree.leaves(stage.state_specs()) for stage in self.stages):
             raise InvalidArgumentError(
-                "`stages` have a state or draw random numbers, which this schedule does not take: differentiate "
+                "`stages` have a state or draw random numbers, which this schedule does not support: differentiate "
                 "`pipeline(params, x)` with dj.value_and_grad instead."
             )
 
@@ -249,11 +249,11 @@ class Pipeline(Network):
 
 
 class _Carry(NamedTuple):
-    """What workers keep from tick to tick, for each stage: zeros where there is nothing yet.
+    """The values that workers carry from tick to tick, for each stage; initially zeros.
 
-    - `inputs`: of the microbatches under way, one behind the other.
+    - `inputs`: of the microbatches in flight, stacked.
     - `outputs`: the last output. - `cotangents`: the last cotangent of an input.
-    - `gradients`: with respect to parameters, so far. - `value`: of the loss, so far.
+    - `gradients`: with respect to parameters, so far. - `value`: the loss so far.
     """
 
     inputs: list[Array]
@@ -266,8 +266,8 @@ class _Carry(NamedTuple):
 class _OneForwardOneBackward:
     """A loss and its gradient by the 1F1B schedule, a loop over pairs of ticks.
 
-    In each tick a stage takes one microbatch forward or one back: see `plans/pipeline_schedule.py`. First all
-    neighbours exchange what they computed in the tick before, and then all compute.
+    In each tick a stage processes one microbatch forward or one backward: see `plans/pipeline_schedule.py`. First all
+    neighbours exchange their results of the previous tick, then all compute.
     """
 
     def __init__(
@@ -316,7 +316,7 @@ class _OneForwardOneBackward:
         x = self.x[microbatch] if x is None else x
         inputs, outputs = [*carry.inputs], [*carry.outputs]
         inputs[s] = inputs[s].at[microbatch % self.schedule.under_way(s)].set(x)
-        if s < self.schedule.last:  # the last stage is computed with its gradient
+        if s < self.schedule.last:  # the last stage is computed together with its gradient
             outputs[s] = self.pipeline.stages[s](self.params[s], x)
         return carry._replace(inputs=inputs, outputs=outputs)
 
@@ -327,7 +327,7 @@ class _OneForwardOneBackward:
             return value, value
 
         x = carry.inputs[s][microbatch % self.schedule.under_way(s)]
-        places = (0, 1) if s else (0,)  # the first stage's input may be of integers
+        places = (0, 1) if s else (0,)  # the first stage's input may hold integers
         (gradient, *dx), value = grad(scalar, places, has_aux=True)(self.params[s], x)
         gradients, cotangents = [*carry.gradients], [*carry.cotangents]
         gradients[s] = jax.tree.map(jnp.add, gradients[s], gradient)
@@ -342,5 +342,5 @@ class _OneForwardOneBackward:
 
 
 def _known(P: Partition | None) -> Partition:
-    assert P is not None  # __post_init__ has refused stages that don't say it
+    assert P is not None  # __post_init__ rejects stages that don't have it
     return P

@@ -1,4 +1,4 @@
-"""Layers around a layer: recomputation in the backward pass, and another precision."""
+"""Wrappers of a layer: recomputation in the backward pass, and another precision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from distdl_jax.validation import checked_boolean, checked_dtype
 
 
 class Wrapper(BaseLayer):
-    """The base of layers around `layer`, which has the parameters, the state and the partitions."""
+    """The base of wrappers of `layer`, which has the parameters, the state and the partitions."""
 
     layer: Layer
 
@@ -56,7 +56,7 @@ class Wrapper(BaseLayer):
 
     @property
     def takes_indices(self) -> bool:
-        """Whether the input holds integers: the layer's does."""
+        """Whether the input holds integers, as the layer's does."""
         return isinstance(self.layer, BaseLayer) and self.layer.takes_indices
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Any:
@@ -68,7 +68,7 @@ class Wrapper(BaseLayer):
         return self.layer.param_specs()
 
     def output_spec(self, x_spec: TensorSpec) -> TensorSpec:
-        """Return the `TensorSpec` of the layer's output, from the input's; nothing moves."""
+        """Return the `TensorSpec` of the layer's output, from that of the input, without communication."""
         if not isinstance(self.layer, BaseLayer):
             return super().output_spec(x_spec)
         return self.layer.output_spec(x_spec)
@@ -76,17 +76,17 @@ class Wrapper(BaseLayer):
 
 @dataclass(frozen=True)
 class Remat(Wrapper):
-    """A layer that saves nothing but its input for the backward pass, which recomputes the rest: `jax.checkpoint`.
+    """A layer that saves only its input for the backward pass, and recomputes the rest: `jax.checkpoint`.
 
-    Movements in it run again, too, on every worker, unless `policy` saves them. Values, gradients and parameters are
-    the layer's.
+    Its movements run again, too, on every worker, unless `policy` saves their results. Values, gradients and parameters
+    are the layer's.
 
     **Arguments:**
 
-    - `layer`: any layer, `nn.Sequential` too, with a state or random numbers or without.
-    - `policy`: one of `jax.checkpoint_policies`, the same on every worker, for values that are saved. Default: none.
+    - `layer`: any layer, including `nn.Sequential`, with or without a state or random numbers.
+    - `policy`: one of `jax.checkpoint_policies`, the same on every worker, for values to save. Default: none.
 
-    **Raises:** `InvalidTypeError` for what is no layer, or a policy that can't be called.
+    **Raises:** `InvalidTypeError` if `layer` is not a layer, or the policy can't be called.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -127,19 +127,19 @@ class Remat(Wrapper):
 
 @dataclass(frozen=True)
 class Precision(Wrapper):
-    """A layer whose arithmetic, and whose movements, are in another precision than its parameters.
+    """A layer with arithmetic and movements in another precision than its parameters.
 
     Floating parameters and inputs are rounded to `compute` first, and the output is converted to `output`. So are
-    gradients; the parameters' gradients arrive in the parameters' own dtype. Sums over workers in half precision are
-    made in float32, as everywhere. The layer's state stays as it is.
+    gradients; the parameters' gradients are in the parameters' own dtype. Sums over workers in half precision are
+    computed in float32, as everywhere. The layer's state is unchanged.
 
     **Arguments:**
 
-    - `layer`: any layer, `nn.Sequential` too.
+    - `layer`: any layer, including `nn.Sequential`.
     - `compute`: the dtype of the arithmetic.
     - `output`: the dtype of the output. Default: x's.
 
-    **Raises:** `InvalidTypeError`, `InvalidArgumentError` for what is no layer, or no floating dtype.
+    **Raises:** `InvalidTypeError` if `layer` is not a layer, `InvalidArgumentError` if a dtype is not floating.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -191,7 +191,7 @@ class Precision(Wrapper):
     apply = __call__
 
     def _widened(self, dtype: Any, of_x: Any) -> Any:
-        """Return the dtype of the output, where it is `dtype` inside."""
+        """Return the dtype of the output, given its `dtype` inside."""
         wanted = of_x if self.output is None and jnp.issubdtype(of_x, jnp.floating) else self.output or dtype
         return wanted if jnp.issubdtype(dtype, jnp.floating) else dtype
 

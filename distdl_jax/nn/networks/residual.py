@@ -1,4 +1,4 @@
-"""Ways around layers: their output and their input, added or side by side."""
+"""Residual and skip connections: the output of layers is added to, or concatenated with, their input."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Params = dict[str, Any]
 
 @dataclass(frozen=True)
 class ResidualPlan(BlocksPlan):
-    """The plans of the two ways, None where the shortcut is x as it is, and all workers' blocks of the sum."""
+    """The plans of both branches, None for an identity shortcut, and all workers' blocks of the sum."""
 
     body: Plan
     shortcut: Plan | None
@@ -40,23 +40,23 @@ class ResidualPlan(BlocksPlan):
 
 @dataclass(frozen=True)
 class Residual(Network):
-    """y = body(x) + shortcut(x): the block of residual networks. Nothing moves but what the two move.
+    """y = body(x) + shortcut(x): the block of residual networks. Only the two branches communicate.
 
-    Both have to leave their output in the same blocks on the same workers. The parameters, and the state, are a
-    dictionary: {"body": the body's, "shortcut": the shortcut's, {} where it is x}.
+    Both must leave their output in the same blocks on the same workers. The parameters, and the state, are a
+    dictionary: {"body": the body's, "shortcut": the shortcut's, or {} for the identity}.
 
     **Arguments:**
 
-    - `body`: a layer, for several an `nn.Sequential`; with a state or random numbers, or without.
-    - `shortcut`: another one, a convolution with a kernel of 1, say, where the body changes x's shape, or a
-      `Repartition` where it changes x's partition. Default: none, x as it is.
+    - `body`: a layer, or an `nn.Sequential` for several; with or without a state or random numbers.
+    - `shortcut`: another layer, for instance a convolution with a kernel of 1 if the body changes x's shape, or a
+      `Repartition` if it changes x's partition. Default: the identity.
 
-    It is called as `nn.Sequential` is: `y = block(params, x)`, or `y, state = block(params, x, state=state,
+    It is called like `nn.Sequential`: `y = block(params, x)`, or `y, state = block(params, x, state=state,
     training=True)`; `key` is split among the two.
 
-    **Raises:** `InvalidTypeError`, on every worker, for what is no layer; `InvalidArgumentError` where the two leave
-    their outputs on different partitions, or take x in other blocks of the same workers; when applied, `PlanError`
-    where the outputs have different shapes.
+    **Raises:** `InvalidTypeError`, on every worker, if `body` or `shortcut` is not a layer; `InvalidArgumentError` if
+    the two leave their outputs on different partitions, or take x in different blocks of the same workers; when
+    applied, `PlanError` if the outputs have different shapes.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -78,7 +78,7 @@ class Residual(Network):
                     "nn.Sequential."
                 )
         if (P_x := self.input_partition) is None:
-            return  # nothing but functions
+            return  # only functions
         inputs = [P for layer in self.layers if (P := ends_of(layer).P_x) is not None]
         if len(inputs) > 1 and rearranged(*inputs):
             raise InvalidArgumentError(
@@ -98,12 +98,12 @@ class Residual(Network):
 
     @property
     def layers(self) -> tuple[Any, ...]:
-        """The body, and the shortcut where there is one."""
+        """The body, and the shortcut if there is one."""
         return (self.body,) if self.shortcut is None else (self.body, self.shortcut)
 
     @property
     def output_partition(self) -> Partition | None:
-        """The partition of the output, the body's; None where there are only functions."""
+        """The partition of the output, the body's; None if there are only functions."""
         return last_partition((self.body,)) or last_partition((self.shortcut,)) or self.input_partition
 
     @property
@@ -121,7 +121,7 @@ class Residual(Network):
     def plan(self, x: ShapeDtypes, params: Mapping[int, Params] | None = None) -> ResidualPlan:
         """Plan what becomes of all workers' blocks: without a message, and the same on every worker.
 
-        **Raises:** `PlanError` where x or a parameter does not fit, or the two outputs have different shapes.
+        **Raises:** `PlanError` if x or a parameter does not fit, or the two outputs have different shapes.
         """
         plans = dict[str, Plan]()
         for name, layer in self._parts:
@@ -142,7 +142,7 @@ class Residual(Network):
         return ResidualPlan(blocks, plans["body"], plans.get("shortcut"))
 
     def _forward(self, run: RunPart, x: Array) -> Array:
-        for layer in self.layers:  # of functions alone: their partition is known here
+        for layer in self.layers:  # functions alone: their partition is known here
             for functions in function_runs((layer,), self.input_partition).values():
                 functions.check(x, team_of(self.layers))
         with jax.named_scope("Residual"):
@@ -165,7 +165,7 @@ class Residual(Network):
 
 @dataclass(frozen=True)
 class SkipPlan(BlocksPlan):
-    """The plan of the body, that of the concatenation (None for a sum), and all workers' blocks of the output."""
+    """The plan of the body and of the concatenation (None for a sum), and all workers' blocks of the output."""
 
     body: Plan
     join: ConcatenationPlan | None
@@ -173,26 +173,26 @@ class SkipPlan(BlocksPlan):
 
 @dataclass(frozen=True)
 class Skip(Network):
-    """y = x beside body(x), along a dimension that may be split: the skip of a U-Net, as a layer of an `nn.Sequential`.
+    """y = x combined with body(x), along a dimension that may be split: the skip of a U-Net, as a layer of an
+    `nn.Sequential`.
 
         concatenate(x, body(x)), or with "add" x + body(x)
 
-    The body has to leave its output in x's blocks, but for their length along `axis`. Nothing moves but what the body
-    moves, and, along a dimension that is split, what other workers are to have of either. The parameters, and the
-    state, are a dictionary: {"body": the body's}.
+    The body must leave its output in x's blocks, except for their length along `axis`. Only the body communicates, and
+    the concatenation along a split dimension. The parameters, and the state, are a dictionary: {"body": the body's}.
 
     **Arguments:**
 
-    - `body`: a layer, for several an `nn.Sequential`; with a state or random numbers, or without.
+    - `body`: a layer, or an `nn.Sequential` for several; with or without a state or random numbers.
     - `join`: "concatenate", or "add", which is `nn.Residual`'s sum.
     - `axis`: the dimension to concatenate along. Default: the channels.
 
-    It is called as `nn.Sequential` is: `y = skip(params, x)`, or `y, state = skip(params, x, state=state,
+    It is called like `nn.Sequential`: `y = skip(params, x)`, or `y, state = skip(params, x, state=state,
     training=True)`.
 
-    **Raises:** `InvalidTypeError`, on every worker, where the body is no layer; `InvalidArgumentError` for another
-    `join`, a dimension that x doesn't have, or a body that leaves its output on another partition than it takes x from,
-    or has none; when applied, `PlanError` where the blocks don't fit.
+    **Raises:** `InvalidTypeError`, on every worker, if the body is not a layer; `InvalidArgumentError` for another
+    `join`, a dimension that x doesn't have, or a body whose output is on another partition than its input, or that has
+    none; when applied, `PlanError` if the blocks don't fit.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1, 1])
@@ -233,7 +233,7 @@ class Skip(Network):
 
     @property
     def layers(self) -> tuple[Any, ...]:
-        """The body alone."""
+        """The body only."""
         return (self.body,)
 
     @property
@@ -255,7 +255,7 @@ class Skip(Network):
     def plan(self, x: ShapeDtypes, params: Mapping[int, Params] | None = None) -> SkipPlan:
         """Plan the blocks of the output: without a message, and the same on every worker.
 
-        **Raises:** `PlanError` where x or a parameter does not fit, or the outputs don't fit each other.
+        **Raises:** `PlanError` if x or a parameter does not fit, or the outputs don't match.
         """
         if self.join == "add":
             of_sum = Residual(self.body).plan(x, params)
@@ -279,5 +279,5 @@ def _check_shapes(outputs: Mapping[int, tuple[ShapeDtype, ShapeDtype]]) -> None:
         if y.shape != other.shape:
             raise PlanError(
                 f"On worker {worker}: the outputs of `body` ({shape_text(y.shape)}) and `shortcut` "
-                f"({shape_text(other.shape)}) must have the same shape, to be added."
+                f"({shape_text(other.shape)}) must have the same shape for a sum."
             )

@@ -1,4 +1,4 @@
-"""Layers one after the other."""
+"""Layers in sequence."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Params = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class SequentialPlan(BlocksPlan):
-    """The plans of layers, one after the other, and all workers' blocks after the last."""
+    """The plans of layers, in order, and all workers' blocks after the last."""
 
     plans: tuple[Plan, ...]
 
@@ -56,29 +56,30 @@ def plan_function(function: Callable[[Array], Array], x: ShapeDtypes) -> BlocksP
 
 @dataclass(frozen=True, init=False, repr=False)
 class Sequential(Network):
-    """A network whose layers are applied one after the other.
+    """A network whose layers are applied in sequence.
 
     **Arguments:**
 
-    - `layers`: layers (all that satisfy `nn.Layer`, another `Sequential` too) and plain functions of an array, like
-      `jax.nn.relu`. A function is applied to every worker's block by itself, also to the zero-volume ones, unless it is
-      one of `dj.map_blocks`. One that sums, sorts, slices or multiplies along a dimension that is split, or moves it
-      away from where the next layer's input is split, is refused; `nn.Local(function)` is called as it is.
-    - `x_spec`: the global shape and the partition of the input, if each worker's block is to be compared with it: a
-      whole tensor in place of a block is then refused, as by `nn.Input`. The first dimension, the batch, may have
-      another length. `nn.Sequential(*network, x_spec=other)` is the same network for inputs of another size.
+    - `layers`: layers (anything that satisfies `nn.Layer`, including another `Sequential`) and plain functions of an
+      array, like `jax.nn.relu`. A function is applied to each worker's block separately, including zero-volume ones,
+      unless it comes from `dj.map_blocks`. A function that sums, sorts, slices or multiplies along a split dimension,
+      or moves it away from where the next layer's input is split, is rejected; `nn.Local(function)` is called
+      unchecked.
+    - `x_spec`: the global shape and the partition of the input, against which each worker's block is checked: a whole
+      tensor in place of a block is then rejected, as by `nn.Input`. The first dimension, the batch, may have another
+      length. `nn.Sequential(*network, x_spec=other)` is the same network for inputs of another size.
 
-    The parameters are a tuple with an entry for each layer, `{}` for what has none. The partitions of neighbours have
-    to fit: where one layer leaves its output on other workers, or in other blocks, than the next one takes its input
-    from, put a `Repartition` between them. A misfit is refused where it is known for one: between layers of this
-    library, and functions of `jax.nn`.
+    The parameters are a tuple with an entry for each layer, `{}` for layers without any. Adjacent partitions must
+    match: if a layer leaves its output on other workers, or in other blocks, than the next one takes its input from,
+    put a `Repartition` between them. Known misfits are rejected: between layers of this library, and functions of
+    `jax.nn`.
 
-    Printed, it is a table of the layers with their partitions, parameters and bytes per worker. `len`, indexing,
-    slices and loops go over the layers; a slice is a `Sequential`.
+    Printed, it is a table of the layers with their partitions, parameters and bytes per worker. `len`, indexing, slices
+    and loops work on the layers; a slice is a `Sequential`.
 
-    **Raises:** `InvalidTypeError` for what can't be called; `InvalidArgumentError`, on every worker, for layers on the
-    same workers that are arranged in other ways; when applied, for a function that mixes what is split, and `PlanError`
-    for a block that is not as `x_spec` says.
+    **Raises:** `InvalidTypeError` for a layer that can't be called; `InvalidArgumentError`, on every worker, for layers
+    with different arrangements of the same workers; when applied, for a function that mixes entries along a split
+    dimension, and `PlanError` for a block that doesn't match `x_spec`.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -118,16 +119,16 @@ class Sequential(Network):
         return tuple(entries)
 
     def plan(self, x: ShapeDtypes, params: Mapping[int, Params] | None = None) -> SequentialPlan:
-        """Plan what becomes of all workers' blocks, layer after layer; nothing moves.
+        """Plan the layers for all workers' blocks, in order, without communication.
 
         **Arguments:**
 
-        - `x`: the shapes and dtypes of the blocks, by world rank, of all workers in the layers' partitions.
-        - `params`: the same of their parameters. Default: as `param_specs` says, in the dtype of each layer's input.
+        - `x`: the shapes and dtypes of the blocks, by world rank, for all workers in the layers' partitions.
+        - `params`: likewise for their parameters. Default: from `param_specs`, in the dtype of each layer's input.
 
-        **Returns:** the plan: `outputs` is what all workers hold in the end, `plans` has the plan of each layer.
+        **Returns:** the plan: `outputs` has the blocks of all workers at the end, `plans` the plan of each layer.
 
-        **Raises:** `PlanError` where x or a parameter does not fit, or a layer would leave out a block.
+        **Raises:** `PlanError` if x or a parameter does not fit, or a layer would ignore a block.
 
         >>> import jax, numpy, distdl_jax as dj
         >>> P = dj.Partition().grid([1, 1])
@@ -170,7 +171,7 @@ class Sequential(Network):
 
     @property
     def _input(self) -> Input | None:
-        """What the input is compared with, on all workers of the network."""
+        """The expected input, on all workers of the network."""
         first = self._layers[0] if self._layers else None
         return first if isinstance(first, Input) else None if self.x_spec is None else Input(self.x_spec)
 
@@ -178,12 +179,12 @@ class Sequential(Network):
         count = len(entries) if isinstance(entries, Sized) else 0
         if count != len(self._layers):
             raise InvalidArgumentError(
-                f"`{name}` has {count} entries, but there are {len(self._layers)} layers; each has one, {{}} "
-                f"where it has no {'parameters' if name == 'params' else name}."
+                f"`{name}` has {count} entries, but there are {len(self._layers)} layers; each has one, {{}} if it has "
+                f"no {'parameters' if name == 'params' else name}."
             )
 
     def table(self, dtype: DTypeLike = jnp.float32) -> str:
-        """Return a table of the layers: their partitions, numbers of parameters, and bytes of them per worker.
+        """Return a table of the layers: their partitions, numbers of parameters, and parameter bytes per worker.
 
         `dtype` is the parameters' dtype.
         """

@@ -18,10 +18,10 @@ _TITLES = ("", "layer", "partitions", "parameters", "bytes per worker")
 
 
 def network_table(layers: Iterable[Callable[..., Any]], dtype: np.dtype) -> str:
-    """Return a line for each layer, also of networks within a network, and one for all of them.
+    """Return a line for each layer, including those of nested networks, and one for all of them.
 
-    Bytes count parameters of `dtype`: the least and the most that a worker holds, of the workers in any of the layers'
-    partitions.
+    Bytes count parameters of `dtype`: the smallest and the largest amount on a worker, among the workers in any of the
+    layers' partitions.
     """
     listed = list(_listed(layers, ""))
     specs = [_specs_of(layer) for _, layer in listed]
@@ -55,7 +55,7 @@ def _specs_of(layer: Callable[..., Any]) -> list[TensorSpec]:
 
 
 def _partitions_of(layer: Callable[..., Any]) -> dict[str, Partition]:
-    """Return the partitions that a layer was made with, by the names of its arguments."""
+    """Return the partitions among a layer's arguments, by name."""
     attributes = getattr(layer, "__dict__", {})
     return {name: P for name, P in attributes.items() if isinstance(P, Partition) and name.startswith("P_")}
 

@@ -24,15 +24,16 @@ from distdl_jax.validation import checked_boolean, checked_integer, is_real
 State = dict[str, Array]
 
 _STATE = "state."
-"""The prefix of a state's entries, where workers exchange shapes of parameters and state."""
+"""The prefix of a state's entries when workers exchange shapes of parameters and state."""
 
 
 @dataclass(frozen=True)
 class DistributedBatchNorm(ChannelNorm):
-    r"""Normalises each channel over batch and features, all of which may be split, the channels too.
+    r"""Normalise each channel over batch and features; all dimensions may be split, including the channels.
 
-    y = (x - mean) / sqrt(var + eps) * weight + bias, with one mean and variance per channel. In training they are those
-    of x, over all workers (the biased variance, as in PyTorch); in evaluation the running ones of the state.
+    y = (x - mean) / sqrt(var + eps) * weight + bias, with one mean and variance per channel. In training they are
+    computed from x, over all workers (with the biased variance, as in PyTorch); in evaluation the running ones of the
+    state are used.
 
     | tensor | global shape | partition |
     |---|---|---|
@@ -40,19 +41,20 @@ class DistributedBatchNorm(ChannelNorm):
     | weight, bias, running_mean, running_var | n_c | P_c; copies along all other dimensions of P_x |
     | num_batches_tracked | a scalar | a copy on every worker of P_x |
 
-    In training, two numbers per channel go to every worker of the same channels, in one movement, and back for the
-    gradient; in evaluation nothing moves. Gradients of weight and bias are summed over the copies. Blocks of x are
-    balanced along the channels, and of any length, also 0, along the rest. Half precisions are summed in float32.
+    In training, two numbers per channel are sent to every worker of the same channels, in one movement, and back for
+    the gradient; evaluation needs no communication. Gradients of weight and bias are summed over the copies. Blocks of
+    x are balanced along the channels, and have any length, including 0, along the rest. Half precisions are summed in
+    float32.
 
     **Arguments:**
 
     - `P_x`: the partition of input and output, of 2 dimensions or more.
     - `num_features`: n_c, the number of channels.
-    - `eps`: what is added to the variance.
-    - `momentum`: the weight of the new value in running_mean and running_var, which takes the unbiased variance; None
+    - `eps`: added to the variance.
+    - `momentum`: the weight of the new value in running_mean and running_var, which uses the unbiased variance; None
       for the mean over all batches.
     - `affine`: whether there are weight and bias.
-    - `track_running_stats`: whether there is a state. Without, x's own statistics serve in evaluation, too.
+    - `track_running_stats`: whether there is a state. Without one, x's own statistics are used in evaluation, too.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
 
@@ -96,7 +98,7 @@ class DistributedBatchNorm(ChannelNorm):
         return {**dict.fromkeys(("running_mean", "running_var"), self._spec), "num_batches_tracked": scalar}
 
     def init_state(self, dtype: DTypeLike = jnp.float32) -> State:
-        """Return this worker's part of the initial state: means 0, variances 1; {} where nothing is tracked."""
+        """Return this worker's part of the initial state: means 0, variances 1; {} if nothing is tracked."""
         values = {"running_mean": (0, dtype), "running_var": (1, dtype), "num_batches_tracked": (0, jnp.int32)}
         return {name: filled(spec, *values[name]) for name, spec in self.state_specs().items()}
 
@@ -111,24 +113,25 @@ class DistributedBatchNorm(ChannelNorm):
         **Arguments:**
 
         - `params`: this worker's parameters, from `init`.
-        - `x`: this worker's block on P_x, perhaps empty; outside P_x a zero-volume array.
-        - `state`: from `init_state`, or the last call. Without it the layer gives y alone, from x's statistics.
-        - `training`: whether x's statistics are used, and go into the state; else the state's are used.
+        - `x`: this worker's block on P_x, which may be empty; outside P_x a zero-volume array.
+        - `state`: from `init_state`, or the previous call. Without it the layer returns y alone, from x's statistics.
+        - `training`: whether to use x's statistics, and update the state with them; otherwise the state's are used.
 
         **Returns:** this worker's block of y, and the new state; outside P_x, `x` and `state`.
 
-        **Raises:** `InvalidTypeError` where `training` is not True or False, or `state` no dictionary; `PlanError`, on
-        every worker of P_x, where x, a parameter or the state does not fit, or there is one value per channel in
+        **Raises:** `InvalidTypeError` if `training` is not True or False, or `state` is not a dictionary; `PlanError`,
+        on every worker of P_x, if x, a parameter or the state does not fit, or there is one value per channel in
         training; `InvalidArgumentError` for evaluation without a state.
         """
         training = checked_boolean("training", training)
         if state is None and not training and self.track_running_stats:
             raise InvalidArgumentError(
-                "`state` (=None) must be given where `training` is False: evaluation takes the running statistics. "
+                "`state` (=None) must be given if `training` is False: evaluation uses the running statistics. "
                 "layer.init_state() makes one."
             )
         if not (state is None or isinstance(state, Mapping)):
-            raise InvalidTypeError(f"`state` (={state!r}) must be a dictionary, from `init_state` or the last call.")
+            raise InvalidTypeError(f"`state` (={state!r}) must be a dictionary, from `init_state` or the previous "
+                                   "call.")
         if self.P_x.rank is None:
             outside(self.P_x.world, x)
             return x if state is None else (x, state)
@@ -153,7 +156,7 @@ class DistributedBatchNorm(ChannelNorm):
         return self(params, x, **options)
 
     def _agreed(self, params: Params, x: Array, state: State | None) -> tuple[NormPlan, Params]:
-        """Plan this call with the workers of P_x, which check the state, too; return it and unboxed parameters."""
+        """Plan this call with the workers of P_x, which also check the state; return it and unboxed parameters."""
         params = self._opened(params)
         if state is None:
             return self._agree_on_plan(params, x), params
@@ -176,7 +179,7 @@ class DistributedBatchNorm(ChannelNorm):
         return stored.astype(plan.moments.dtype).reshape(1, -1, *(1,) * (self.P_x.dim - 2))
 
     def _updated(self, state: State, plan: NormPlan, mean: Array, variance: Array) -> State:
-        """Return the state after this batch; it has no derivative."""
+        """Return the state after this batch; it is not differentiated."""
         count = int(plan.moments.counts(self.P_x.world.rank).sum())
         tracked = state["num_batches_tracked"] + 1
         new = {"running_mean": mean, "running_var": variance * (count / max(count - 1, 1))}

@@ -36,8 +36,8 @@ class NormPlan(BlocksPlan):
     """The plan of a normalisation.
 
     - `moments`: how the workers compute mean and variance.
-    - `of_params`: for each parameter, which workers hold copies of it.
-    - `param_dims`: the dimensions of x that parameters have.
+    - `of_params`: for each parameter, the workers that hold copies of it.
+    - `param_dims`: the dimensions of x along which parameters extend.
     - `dtype`: of the output.
     """
 
@@ -54,11 +54,11 @@ class NormPlan(BlocksPlan):
     def normalized(self, world: World, params: Params, x: Array, mean: Array, variance: Array) -> Array:
         """Normalize x by the given mean and variance, which have the shape of the sums; then apply the parameters."""
         own = {name: plan.run(world, params[name]) for name, plan in self.of_params.items()}
-        if x.size == 0:  # JAX drops what empty arrays depend on
+        if x.size == 0:  # JAX drops the dependencies of empty arrays
             return tie(jnp.zeros(x.shape, self.dtype), x, mean, variance, *own.values())
         wide = self.moments.dtype
         of_y = {name: p.astype(wide) for name, p in own.items()}
-        if self.param_dims != tuple(range(x.ndim - len(self.param_dims), x.ndim)):  # else they broadcast as they are
+        if self.param_dims != tuple(range(x.ndim - len(self.param_dims), x.ndim)):  # others broadcast as they are
             others = [d for d in range(x.ndim) if d not in self.param_dims]
             of_y = {name: lax.expand_dims(p, others) for name, p in of_y.items()}
         scale = self.moments.spread(world.rank, lax.rsqrt(variance + np.asarray(self.eps, wide)))
@@ -71,7 +71,7 @@ class NormPlan(BlocksPlan):
 
 
 class DistributedNorm(PartitionedLayer):
-    """The base of the normalisations: a subclass says which entries share a mean, and what its parameters are like."""
+    """The base of the normalisations: a subclass defines which entries share a mean, and its parameters."""
 
     eps: float
     centred: ClassVar[bool] = True
@@ -89,7 +89,7 @@ class DistributedNorm(PartitionedLayer):
     @property
     @abstractmethod
     def _lengths(self) -> dict[int, int]:
-        """By dimension, the lengths of x that are known beforehand: there, blocks of x are balanced."""
+        """By dimension, the known lengths of x, along which blocks of x are balanced."""
 
     @property
     @abstractmethod
@@ -99,19 +99,19 @@ class DistributedNorm(PartitionedLayer):
     @property
     @abstractmethod
     def _param_names(self) -> tuple[str, ...]:
-        """The names of the parameters: of "weight" and "bias" those that there are."""
+        """The names of the existing parameters among "weight" and "bias"."""
 
     @property
     def _param_dims(self) -> tuple[int, ...]:
-        """The dimensions of x that parameters have."""
+        """The dimensions of x along which parameters extend."""
         return (1,)
 
     def param_specs(self) -> dict[str, TensorSpec]:
-        """Return the global shape and the partition of each parameter, of which workers hold copies."""
+        """Return the global shape and the partition of each parameter, which is replicated."""
         return dict.fromkeys(self._param_names, self._spec)
 
     def init(self, key: Array | None = None, dtype: DTypeLike = jnp.float32) -> Params:
-        """Return this worker's blocks of the initial parameters: weights are 1, biases 0, whatever the key."""
+        """Return this worker's blocks of the initial parameters: weights are 1, biases 0, for any key."""
         if key is not None:
             check_key("key", key)
         values = {"weight": 1, "bias": 0}
@@ -128,7 +128,7 @@ class DistributedNorm(PartitionedLayer):
 
 
 class ChannelNorm(DistributedNorm):
-    """The base of the normalisations whose parameters, where `affine`, are a weight and a bias per channel."""
+    """The base of the normalisations with, if `affine`, a weight and a bias per channel."""
 
     affine: bool
 
@@ -151,18 +151,18 @@ class ChannelNorm(DistributedNorm):
 
 
 def filled(spec: TensorSpec, value: float, dtype: DTypeLike) -> Array:
-    """Return this worker's block of a constant tensor; zero-volume where it holds none."""
+    """Return this worker's block of a constant tensor; zero-volume if it holds none."""
     dtype = checked_dtype("dtype", dtype)
     return zero_volume_tensor(dtype=dtype) if spec.box is None else jnp.full(spec.local_shape, value, dtype)
 
 
 def check_norm(P_x: Any, eps: Any, least: int) -> None:
-    """Refuse partitions of fewer than `least` dimensions, and an `eps` that is not a number of 0 or more."""
+    """Reject partitions of fewer than `least` dimensions, and an `eps` that is not a number of 0 or more."""
     check_partitions(P_x=P_x)
     if P_x.dim < least:
         raise InvalidArgumentError(
-            f"`P_x` ({shape_text(P_x.shape)}) must have {least} dimensions or more: as many as x, those that are not "
-            "split with one worker."
+            f"`P_x` ({shape_text(P_x.shape)}) must have {least} dimensions or more: as many as x, with one worker "
+            "along unsplit ones."
         )
     if not is_real(eps) or eps < 0:
         raise InvalidArgumentError(f"`eps` (={eps!r}) must be a number, 0 or more.")
@@ -185,10 +185,10 @@ def _backward(residuals: tuple[Array, ...], dy: Array) -> tuple[Array, Array, Ar
     x, mean, scale, weight = residuals
     deviation = x - mean
     if _are_rows(scale.shape, weight.shape, mean.shape, x.shape):
-        # Sums along rows are products with the weight: then one array is all that is written for the sums.
+        # Sums along rows are products with the weight, so only one array is written for the sums.
         products = dy * (deviation * scale)
-        of_mean, overflown = _times(dy, weight) * scale, scale == 0  # of a variance that is too large for its dtype
-        # There the products are 0, or NaN where x is infinite.
+        of_mean, overflown = _times(dy, weight) * scale, scale == 0  # for a variance that is too large for its dtype
+        # In that case the products are 0, or NaN where x is infinite.
         of_scale = _times(products, weight) / jnp.where(overflown, 1, scale)
         return dy * weight * scale, -of_mean, of_scale, _summed(products, weight.shape)
     weighted = dy * weight
@@ -203,7 +203,7 @@ def _backward(residuals: tuple[Array, ...], dy: Array) -> tuple[Array, Array, Ar
 def _are_rows(scale: tuple[int, ...], weight: tuple[int, ...], mean: tuple[int, ...], x: tuple[int, ...]) -> bool:
     """Say whether `scale` and `mean` have a number for each row of x, and `weight` one for each entry of a row.
 
-    Else `scale` may be a product with a weight, which may be 0.
+    Otherwise `scale` may be a product with a weight, which may be 0.
     """
     entries = len(weight)
     return entries > 0 and scale == mean == (*x[: len(x) - entries], *(1,) * entries) and weight == x[-entries:]
