@@ -1,4 +1,4 @@
-"""The data-movement primitives, reductions, Fourier transforms and array functions, which take the partitions.
+"""Data-movement primitives, reductions, Fourier transforms and array functions, which take partitions.
 
 `distdl_jax.nn` has the primitives as objects with the partitions bound.
 """

@@ -24,11 +24,11 @@ from distdl_jax.transports.agreement import compared
 from distdl_jax.validation import checked_axes
 
 LARGEST_DIRECT = 8
-"""Lines of up to this many workers send each other their blocks directly, longer ones by recursive doubling.
+"""Lines of up to this many workers exchange their blocks directly, longer ones by recursive doubling.
 
-The bytes are the same. On 2 cores, 4 and 8 workers showed no difference in time beyond that between equal
-programs, and direct messages need no blocks in between. What p - 1 messages in place of
-ceil(log2 p) cost are latency and time to compile, for which many workers pay.
+Both send the same number of bytes. On 2 cores, 4 and 8 workers showed no difference in time beyond noise, and direct
+messages need no intermediate blocks. The cost of p - 1 messages instead of ceil(log2 p) is latency and compile time,
+which grow with the workers.
 """
 
 
@@ -36,7 +36,7 @@ ceil(log2 p) cost are latency and time to compile, for which many workers pay.
 class GatherPlan(BoxPlan):
     """An all-gather (`gathers`) from blocks to blocks with the whole extent along `axes`, or a reduce-scatter back.
 
-    - `blocks`: the small blocks, on P_x: those to gather, or to scatter the sum to.
+    - `blocks`: the small blocks, on P_x: the blocks to gather, or of the sum.
     - `axes`: the dimensions to gather, or to sum and to scatter, along.
     """
 
@@ -60,7 +60,7 @@ class GatherPlan(BoxPlan):
         return team_at(self.blocks.ranks, self.blocks.shape, self.axes, self.blocks.cell_of[worker])
 
     def steps(self, worker: int) -> tuple[ExchangePlan, ...]:
-        """Return the exchanges of `worker`: those along one dimension after the other, the last dimension first."""
+        """Return the exchanges of `worker`, dimension by dimension, the last dimension first."""
         cell = self.blocks.cell_of[worker]
         index, shape = self.blocks.index(cell), box_shape(self.blocks.box(cell))
         steps: list[ExchangePlan] = []
@@ -90,7 +90,7 @@ class GatherPlan(BoxPlan):
 
 
 def plan_all_gather(shape_dtypes: ShapeDtypes, P_x: Partition, axes: int | Sequence[int]) -> GatherPlan:
-    """Plan `all_gather` from the shapes and dtypes on the workers of P_x, and perhaps of more."""
+    """Plan `all_gather` from the shapes and dtypes on at least the workers of P_x."""
     gathered = checked_axes("axes", axes, P_x.shape)
     inputs = taking_part(shape_dtypes, P_x.ranks)
     blocks = owned_grid("x", P_x, inputs)
@@ -98,7 +98,7 @@ def plan_all_gather(shape_dtypes: ShapeDtypes, P_x: Partition, axes: int | Seque
 
 
 def plan_reduce_scatter(shape_dtypes: ShapeDtypes, P_x: Partition, axes: int | Sequence[int]) -> GatherPlan:
-    """Plan `reduce_scatter` from the shapes and dtypes on the workers of P_x, and perhaps of more."""
+    """Plan `reduce_scatter` from the shapes and dtypes on at least the workers of P_x."""
     scattered = checked_axes("axes", axes, P_x.shape)
     inputs = taking_part(shape_dtypes, P_x.ranks)
     terms = owned_grid("x", P_x, inputs)
@@ -107,7 +107,7 @@ def plan_reduce_scatter(shape_dtypes: ShapeDtypes, P_x: Partition, axes: int | S
         lengths = [stop - start for start, stop in terms.ranges[d]]
         if len(set(lengths)) > 1:
             raise PlanError(
-                f"`x` must have the same length in dimension {d} on all workers that are summed, but the lengths are "
+                f"`x` must have the same length in dimension {d} on all workers of a sum, but the lengths are "
                 f"{lengths}."
             )
         ranges[d] = balanced_ranges(lengths[0], P_x.shape[d])
@@ -117,12 +117,12 @@ def plan_reduce_scatter(shape_dtypes: ShapeDtypes, P_x: Partition, axes: int | S
 
 @compared
 def all_gather(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
-    """Give every worker the blocks of all workers along `axes`, put side by side.
+    """Give every worker the blocks of all workers along `axes`, concatenated.
 
     With P_x of shape p_0 x ... x p_{D-1} and a tensor of n_0 x ... x n_{D-1}, the result has the whole n_d in the
-    dimensions of `axes`, and this worker's own block in the others. The adjoint sums the cotangents of the copies
-    back onto the blocks: `reduce_scatter`, onto blocks of the sizes that they had. Along a dimension of p > 8 workers
-    each sends ceil(log2 p) messages, of all blocks but one in all; along a shorter one, p - 1.
+    dimensions of `axes`, and this worker's own block in the others. The adjoint sums the cotangents of the copies back
+    onto the blocks: `reduce_scatter`, onto blocks of their original sizes. Along a dimension of p > 8 workers each
+    sends ceil(log2 p) messages with p - 1 blocks in total; along a shorter one, p - 1 messages.
 
     **Arguments:**
 
@@ -143,7 +143,7 @@ def all_gather(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
     >>> dj.simulate(2, program)
     [([0, 1], [0, 1, 2]), ([2], [0, 1, 2])]
 
-    Source: Hewett and Grady (2020); the newer DistDL's layer of the same name.
+    Source: Hewett and Grady (2020); newer DistDL versions have a layer of the same name.
     """
     check_partitions(P_x=P_x)
     gathered = checked_axes("axes", axes, P_x.shape)
@@ -152,10 +152,10 @@ def all_gather(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
 
 @compared
 def reduce_scatter(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
-    """Sum the workers' blocks along `axes`, and leave each worker its balanced block of the sum.
+    """Sum the workers' blocks along `axes`, and give each worker its balanced block of the sum.
 
-    With P_x of shape p_0 x ... x p_{D-1}: the workers that agree in every index outside `axes` hold terms of the same
-    shape; each gets, of their sum, its balanced block along every dimension of `axes`. The adjoint is `all_gather`.
+    With P_x of shape p_0 x ... x p_{D-1}: workers with equal indices outside `axes` hold terms of the same shape; each
+    gets, of their sum, its balanced block along every dimension of `axes`. The adjoint is `all_gather`.
 
     **Arguments:**
 
@@ -176,7 +176,7 @@ def reduce_scatter(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array
     >>> dj.simulate(2, program)
     [[1, 3], [5]]
 
-    Source: Hewett and Grady (2020); the newer DistDL's layer of the same name.
+    Source: Hewett and Grady (2020); newer DistDL versions have a layer of the same name.
     """
     check_partitions(P_x=P_x)
     scattered = checked_axes("axes", axes, P_x.shape)

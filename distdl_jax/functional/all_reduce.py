@@ -1,4 +1,4 @@
-"""All-reduce: the sum, mean, largest, smallest or product of a team's subtensors, on every worker of the team."""
+"""All-reduce: the sum, mean, maximum, minimum or product of a team's subtensors, on every worker of the team."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Operation = Literal["sum", "mean", "max", "min", "prod"]
 
 @dataclass(frozen=True)
 class Extremum(TeamMovement):
-    """One worker's part of the largest (or smallest) of the team's blocks."""
+    """One worker's part of the maximum (or minimum) of the team's blocks."""
 
     largest: bool
 
@@ -52,23 +52,23 @@ class Extremum(TeamMovement):
         return ShapeDtype((2, *y.shape), accumulation_dtype(y.dtype))
 
     def residual(self, x: Array, y: Array) -> Array:
-        """Return where this worker has the largest."""
+        """Return where this worker has the maximum."""
         return x == y
 
     def before_adjoint(self, is_largest: Array, dy: Array) -> Array:
-        """Return the cotangents, and how many workers share them, to be summed over the team in one message."""
+        """Return the cotangents, and the number of workers that share them, to be summed in one message."""
         wide = accumulation_dtype(np.dtype(dy.dtype))
         return jnp.stack([dy.astype(wide), is_largest.astype(wide)])
 
     def after_adjoint(self, is_largest: Array, sums: Array, dtype: np.dtype) -> Array:
-        """Return this worker's share of the sum: as JAX's own maximum, also if a NaN has none."""
+        """Return this worker's share of the sum: as for JAX's own maximum, also for NaN."""
         return (sums[0] * is_largest / sums[1]).astype(dtype)
 
 
 def _order(dtype: np.dtype, largest: bool) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
-    """Return the maps from values to integers (or booleans) in their order, and back. A NaN is above everything."""
+    """Return the order-preserving maps from values to integers (or booleans) and back. NaN is above everything."""
     if not is_differentiable(dtype):
-        # `~` turns the order around, and overflows nowhere.
+        # `~` reverses the order, without overflow.
         return (jnp.asarray, jnp.asarray) if largest else (jnp.bitwise_not, jnp.bitwise_not)
     integer = np.dtype(f"int{8 * dtype.itemsize}")
 
@@ -88,7 +88,7 @@ def _order(dtype: np.dtype, largest: bool) -> tuple[Callable[[Array], Array], Ca
 
 @dataclass(frozen=True)
 class ExtremumPlan(AllSumPlan):
-    """The largest, or the smallest, of the blocks of each of `teams`."""
+    """The maximum, or the minimum, of the blocks of each of `teams`."""
 
     largest: bool
 
@@ -96,7 +96,7 @@ class ExtremumPlan(AllSumPlan):
         super().__post_init__()
         for worker, block in self.inputs.items():
             if jnp.issubdtype(block.dtype, jnp.complexfloating):
-                raise PlanError(f"On worker {worker}: `x` is {block}, but complex numbers have no largest or smallest.")
+                raise PlanError(f"On worker {worker}: `x` is {block}, but complex numbers have no order.")
 
     def _movement(self, team: Workers, differentiable: bool) -> Extremum:
         return Extremum(team, differentiable, self.largest)
@@ -104,7 +104,7 @@ class ExtremumPlan(AllSumPlan):
 
 @dataclass(frozen=True)
 class MeanPlan(Computation):
-    """The mean of each team's blocks, summed in at least float32; of integers and booleans, in JAX's float.
+    """The mean of each team's blocks, summed in at least float32; for integers and booleans, in JAX's default float.
 
     `sums` holds the teams and their blocks.
     """
@@ -133,7 +133,7 @@ class MeanPlan(Computation):
 
 @dataclass(frozen=True)
 class ProductPlan(Computation):
-    """The product of each team's blocks, computed from all of them side by side: its derivative is exact at 0, too.
+    """The product of each team's blocks, computed from all of them together, so that its derivative is exact at 0, too.
 
     `sums` holds the teams and their blocks.
     """
@@ -163,13 +163,13 @@ class ProductPlan(Computation):
 
 
 def _product(rows: Array) -> Array:
-    """Return the product of the rows; of complex ones in real arithmetic, since `jax.checkpoint` can't save those."""
+    """Return the product of the rows; for complex ones in real arithmetic, since `jax.checkpoint` can't save those."""
     if not jnp.issubdtype(rows.dtype, jnp.complexfloating):
         return jnp.prod(rows, axis=0)
     if rows.size == 0:
         return rows[0]
     real, imag = rows.real, rows.imag
-    while (n := len(real)) > 1:  # pair by pair, and an odd row as it is
+    while (n := len(real)) > 1:  # pair by pair, leaving an odd row unchanged
         (a, c), (b, d) = (jnp.split(part[: n - n % 2], 2) for part in (real, imag))
         products, last = (a * c - b * d, a * d + b * c), (real[-1:], imag[-1:])
         real, imag = map(jnp.concatenate, zip(products, last, strict=True)) if n % 2 else products
@@ -201,8 +201,8 @@ def all_reduce(
 ) -> Array:
     """Reduce the subtensors of `x` along dimensions of `P_x`, element by element, on every worker.
 
-    With P_x of shape p_0 x ... x p_{D-1}, the workers that agree in every index outside `axes_reduce` form one team,
-    and each of them gets the reduction over its team.
+    With P_x of shape p_0 x ... x p_{D-1}, workers with equal indices outside `axes_reduce` form a team, and each of
+    them gets the reduction over its team.
 
     | `op` | y | the cotangent of x, with s the sum of the team's cotangents of y |
     |---|---|---|
@@ -215,14 +215,14 @@ def all_reduce(
 
     - `x`: this worker's subtensor: any shape and dtype, the same within a team; for "max" and "min" not complex. Half
       precisions are summed and multiplied in float32 and rounded once. The sum of booleans is their "or"; their mean,
-      and the mean of integers, is of JAX's float. Zero-volume outside P_x.
+      and the mean of integers, has JAX's default float dtype. Zero-volume outside P_x.
     - `P_x`: the partition.
-    - `op`: the operation. "prod" holds the subtensors of all of the team while it multiplies, the others one more.
-    - `axes_reduce`, `axes_keep`: dimensions to reduce along, or to keep, one of the two. Default: along all.
+    - `op`: the operation. "prod" stores the subtensors of the whole team during the product, the others one more.
+    - `axes_reduce`, `axes_keep`: dimensions to reduce along, or to keep; at most one of the two. Default: all.
 
-    **Returns:** an array of x's shape, and its dtype but for a mean; outside P_x, `x` itself.
+    **Returns:** an array of x's shape and, except for a mean, dtype; outside P_x, `x` itself.
 
-    **Raises:** `InvalidArgumentError`, on every worker, for another `op`, or a dimension that is not one of P_x's;
+    **Raises:** `InvalidArgumentError`, on every worker, for another `op`, or a dimension that P_x doesn't have;
     `PlanError`, on every worker of a team, if shapes or dtypes differ within it, or numbers have no order.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
@@ -232,7 +232,7 @@ def all_reduce(
     >>> dj.simulate(4, program)
     [3.0, 3.0, 3.0, 3.0]
 
-    Source: Hewett and Grady (2020), all-sum-reduce, and what follows from it.
+    Source: Hewett and Grady (2020), all-sum-reduce, and extensions of it.
     """
     check_partitions(P_x=P_x)
     _check_op(op)
@@ -249,21 +249,21 @@ def all_max(
     axes_reduce: int | Sequence[int] | None = None,
     axes_keep: int | Sequence[int] | None = None,
 ) -> Array:
-    """Return the largest of the subtensors of `x` along dimensions of `P_x`, element by element, on every worker.
+    """Return the elementwise maximum of the subtensors of `x` along dimensions of `P_x`, on every worker.
 
-    It is `all_reduce` with "max". The subgradient is as in `jnp.max`: workers that tie share the cotangent equally.
-    A softmax over features that are split, say, subtracts it, without a derivative: `jax.lax.stop_gradient`.
+    The same as `all_reduce` with "max". The subgradient is as in `jnp.max`: tied workers share the cotangent equally. A
+    softmax over split features, for instance, subtracts it without a derivative: `jax.lax.stop_gradient`.
 
     **Arguments:**
 
-    - `x`: this worker's subtensor, the same shape and dtype within a team; real. Zero-volume outside P_x. Of an x with
-      dimensions of its own take `jnp.max` first: over an empty block with `initial=-jnp.inf`.
+    - `x`: this worker's subtensor, the same shape and dtype within a team; real. Zero-volume outside P_x. To reduce x's
+      own dimensions too, apply `jnp.max` first: over an empty block with `initial=-jnp.inf`.
     - `P_x`: the partition.
-    - `axes_reduce`, `axes_keep`: dimensions to compare along, or to keep, one of the two. Default: along all.
+    - `axes_reduce`, `axes_keep`: dimensions to compare along, or to keep; at most one of the two. Default: all.
 
     **Returns:** an array like x; outside P_x, `x` itself.
 
-    **Raises:** `InvalidArgumentError`, on every worker, for a dimension that is not one of P_x's; `PlanError`, on every
+    **Raises:** `InvalidArgumentError`, on every worker, for a dimension that P_x doesn't have; `PlanError`, on every
     worker of a team, if shapes or dtypes differ within it, or numbers have no order.
 
     >>> import jax.numpy as jnp, distdl_jax as dj

@@ -1,4 +1,4 @@
-"""PyTorch's parameters as ours: names and layouts of its modules' `state_dict`, layer by layer."""
+"""Conversion of PyTorch's parameters: names and layouts of its modules' `state_dict`, layer by layer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from distdl_jax.validation import checked_boolean
 
 Arrays = dict[str, np.ndarray]
 
-# A module's own names; what is in front of them, with a dot, is the module's.
+# A module's own names, which follow the module's name and a dot.
 _OWN = re.compile(
     r"^(?:(.*?)\.)??((?:in|q|k|v)_proj_(?:weight|bias)|(?:out|q|k|v|o)_proj\.(?:weight|bias)|"
     r"(?:weight|bias)_(?:ih|hh)(?:_l\d+)?|weight|bias|"
@@ -37,29 +37,29 @@ _OWN = re.compile(
 
 
 def from_torch(state_dict: Mapping[str, Any], layer: Any, *, state: bool = False) -> Any:
-    """Return a layer's parameters, from the `state_dict` of the PyTorch module that it is like.
+    """Return a layer's parameters, from the `state_dict` of the corresponding PyTorch module.
 
-    Layouts and names are changed where they differ (attention, gates); what they are is in `docs/from-torch.md`. A
-    `Sequential` takes the modules of a `state_dict` in their order, one for each of its layers that has parameters or a
-    state; plain functions, pools and movements have none in PyTorch either, so numbers in names need not agree. A
-    dictionary of layers takes what is below each name.
+    Layouts and names are changed where they differ (attention, gates); see `docs/from-torch.md`. A `Sequential` takes
+    the modules of a `state_dict` in order, one for each of its layers with parameters or a state; plain functions,
+    pools and movements have none in PyTorch either, so the numbers in names may differ. A dictionary of layers takes
+    the entries below each name.
 
-    Modules whose names below one prefix are all decimal numbers, as in PyTorch's Sequential and ModuleList, come in the
-    order of the numbers, others in the order of the `state_dict`. A safetensors file does not keep that: names in it
-    are sorted as text. So where modules have other names, give a dictionary of layers.
+    Modules whose names below a prefix are all decimal numbers, as in PyTorch's Sequential and ModuleList, are in the
+    order of the numbers, others in the order of the `state_dict`. A safetensors file does not keep that order: its
+    names are sorted as text. So if modules have other names, pass a dictionary of layers.
 
     **Arguments:**
 
     - `state_dict`: names and whole arrays, the same on every worker: `{name: tensor.numpy() for name, tensor in
-      module.state_dict().items()}`, in that order but for numbers.
-    - `layer`: a layer, a `Sequential`, `Remat` or `Precision` around one, or a dictionary of such.
-    - `state`: whether running statistics are wanted, too.
+      module.state_dict().items()}`, in that order except for numbers.
+    - `layer`: a layer, a `Sequential`, a `Remat` or `Precision` of one, or a dictionary of these.
+    - `state`: whether to return running statistics, too.
 
-    **Returns:** this worker's blocks of the parameters, as `layer.init` does, in the arrays' dtypes (as JAX has them);
-    with `state` the pair of them and of the state, as `layer.init_state`.
+    **Returns:** this worker's blocks of the parameters, like `layer.init`, in the arrays' dtypes (as JAX has them);
+    with `state`, the pair of these and the state, like `layer.init_state`.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where a name is missing or too many, or an array has not the
-    shape of the parameter; `InvalidTypeError` for what is no layer, or no array of numbers.
+    **Raises:** `InvalidArgumentError`, on every worker, if a name is missing or superfluous, or an array does not have
+    the shape of the parameter; `InvalidTypeError` if `layer` is not a layer, or an entry not an array of numbers.
 
     >>> import distdl_jax as dj, numpy as np
     >>> P = dj.Partition().grid([1, 1])
@@ -71,14 +71,14 @@ def from_torch(state_dict: Mapping[str, Any], layer: Any, *, state: bool = False
     state = checked_boolean("state", state)
     if not isinstance(state_dict, Mapping) or not all(isinstance(name, str) for name in state_dict):
         raise InvalidTypeError(
-            f"`state_dict` (={state_dict!r}) must be a dictionary of arrays by their names, as a PyTorch module's."
+            f"`state_dict` (={state_dict!r}) must be a dictionary of arrays by name, as a PyTorch module's."
         )
     params, states = _params_and_state(state_dict, layer, "")
     return (params, states) if state else params
 
 
 def _params_and_state(state_dict: Mapping[str, Any], layer: Any, prefix: str) -> tuple[Any, Any]:
-    """Return both, from the entries below `prefix`, which has been taken off their names."""
+    """Return both, from the entries below `prefix`, which has been removed from their names."""
     if isinstance(layer, Mapping):
         below = {name: _below(state_dict, name) for name in layer}
         left = [name for name in state_dict if not any(name.startswith(f"{each}.") for each in layer)]
@@ -103,7 +103,7 @@ def _check_none_left(names: list[str]) -> None:
 
 @dataclass
 class _Modules:
-    """The modules that are left, with their names; and the place of the next one, in words that end a sentence."""
+    """The remaining modules, with their names; and the place of the next one, as the end of a sentence."""
 
     left: list[tuple[str, Arrays]]
     where: str
@@ -120,13 +120,13 @@ class _Modules:
 
 
 def _modules(state_dict: Mapping[str, Any], prefix: str) -> _Modules:
-    """Return the modules of a `state_dict` in their order, with `prefix` in front of their names."""
+    """Return the modules of a `state_dict` in order, with `prefix` before their names."""
     found: dict[str, Arrays] = {}
     for name, x in state_dict.items():
         match = _OWN.match(name)
         if match is None:
             raise InvalidArgumentError(
-                f"`state_dict` holds {prefix + name!r}, which is no parameter of a layer that is here."
+                f"`state_dict` holds {prefix + name!r}, which is not a parameter of any layer here."
             )
         found.setdefault(match[1] or "", {})[match[2]] = _array(prefix + name, x)
     ordered = _in_order([tuple(module.split(".")) if module else () for module in found])
@@ -137,7 +137,7 @@ def _modules(state_dict: Mapping[str, Any], prefix: str) -> _Modules:
 def _array(name: str, x: Any) -> np.ndarray:
     try:
         array = np.asarray(x)
-    except (TypeError, ValueError, RuntimeError) as error:  # a tensor of a dtype that numpy has not, or with a gradient
+    except (TypeError, ValueError, RuntimeError) as error:  # a tensor of a dtype unknown to numpy, or with a gradient
         raise InvalidTypeError(f"`state_dict[{name!r}]` must be an array of numbers: {error}") from None
     if not (jnp.issubdtype(array.dtype, jnp.number) or jnp.issubdtype(array.dtype, jnp.bool_)):
         raise InvalidTypeError(f"`state_dict[{name!r}]` must be an array of numbers, but has the dtype {array.dtype}.")
@@ -145,7 +145,7 @@ def _array(name: str, x: Any) -> np.ndarray:
 
 
 def _in_order(modules: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Sort names of modules, those below each prefix together: by number where all are numbers, else as given.
+    """Sort the names of modules, grouped by prefix: by number if all are numbers, otherwise as given.
 
     >>> _in_order([("a", "0"), ("a", "10"), ("a", "2"), ("1",)])
     [('a', '0'), ('a', '2'), ('a', '10'), ('1',)]
@@ -195,14 +195,14 @@ def _block(layer: Any, module: str, name: str, spec: TensorSpec, arrays: Arrays)
 
 
 def _changed(layer: Any, module: str, arrays: Arrays) -> Arrays:
-    """Return a module's arrays under the names, and in the layouts, that the layer has for them."""
+    """Return a module's arrays under the layer's names, and in its layouts."""
     for kind, changed in _CHANGED.items():
         arrays = changed(layer, module, arrays) if isinstance(layer, kind) else arrays
     return arrays
 
 
 def _of_attention(layer: DistributedMultiHeadAttention, module: str, arrays: Arrays) -> Arrays:
-    """Convert PyTorch's rows of queries, keys and values, head after head, or three matrices; keep all others."""
+    """Convert PyTorch's rows of queries, keys and values, head by head, or three matrices; keep all others."""
     e, h = layer.embed_dim, layer.num_heads
     groups, d = layer.num_key_heads or h, e // h
     changed: Arrays = {}
@@ -241,13 +241,13 @@ def _reshaped(module: str, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         return x.reshape(shape)
     except ValueError:
         raise InvalidArgumentError(
-            f"`state_dict` holds an array of {shape_text(x.shape)} for the attention {module!r}, which does not make "
+            f"`state_dict` holds an array of {shape_text(x.shape)} for the attention {module!r}, which can't become "
             f"{shape_text(shape)}."
         ) from None
 
 
 def _of_recurrent(layer: RecurrentCell | OverTime, module: str, arrays: Arrays) -> Arrays:
-    """Convert PyTorch's rows of gates, one gate after the other, to gates x rows."""
+    """Convert PyTorch's rows of gates, gate by gate, to gates x rows."""
     gates = (layer.kind if isinstance(layer, OverTime) else layer).gates
     return {name: x.reshape(gates, -1, *x.shape[1:]) if len(x) % gates == 0 else x for name, x in arrays.items()}
 
@@ -261,7 +261,7 @@ def _of_pointwise(layer: DistributedPointwise, module: str, arrays: Arrays) -> A
 
 
 def _of_normalized(layer: WeightNorm | SpectralNorm, module: str, arrays: Arrays) -> Arrays:
-    """Convert PyTorch's names of a normalised weight, older and newer ones; lengths and vectors to their dimensions."""
+    """Convert PyTorch's names of a normalised weight, old and new, and the dimensions of lengths and vectors."""
     name, own = layer.name, f"parametrizations.{layer.name}."
     if isinstance(layer, WeightNorm):
         names, vectors = {f"{own}original0": f"{name}_g", f"{own}original1": f"{name}_v"}, [f"{name}_g"]

@@ -1,5 +1,5 @@
 """The arithmetic of one worker: convolutions, transposed convolutions and pooling.
 
-Nothing here knows of workers or messages; of the library it imports errors and settings. `cpu` has the algorithms for
-CPUs, which are not imported elsewhere.
+This package knows nothing of workers or messages; from the library it imports only errors and settings. `cpu` has the
+algorithms for CPUs, and is imported only there.
 """

@@ -1,7 +1,7 @@
 """One worker's convolution and transposed convolution.
 
-On CPUs, but for integers, a rule of shapes says how they are computed (cpu/rule.py). Elsewhere, and with
-`DISTDL_JAX_FAST_CONVOLUTIONS=0`, it is by XLA, and nothing of `cpu` is imported.
+On CPUs, except for integers, a rule based on shapes selects the algorithm (cpu/rule.py). Elsewhere, and with
+`DISTDL_JAX_FAST_CONVOLUTIONS=0`, it is XLA's, and `cpu` is not imported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from distdl_jax.nn.kernels.phases import TransposedProblem, by_phases
 from distdl_jax.nn.kernels.problem import Problem, conv
 
 as_operations = ContextVar("as_operations", default=False)
-"""Whether convolutions are traced as XLA's on every machine, since their program is read and never runs."""
+"""Whether convolutions are traced as XLA's on every machine, because the program is only read, never run."""
 
 
 def convolution(problem: Problem, x: Array, weight: Array) -> Array:
@@ -36,7 +36,7 @@ def transposed_convolution(problem: TransposedProblem, x: Array, weight: Array) 
 
 
 def _with_zeros_between(p: TransposedProblem, x: Array, weight: Array) -> Array:
-    """Compute it as the convolution of the input spread by the stride with the kernel back to front."""
+    """Compute it as a convolution of the input, spread by the stride, with the reversed kernel."""
     c_in, c_out, *kernel = p.weight
     by_group = weight.reshape(p.groups, c_in // p.groups, c_out, *kernel)
     turned = jnp.swapaxes(by_group, 1, 2).reshape(p.groups * c_out, c_in // p.groups, *kernel)

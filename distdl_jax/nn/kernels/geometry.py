@@ -1,4 +1,4 @@
-"""How a kernel lies on the data, and the order in which data lies in memory."""
+"""The placement of a kernel on the data, and the memory order of data."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Pairs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Placement:
-    """How a kernel lies on x: stride, zero padding (low, high) and dilation, one entry for each feature dimension."""
+    """The placement of a kernel on x: stride, zero padding (low, high) and dilation, per feature dimension."""
 
     stride: tuple[int, ...]
     padding: Pairs
     dilation: tuple[int, ...]
 
     def reach(self, kernel: Sequence[int]) -> tuple[int, ...]:
-        """Return the distance of the first and the last tap."""
+        """Return the distance between the first and the last tap."""
         return tuple(dilation * (k - 1) for dilation, k in zip(self.dilation, kernel, strict=True))
 
     def outputs(self, sizes: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
@@ -36,7 +36,7 @@ class Placement:
         )
 
     def pairs(self, sizes: Sequence[int], kernel: Sequence[int]) -> int:
-        """Return how many pairs of an output and a tap meet an entry of the input, not its padding."""
+        """Return the number of pairs of an output and a tap that meet an entry of the input, not its padding."""
         return math.prod(
             sum(max(0, min(m, (n - 1 + low - d * tap) // s + 1) - max(0, -(-(low - d * tap) // s))) for tap in range(k))
             for n, k, m, s, (low, _), d in zip(
@@ -50,7 +50,7 @@ class Placement:
         return tuple((low, stride * (m - 1) + reach + 1 - n - low) for (low, _), stride, reach, n, m in along)
 
     def unpadded(self) -> Placement:
-        """Return the same placement on an input that has its padding."""
+        """Return the same placement on an input that includes its padding."""
         return replace(self, padding=((0, 0),) * len(self.padding))
 
     def met_by_taps(self, x: Array, kernel: Sequence[int]) -> list[Array]:
@@ -65,7 +65,7 @@ class Placement:
         return met
 
     def planes(self, x: Array, taps: int) -> list[Array]:
-        """Return, for each of the `taps` along the first dimension, the planes of x that it meets, one an output."""
+        """Return, for each of the `taps` along the first dimension, the planes of x that it meets, one per output."""
         x = padded(x, (self.padding[0], *((0, 0),) * (x.ndim - 3)))
         dilation, stride = self.dilation[0], self.stride[0]
         outputs = (x.shape[2] - dilation * (taps - 1) - 1) // stride + 1
@@ -77,12 +77,12 @@ class Placement:
         return Placement(self.stride[1:], self.padding[1:], self.dilation[1:])
 
     def with_row(self) -> Placement:
-        """Return the same placement with one more dimension, in front, of which there is one row."""
+        """Return the same placement with one more leading dimension, of length one."""
         return Placement((1, *self.stride), ((0, 0), *self.padding), (1, *self.dilation))
 
 
 def padded(x: Array, padding: Sequence[tuple[int, int]]) -> Array:
-    """Return `x` with zeros around it along the features, or cut there if padding is negative."""
+    """Return `x` with zeros around the features, or cropped if padding is negative."""
     if not any(map(any, padding)):
         return x
     return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0)] * 2 + [(low, high, 0) for low, high in padding])
@@ -99,17 +99,17 @@ def unfolded(x: Array, depth: int) -> Array:
     return jnp.swapaxes(x.reshape(len(x) // depth, depth, *x.shape[1:]), 1, 2)
 
 
-@jax.jit  # without it, what is not traced must be an array of JAX's own: numpy's would be refused
+@jax.jit  # without it, untraced inputs must be JAX arrays: numpy's would be rejected
 def row_major(x: Array) -> Array:
-    """Write `x` in row-major order before anything is computed of it, and its cotangent likewise.
+    """Write `x` in row-major order before it is used, and its cotangent likewise.
 
-    XLA gives the output of a convolution the order that the convolution likes, and hands it on to whatever is fused
-    with it: slices and reductions of such an array can take ten times as long. It also makes one loop of a
-    transposition and the work after it, which can take five times as long as the two.
+    XLA gives the output of a convolution the order that the convolution prefers, and operations fused with it inherit
+    that: slices and reductions of such an array can take ten times as long. It also fuses a transposition with the
+    following work into one loop, which can take five times as long as the two.
     """
     return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
 def between_layers(x: Array) -> Array:
-    """Return `row_major(x)` on a CPU, where layers compute in that order; elsewhere the compiler knows better."""
+    """Return `row_major(x)` on a CPU, where layers use that order; elsewhere leave the choice to the compiler."""
     return row_major(x) if jax.default_backend() == "cpu" else x

@@ -1,8 +1,8 @@
-"""A transposed convolution as an ordinary one, by the places of its outputs between two strides.
+"""A transposed convolution as an ordinary one, by the phases of its outputs relative to the stride.
 
-With stride s, the outputs whose place is p modulo s read the taps p, p + s, ... of the kernel alone. So it is an
-ordinary convolution with s times the channels and an s-th of the taps in each dimension, whose channels are then put
-next to each other: no products with the zeros between the inputs.
+With stride s, the outputs at positions p modulo s read only the taps p, p + s, ... of the kernel. So it is an ordinary
+convolution with s times the channels and 1/s of the taps in each dimension, whose channels are then interleaved: there
+are no products with the zeros between the inputs.
 
 Source: Shi et al. (2016), arXiv:1609.07009.
 """
@@ -26,8 +26,8 @@ class TransposedProblem:
 
     - `x`, `weight`: the shapes, N x C x features and C x c_out/groups x kernel.
     - `stride`, `dilation`: of the convolution whose adjoint it is.
-    - `inputs`: per feature dimension, the range that x holds; `outputs`: the range that is computed.
-    - `low`: the padding in front, per feature dimension.
+    - `inputs`: per feature dimension, the range of x; `outputs`: the range to compute.
+    - `low`: the padding at the low end, per feature dimension.
     """
 
     x: Shape
@@ -42,7 +42,7 @@ class TransposedProblem:
 
     @classmethod
     def of_input_gradient(cls, problem: Problem) -> TransposedProblem:
-        """Return the input's gradient of a convolution, as what is computed of the result's cotangent."""
+        """Return the input's gradient of a convolution, as a computation on the result's cotangent."""
         inputs, outputs = (tuple((0, n) for n in shape[2:]) for shape in (problem.y, problem.x))
         window, lows = problem.window, tuple(low for low, _ in problem.window.padding)
         strides = window.stride, window.dilation
@@ -55,12 +55,12 @@ class TransposedProblem:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the result has no entries, or is of none."""
+        """Whether the result has no entries, or is computed from none."""
         return 0 in (*self.y, *self.x, *self.weight)
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of one direction, of the algorithm that is used."""
+        """Multiplications and additions in one direction, of the algorithm in use."""
         if self.is_empty:
             return 0
         if (ordinary := self.ordinary) is not None:
@@ -70,12 +70,12 @@ class TransposedProblem:
 
     @property
     def ordinary(self) -> Problem | None:
-        """The ordinary convolution that it is; None if a dimension has a stride and a dilation."""
+        """The equivalent ordinary convolution; None if a dimension has a stride and a dilation."""
         if not all(1 in pair for pair in zip(self.stride, self.dilation, strict=True)):
             return None
         c_in, c_out = self.weight[:2]
         weight = (self.groups * c_out * math.prod(self.stride), c_in // self.groups, *self.taps)
-        # Output o is at place (o + low) // stride, and reads up to there.
+        # Output o is at position (o + low) // stride, and reads up to there.
         padding = []
         along = zip(self.taps, self.stride, self.dilation, self.inputs, self.outputs, self.low, strict=True)
         for taps, s, d, (first, last), (start, stop), low in along:
@@ -85,7 +85,7 @@ class TransposedProblem:
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """How many taps of the kernel one output reads, per feature dimension, at most."""
+        """The largest number of taps of the kernel that one output reads, per feature dimension."""
         return tuple(-(-k // s) for k, s in zip(self.weight[2:], self.stride, strict=True))
 
 
@@ -96,7 +96,7 @@ def by_phases(
     weight: Array,
     convolve: Callable[[Problem, Array, Array], Array],
 ) -> Array:
-    """Return the transposed convolution `p` by its `ordinary` one, which `convolve` computes."""
+    """Return the transposed convolution `p`, by computing its `ordinary` one with `convolve`."""
     c_in, c_out, *kernel = p.weight
     dims = range(len(kernel))
     ends = [(0, taps * s - k) for taps, s, k in zip(p.taps, p.stride, kernel, strict=True)]
@@ -120,13 +120,13 @@ def input_gradient(
 ) -> Array:
     """Return the input's gradient of a convolution, the transposed convolution of `dy`, by ordinary ones.
 
-    XLA's own, with zeros between the entries, takes far longer if there is a stride. At some small shapes of three
-    dimensions jaxlib 0.12 ends the process.
+    XLA's own, with zeros between the entries, takes far longer with a stride. For some small three-dimensional shapes
+    jaxlib 0.12 crashes.
     """
     transposed = TransposedProblem.of_input_gradient(problem)
     if transposed.ordinary is not None:
         return by_phases(transposed, transposed.ordinary, dy, weight, convolve)
-    # A stride and a dilation in one dimension: with zeros between the entries there is no stride.
+    # A stride and a dilation in one dimension: with zeros between the entries the stride is removed.
     spread = [(0, 0, stride - 1) for stride in problem.window.stride]
     dy = lax.pad(dy, jnp.zeros((), dy.dtype), [(0, 0, 0)] * 2 + spread)
     window = replace(problem.window, stride=(1,) * problem.dims)

@@ -1,8 +1,8 @@
-"""One worker's pooling: the largest entry, or the sum, of each window.
+"""One worker's pooling: the maximum, or the sum, of each window.
 
-The entries of the windows are strided slices of x, one slice for each tap. Their maximum is one loop for XLA, and so is
-its gradient. On a CPU that takes a fifth to a tenth of the time of `lax.reduce_window`, whose gradient is a scatter;
-large windows, which would be as many slices, and other devices keep to that.
+The windows' entries are strided slices of x, one for each tap. XLA computes their maximum in one loop, and likewise its
+gradient. On a CPU that takes a fifth to a tenth of the time of `lax.reduce_window`, whose gradient is a scatter; large
+windows, which would need too many slices, and other devices use `lax.reduce_window`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from distdl_jax.functional.collectives import extreme
 from distdl_jax.nn.kernels.geometry import Pairs, Placement, between_layers
 
 MOST_SLICES = 64
-"""The largest window whose entries are taken by slices."""
+"""The largest window that is computed by slices."""
 
 
 def max_pool(x: Array, kernel: tuple[int, ...], window: Placement) -> Array:
-    """Return the largest entry of each window, NaN if there is one; its cotangent goes to the first such entry.
+    """Return the maximum of each window, NaN if it contains one; its cotangent goes to the first such entry.
 
-    `lax.reduce_window` gives a NaN's cotangent to some other entry of the window.
+    `lax.reduce_window` sends a NaN's cotangent to some other entry of the window.
     """
     least = extreme(x.dtype, largest=False)
     x = _padded(x, least, window.padding)
@@ -59,14 +59,14 @@ def _by_slices(kernel: tuple[int, ...], window: Placement) -> bool:
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows over an array of `shape`, N x C x features, which has its padding."""
+    """The windows over an array of `shape`, N x C x features, including its padding."""
 
     kernel: tuple[int, ...]
     placement: Placement
     shape: tuple[int, ...]
 
     def entries(self, x: Array) -> list[Array]:
-        """Return, for each tap, the entries of x that all windows have there."""
+        """Return, for each tap, the entries of x in all windows."""
         return self.placement.met_by_taps(x, self.kernel)
 
     @property
@@ -76,18 +76,18 @@ class Windows:
 
     @property
     def offsets(self) -> list[tuple[int, ...]]:
-        """Where the taps are, from where the window starts, in row-major order."""
+        """The positions of the taps relative to the start of the window, in row-major order."""
         taps = product(*map(range, self.kernel))
         return [tuple(i * d for i, d in zip(tap, self.placement.dilation, strict=True)) for tap in taps]
 
     @property
     def whole_strides(self) -> list[tuple[int, ...]]:
-        """How many whole strides each tap is from where the window starts."""
+        """The number of whole strides between the start of the window and each tap."""
         return [tuple(o // s for o, s in zip(offset, self.stride, strict=True)) for offset in self.offsets]
 
     @property
     def counts(self) -> list[int]:
-        """How many strides there are in x along each feature dimension."""
+        """The number of strides in x along each feature dimension."""
         return [-(-n // s) for n, s in zip(self.shape[2:], self.stride, strict=True)]
 
 
@@ -97,16 +97,16 @@ def _largest(x: Array, windows: Windows) -> Array:
 
 
 def _largest_backward(windows: Windows, x: Array, dy: Array) -> tuple[Array]:
-    first = between_layers(_first_largest(windows.entries(x)))  # worked out once, not for each entry of x
+    first = between_layers(_first_largest(windows.entries(x)))  # computed once, not for each entry of x
     firsts, dys = _moved(first, -1, windows), _moved(dy, 0, windows)
     return (_scatter_sum(lambda i, q: jnp.where(firsts[q] == i, dys[q], 0), windows, dy.dtype),)
 
 
 def _first_largest(entries: list[Array]) -> Array:
-    """Return the number of each window's first largest entry, by comparing entries in pairs, then the pairs, and so on.
+    """Return the number of each window's first maximum, by comparing entries in pairs, then the pairs, and so on.
 
-    They are not compared with y: the compiler may work x out again here, rounded otherwise, and then none equals y. By
-    selects, since it would take maxima of entries for those that made y.
+    They are not compared with y: the compiler may recompute x here with different rounding, so that none equals y. By
+    selects, since XLA would reuse maxima of entries for those that made y.
     """
     left = [(entry, jnp.full(entry.shape, i, jnp.int32)) for i, entry in enumerate(entries)]
     while len(left) > 1:
@@ -135,9 +135,9 @@ _total.defvjp(lambda x, windows: (_total(x, windows), None), _total_backward)
 
 
 def _moved(values: Array, fill: int, windows: Windows) -> dict[tuple[int, ...], Array]:
-    """Return `values`, one for each window, moved on by so many windows, by these; `fill` where there is none.
+    """Return `values`, one for each window, shifted by `windows`, and padded with `fill`.
 
-    As many windows as there are strides in x.
+    The result has as many windows as there are strides in x.
     """
     farthest, counts = windows.whole_strides[-1], windows.counts
     rest = [(far, m - n, 0) for far, m, n in zip(farthest, counts, values.shape[2:], strict=True)]
@@ -152,11 +152,11 @@ def _moved(values: Array, fill: int, windows: Windows) -> dict[tuple[int, ...], 
 
 
 def _scatter_sum(given: Callable[[int, tuple[int, ...]], Array], windows: Windows, dtype: np.dtype) -> Array:
-    """Compute the adjoint of `Windows.entries`: add up, for each entry of x, what the windows give to it.
+    """Compute the adjoint of `Windows.entries`: for each entry of x, the sum of the windows' contributions.
 
-    `given(i, q)` is what windows give to their i-th entries, moved on by q windows. Entries of x that are at the same
-    place between two strides are added up as one array, and only then put between the others: with a pad for each tap,
-    XLA asks for each number of x and each pad whether there is anything.
+    `given(i, q)` is the windows' contribution to their i-th entries, shifted by q windows. Entries of x at the same
+    position relative to the stride are summed as one array, and only then interleaved: with a pad for each tap, XLA
+    would test each number of x against each pad.
     """
     phases: dict[tuple[int, ...], Array] = {}
     for i, (offset, by) in enumerate(zip(windows.offsets, windows.whole_strides, strict=True)):
@@ -164,7 +164,7 @@ def _scatter_sum(given: Callable[[int, tuple[int, ...]], Array], windows: Window
         phases[place] = phases[place] + given(i, by) if place in phases else given(i, by)
     shape, counts = windows.shape, windows.counts
     nothing = jnp.zeros((*shape[:2], *counts), dtype)
-    places = [max(along) + 1 for along in zip(*phases, strict=True)]  # between distant windows there are none
+    places = [max(along) + 1 for along in zip(*phases, strict=True)]  # for windows far from each other there are none
     pieces = [phases.get(place, nothing) for place in product(*map(range, places))]
     for d in reversed(range(len(counts))):
         n, s = places[d], windows.stride[d]
@@ -173,7 +173,7 @@ def _scatter_sum(given: Callable[[int, tuple[int, ...]], Array], windows: Window
 
 
 def _interleaved(pieces: list[Array], axis: int, stride: int) -> Array:
-    """Join the first entries of all along `axis`, with zeros up to `stride` entries, then the second ones, ..."""
+    """Interleave pieces along `axis`: first entries, with zeros up to `stride` entries, then second ones, ..."""
     if stride == 1:
         return pieces[0]
     stacked = jnp.stack(pieces, axis + 1)

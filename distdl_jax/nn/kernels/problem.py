@@ -1,4 +1,4 @@
-"""A convolution that one worker computes, as a value, and as XLA computes it, called so that it is right on CPUs."""
+"""One worker's convolution as a value, and XLA's convolution, called in a way that is correct on CPUs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 Shape = tuple[int, ...]
 
 MOST_DIMS = 3
-"""The most feature dimensions of the convolutions that XLA calls libraries for."""
+"""The largest number of feature dimensions for which XLA calls libraries."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Problem:
 
     @property
     def dims(self) -> int:
-        """How many feature dimensions there are."""
+        """The number of feature dimensions."""
         return len(self.x) - 2
 
     @property
@@ -50,12 +50,12 @@ class Problem:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the result has no entries, or is of no channels or taps."""
+        """Whether the result has no entries, or there are no channels or taps."""
         return 0 in (*self.y, *self.weight, self.x[1])
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of one direction, without those with padding."""
+        """Multiplications and additions in one direction, without those on padding."""
         if self.is_empty:
             return 0
         pairs = self.window.pairs(self.x[2:], self.weight[2:])
@@ -63,7 +63,7 @@ class Problem:
 
     @property
     def has_choice(self) -> bool:
-        """Whether there are several ways to compute it: on CPUs, unless it is empty or of integers."""
+        """Whether there is a choice of algorithms: on CPUs, unless it is empty or of integers."""
         fast = current_settings().fast_convolutions and jax.default_backend() == "cpu"
         return fast and jnp.issubdtype(self.dtype, jnp.inexact) and 0 not in (*self.x, *self.weight, *self.y)
 
@@ -83,10 +83,10 @@ def conv(
 
     - `channels_last`: N x features x C with kernel x C/groups x c_out.
 
-    All convolutions of the library go through here. XLA's kernel for CPUs reads beyond the array if padding is
-    negative in front and positive at the end (openxla/xla#48713), and so do JAX's gradients if there is more padding
-    than the kernel reaches. So an excess or lack is padded, or cut off, beforehand. A convolution of four feature
-    dimensions is a sum of those of three, since no library that XLA calls has one.
+    All convolutions of the library use this function. XLA's kernel for CPUs reads out of bounds if padding is negative
+    at the low end and positive at the high end (openxla/xla#48713), and so do JAX's gradients if there is more padding
+    than the kernel's reach. So the excess is padded, or cropped, beforehand. A convolution of four feature dimensions
+    is a sum of three-dimensional ones, since no library that XLA calls supports four.
     """
     first, sizes = (1, kernel.shape[:-2]) if channels_last else (2, kernel.shape[2:])
     ones = (1,) * len(sizes)
@@ -98,7 +98,7 @@ def conv(
     for axis, ((low, high), taps, step, d, between, n) in enumerate(along, first):
         reach, n = d * (taps - 1), between * (n - 1) + 1 if n else 0
         if (outputs := (n + low + high - reach - 1) // step + 1) > 0:
-            high = step * (outputs - 1) + reach + 1 - n - low  # up to what is read
+            high = step * (outputs - 1) + reach + 1 - n - low  # up to the last entry read
         in_conv = min(max(low, 0), reach), min(max(high, 0), reach)
         if in_conv != (low, high):
             before[axis] = (low - in_conv[0], high - in_conv[1], between - 1)
@@ -121,7 +121,7 @@ def conv(
 
 
 def _by_planes(x: Array, kernel: Array, window: Placement, x_dilation: Sequence[int], groups: int) -> Array:
-    """Sum the convolutions of one dimension less, one for each tap along the first dimension."""
+    """Sum convolutions of one dimension less, one for each tap along the first dimension."""
     between = [(0, 0, x_dilation[0] - 1 if axis == 2 else 0) for axis in range(x.ndim)]
     x = lax.pad(x, jnp.zeros((), x.dtype), between) if x_dilation[0] > 1 else x
     planes, of_planes = window.planes(x, kernel.shape[2]), window.of_planes()

@@ -1,4 +1,4 @@
-"""Normalisations of each sample by itself: over some dimensions, over groups of channels, or channel by channel."""
+"""Normalisations of single samples: over some dimensions, over groups of channels, or channel by channel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distdl_jax.validation import checked_axes, checked_integer, checked_integer
 
 @dataclass(frozen=True)
 class _OverFeatures(DistributedNorm):
-    """The base of both: some dimensions, or the last ones, are averaged over; parameters are split like them."""
+    """The base of both: averages over some dimensions, by default the last ones; parameters are split like them."""
 
     P_x: Partition
     normalized_shape: int | Sequence[int]
@@ -75,7 +75,7 @@ class _OverFeatures(DistributedNorm):
 
 @dataclass(frozen=True)
 class DistributedLayerNorm(_OverFeatures):
-    r"""Normalises each sample over its last dimensions, or over those of `dim`; all of x may be split.
+    r"""Normalise each sample over its last dimensions, or over the dimensions `dim`; all of x may be split.
 
     y = (x - mean) / sqrt(var + eps) * weight + bias, with mean and biased variance over the dimensions of
     `normalized_shape`, n_{k-1} x ... x n_0.
@@ -85,19 +85,20 @@ class DistributedLayerNorm(_OverFeatures):
     | x, y | ... x n_{k-1} x ... x n_0 | P_x, of as many dimensions |
     | weight, bias | n_{k-1} x ... x n_0 | the last dimensions of P_x, or `dim`; copies along the others |
 
-    With `dim=1` it is the normalisation over the channels of N x C x D..., a mean and a variance for each entry of the
-    other dimensions, as in ConvNeXt.
+    With `dim=1` it normalises over the channels of N x C x D..., with a mean and a variance for each entry of the other
+    dimensions, as in ConvNeXt.
 
-    Where the normalised dimensions are split, two numbers per sample go to the workers along them, in one movement, and
-    back for the gradient; else nothing moves. Gradients of weight and bias are summed over the copies. Blocks of x are
-    balanced along the normalised dimensions, and of any length along the rest. Half precisions are summed in float32.
+    If the normalised dimensions are split, two numbers per sample are sent to the workers along them, in one movement,
+    and back for the gradient; otherwise there is no communication. Gradients of weight and bias are summed over the
+    copies. Blocks of x are balanced along the normalised dimensions, and have any length along the rest. Half
+    precisions are summed in float32.
 
     **Arguments:**
 
     - `P_x`: the partition of input and output.
     - `normalized_shape`: the lengths of the normalised dimensions, in x's order; an integer for one.
-    - `eps`: what is added to the variance.
-    - `elementwise_affine`: whether there are parameters; `bias`: whether there is a bias among them.
+    - `eps`: added to the variance.
+    - `elementwise_affine`: whether there are parameters; `bias`: whether they include a bias.
     - `dim`: the normalised dimensions, one or several; negative ones count from the end. Default: the last ones.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
@@ -120,15 +121,15 @@ class DistributedLayerNorm(_OverFeatures):
 
 @dataclass(frozen=True)
 class DistributedRMSNorm(_OverFeatures):
-    """Divides each sample by its root mean square over its last dimensions, or over those of `dim`.
+    """Divide each sample by its root mean square over its last dimensions, or over the dimensions `dim`.
 
-    y = x / sqrt(mean(x^2) + eps) * weight. Partitions and blocks are as in `DistributedLayerNorm`; where the normalised
+    y = x / sqrt(mean(x^2) + eps) * weight. Partitions and blocks are as in `DistributedLayerNorm`; if the normalised
     dimensions are split, one number per sample is summed over the workers along them, forward and backward.
 
     **Arguments:**
 
     - `P_x`, `normalized_shape`, `elementwise_affine`, `dim`: as in `DistributedLayerNorm`. There is no bias.
-    - `eps`: what is added to the mean square. Default: as in flax, 1e-6. (PyTorch's depends on x's dtype.)
+    - `eps`: added to the mean square. Default: as in flax, 1e-6. (PyTorch's depends on x's dtype.)
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
 
@@ -151,7 +152,7 @@ class DistributedRMSNorm(_OverFeatures):
 
 @dataclass(frozen=True)
 class DistributedGroupNorm(ChannelNorm):
-    """Normalises each sample over groups of neighbouring channels and all features; everything may be split.
+    """Normalise each sample over groups of adjacent channels and all features; all dimensions may be split.
 
     y = (x - mean) / sqrt(var + eps) * weight + bias, with one mean and biased variance per sample and group, and a
     weight and a bias per channel. Groups may be split between workers.
@@ -161,15 +162,15 @@ class DistributedGroupNorm(ChannelNorm):
     | x, y | n_b x n_c x n_{D-1} x ... x n_0 | P_x: P_n x P_c x P_{D-1} x ... x P_0 |
     | weight, bias | n_c | P_c; copies along all other dimensions of P_x |
 
-    Where channels or features are split, two numbers per sample and group go to the workers along them, in one
+    If channels or features are split, two numbers per sample and group are sent to the workers along them, in one
     movement, and back for the gradient. Gradients of weight and bias are summed over the copies. Blocks of x are
-    balanced along the channels, and of any length along the rest. Half precisions are summed in float32.
+    balanced along the channels, and have any length along the rest. Half precisions are summed in float32.
 
     **Arguments:**
 
     - `P_x`: the partition of input and output, of 2 dimensions or more.
     - `num_groups`, `num_channels`: the number of groups, which divides n_c, the number of channels.
-    - `eps`: what is added to the variance.
+    - `eps`: added to the variance.
     - `affine`: whether there are weight and bias.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
@@ -216,16 +217,16 @@ class DistributedGroupNorm(ChannelNorm):
 
 @dataclass(frozen=True)
 class DistributedInstanceNorm(ChannelNorm):
-    """Normalises each channel of each sample over its features, all of which may be split.
+    """Normalise each channel of each sample over its features; all dimensions may be split.
 
-    `DistributedGroupNorm` with a channel in each group: where features are split, two numbers per sample and channel go
-    to the workers along them. As in PyTorch there are no parameters by default. It keeps no running statistics.
+    `DistributedGroupNorm` with one channel in each group: if features are split, two numbers per sample and channel are
+    sent to the workers along them. As in PyTorch there are no parameters by default. It keeps no running statistics.
 
     **Arguments:**
 
     - `P_x`: the partition of input and output, of 3 dimensions or more.
     - `num_features`: n_c, the number of channels.
-    - `eps`: what is added to the variance.
+    - `eps`: added to the variance.
     - `affine`: whether there are weight and bias, one per channel.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.

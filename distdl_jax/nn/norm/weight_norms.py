@@ -30,23 +30,23 @@ State = dict[str, Array]
 
 @dataclass(frozen=True)
 class SplitWeight:
-    """The weight of `spec`, whose dimensions `rows` are those of the rows of a matrix."""
+    """The weight of `spec`, seen as a matrix whose rows are indexed by its dimensions `rows`."""
 
     spec: TensorSpec
     rows: tuple[int, ...]
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """The dimensions that are not those of rows."""
+        """The dimensions of the columns."""
         return tuple(d for d in range(len(self.spec.global_shape)) if d not in self.rows)
 
     def axes(self, dims: Sequence[int]) -> tuple[int, ...]:
-        """Return the dimensions of the partition that cut dimensions of the weight."""
+        """Return the dimensions of the partition that cut the given dimensions of the weight."""
         cut = [axis for axis in range(self.spec.partition.dim) if axis not in self.spec.replicated]
         return tuple(cut[d] for d in dims) if cut else ()
 
     def spec_along(self, dims: Sequence[int]) -> TensorSpec:
-        """Return the spec of a tensor with these dimensions of the weight, of which its workers hold copies."""
+        """Return the spec of a replicated tensor with these dimensions of the weight."""
         P, axes = self.spec.partition, self.axes(dims)
         shape = tuple(self.spec.global_shape[d] for d in dims)
         return TensorSpec(shape, P, tuple(axis for axis in range(P.dim) if axis not in axes) if axes else True)
@@ -61,7 +61,7 @@ class SplitWeight:
         return all_sum_reduce(x, self.spec.partition, axes_reduce=axes) if axes else x
 
     def spread(self, x: Array, dims: Sequence[int]) -> Array:
-        """Return a tensor with these dimensions of the weight in a shape that broadcasts with its block."""
+        """Return a tensor with these dimensions of the weight, reshaped to broadcast with the weight's block."""
         lengths = dict(zip(dims, x.shape, strict=True))
         return x.reshape([lengths.get(d, 1) for d in range(len(self.spec.global_shape))])
 
@@ -69,7 +69,7 @@ class SplitWeight:
 def split_weight(specs: Any, name: Any, dim: Any) -> SplitWeight:
     """Return the weight `name` of parameters of `specs`, with rows along `dim`: a dimension, several, or None.
 
-    **Raises:** `InvalidArgumentError` where there is no such weight, or no such dimension.
+    **Raises:** `InvalidArgumentError` if there is no such weight, or no such dimension.
     """
     entries = specs.items() if isinstance(specs, Mapping) else ()
     names = sorted(each for each, spec in entries if isinstance(spec, TensorSpec))
@@ -90,30 +90,30 @@ def split_weight(specs: Any, name: Any, dim: Any) -> SplitWeight:
 
 @dataclass(frozen=True)
 class WeightNorm(Wrapper):
-    r"""A layer whose weight is w = g v / |v|, with parameters for length and direction: PyTorch's weight_norm.
+    r"""A layer whose weight is w = g v / |v|, with separate parameters for length and direction: PyTorch's weight_norm.
 
     |v| is the norm over all dimensions of the weight but `dim`, so that of each output there is one. In place of the
-    layer's `weight` (or what `name` says) the parameters have
+    layer's `weight` (or `name`) the parameters have
 
     | tensor | global shape | partition |
     |---|---|---|
     | `weight_v` | the weight's | the weight's |
     | `weight_g` | the weight's along `dim` alone; () without any | like the weight's; copies along its others |
 
-    All else, partitions, state and options of a call, is the layer's. Where the weight is split along other dimensions
+    Everything else (partitions, state, options of a call) is the layer's. If the weight is split along other dimensions
     than `dim`, the workers along them sum one number for each norm, forward and backward, and the gradient of
-    `weight_g`; else nothing moves. In half precision norms are computed in float32.
+    `weight_g`; otherwise there is no communication. In half precision norms are computed in float32.
 
     **Arguments:**
 
     - `layer`: a layer whose parameters are a dictionary.
     - `name`: the parameter.
-    - `dim`: the dimension each of whose places has its own norm, or several; None for one norm of all. PyTorch's
+    - `dim`: the dimension along which each index has its own norm, or several; None for one norm in total. PyTorch's
       rows are dimensions 0 and 1 of the weights of a recurrent cell (gates and features) and of queries, keys and
       values (heads and features).
 
-    **Raises:** `InvalidTypeError` for what is no layer; `InvalidArgumentError`, on every worker, where it has no such
-    parameter, or that no such dimension.
+    **Raises:** `InvalidTypeError` if `layer` is not a layer; `InvalidArgumentError`, on every worker, if it has no such
+    parameter, or the parameter no such dimension.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -122,7 +122,8 @@ class WeightNorm(Wrapper):
     >>> sorted(params), params["weight_g"].shape
     (['bias', 'weight_g', 'weight_v'], (2,))
 
-    Source: Salimans and Kingma (2016), arXiv:1602.07868; PyTorch's weight_norm (whose g has dimensions of 1, too).
+    Source: Salimans and Kingma (2016), arXiv:1602.07868; PyTorch's weight_norm (whose g also has dimensions of length
+    1).
     """
 
     layer: Layer
@@ -148,9 +149,9 @@ class WeightNorm(Wrapper):
         return others | dict(zip(self._names, (weight.spec_along(weight.rows), weight.spec), strict=True))
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> dict[str, Array]:
-        """Return this worker's blocks of the layer's initial parameters, with g = |v|: the weight is the layer's.
+        """Return this worker's blocks of the layer's initial parameters, with g = |v|, so the weight is the layer's.
 
-        Where the weight is split along other dimensions than `dim`, it is collective among its workers, which sum the
+        If the weight is split along other dimensions than `dim`, it is collective among its workers, which sum the
         squares.
         """
         params = dict(self.layer.init(key, dtype))
@@ -180,7 +181,7 @@ class WeightNorm(Wrapper):
     apply = __call__
 
     def _scaled(self, g: Array, v: Array) -> Array:
-        """Return this worker's block of the weight; a placeholder where it holds none."""
+        """Return this worker's block of the weight; a placeholder if it holds none."""
         weight = self._weight
         if weight.spec.box is None:
             return tie(v, g)
@@ -190,7 +191,7 @@ class WeightNorm(Wrapper):
         return tie((v * weight.spread(scale, weight.rows)).astype(v.dtype), v, scale)
 
     def _norm(self, v: Array) -> Array:
-        """Return the norms over the dimensions that are not `dim`, from this worker's block."""
+        """Return the norms over all dimensions except `dim`, from this worker's block."""
         squares = jnp.square(v.astype(accumulation_dtype(np.dtype(v.dtype))))
         return jnp.sqrt(self._weight.sums(squares, self._weight.columns))
 
@@ -199,9 +200,9 @@ class WeightNorm(Wrapper):
 class SpectralNorm(Wrapper):
     r"""A layer whose weight is divided by its largest singular value: PyTorch's spectral_norm.
 
-    With the weight as a matrix W, rows along `dim` and columns along all other dimensions, the layer has W / sigma,
-    sigma = u^T W v. The vectors u and v are the state. In training a call updates them, before it computes sigma,
-    `n_power_iterations` times:
+    With the weight as a matrix W, rows along `dim` and columns along all other dimensions, the layer uses W / sigma,
+    sigma = u^T W v. The vectors u and v are the state. In training a call first updates them, `n_power_iterations`
+    times:
 
         v = W^T u / max(|W^T u|, eps)
         u = W v / max(|W v|, eps)
@@ -213,25 +214,25 @@ class SpectralNorm(Wrapper):
     | `weight_u` | the weight's, of the dimensions `dim` alone | like the weight's; copies along its others |
     | `weight_v` | the weight's, of all others | like the weight's; copies along `dim` |
 
-    In an iteration the workers of a weight that is split along its rows sum a number for each column that they have,
-    and one; along its columns a number for each row, and one. Sigma is one number, forward and backward. Half
+    In each iteration the workers of a weight that is split along its rows sum a number for each of their columns, and
+    one more; along its columns a number for each row, and one more. Sigma is one number, forward and backward. Half
     precisions are computed in float32.
 
     **Arguments:**
 
-    - `layer`: a layer whose parameters are a dictionary. Its own state, where it has one, is a part of the state.
+    - `layer`: a layer whose parameters are a dictionary. Its own state, if it has one, becomes part of the state.
     - `name`: the parameter.
-    - `n_power_iterations`: in each call in training.
-    - `eps`: what the vectors are divided by at least.
+    - `n_power_iterations`: the number in each call in training.
+    - `eps`: the smallest divisor of the vectors.
     - `dim`: the dimension of the rows, or several: 1 for a transposed convolution, as in PyTorch, which has 0 for all
       others; (0, 1) for the weights of a recurrent cell, and for queries, keys and values.
 
     **Call:** `y, state = layer(params, x, state=state, training=True)`, with the state from `init_state` (random unit
-    vectors, the same in all runs), or the last call; it has no derivative. In evaluation the state stays as it is.
-    Without a state the layer gives y alone, each time from `init_state`.
+    vectors, the same in all runs), or the previous call; it is not differentiated. In evaluation the state is
+    unchanged. Without a state the layer returns y alone, each time starting from `init_state`.
 
-    **Raises:** `InvalidTypeError` for what is no layer; `InvalidArgumentError`, on every worker, where it has no such
-    parameter, or an argument doesn't fit.
+    **Raises:** `InvalidTypeError` if `layer` is not a layer; `InvalidArgumentError`, on every worker, if it has no such
+    parameter, or an argument is invalid.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -274,7 +275,7 @@ class SpectralNorm(Wrapper):
         return inner | dict(zip(self._names, vectors, strict=True))
 
     def init_state(self, dtype: DTypeLike = jnp.float32) -> State:
-        """Return this worker's part of the initial state: random unit vectors; zero-volume where it holds no weight."""
+        """Return this worker's part of the initial state: random unit vectors; zero-volume if it holds no weight."""
         found, specs = checked_dtype("dtype", dtype), self.state_specs()
         state = dict(self.layer.init_state(dtype)) if keeps_state(self.layer) else {}
         for seed, name in enumerate(self._names):
@@ -282,7 +283,7 @@ class SpectralNorm(Wrapper):
             if spec.box is None:
                 state[name] = zero_volume_tensor(dtype=found)
                 continue
-            # Each worker makes the whole vector, which is short compared to the weight.
+            # Each worker generates the whole vector, which is short compared to the weight.
             whole = np.random.default_rng(seed).standard_normal(spec.global_shape)
             unit = whole / np.linalg.norm(whole.reshape(-1))
             state[name] = jnp.asarray(unit[tuple(slice(*side) for side in spec.box)], found)
@@ -298,12 +299,12 @@ class SpectralNorm(Wrapper):
     ) -> Any:
         """Return this worker's block of the output, and with `state` the new state, as a pair.
 
-        `options` are the layer's, as `key`; further results of it stand between the two.
+        `options` are the layer's, such as `key`; additional results of it are placed between the two.
         """
         training = checked_boolean("training", training)
         params, vectors = unboxed(params), self.init_state() if state is None else state
         if missing := [name for name in self._names if name not in vectors]:
-            raise InvalidTypeError(f"`state` must hold {missing[0]!r}, from `init_state` or the last call.")
+            raise InvalidTypeError(f"`state` must hold {missing[0]!r}, from `init_state` or the previous call.")
         with jax.named_scope(type(self).__name__):
             u, v = (vectors[name] for name in self._names)
             weight, *after = self._normalized(params[self.name], u, v, training)

@@ -33,18 +33,18 @@ from distdl_jax.validation import Padding, Sizes
 
 
 def check_ordered(dtype: np.dtype) -> None:
-    """Refuse data of which none is the largest."""
+    """Reject data without an order."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
-        raise PlanError(f"`x` must hold real numbers, of which one is the largest, but is {dtype}.")
+        raise PlanError(f"`x` must hold real numbers, which have a maximum, but is {dtype}.")
 
 
 @dataclass(frozen=True)
 class PoolingPlan(Plan):
     """The plan of a pooling.
 
-    - `fetch`: gives each worker what its windows read.
+    - `fetch`: gives each worker the entries that its windows read.
     - `dtype`: of the output.
-    - `takes_largest`: whether it is a max pooling, whose derivative depends on x.
+    - `takes_largest`: whether it is max pooling, whose derivative depends on x.
     """
 
     fetch: WindowsPlan
@@ -70,7 +70,7 @@ class PoolingPlan(Plan):
 
 @dataclass(frozen=True)
 class DistributedPool(ParameterFreeLayer):
-    """The base of the poolings, of any number of dimensions; `DistributedMaxPool2d` and `DistributedAvgPool2d` are two.
+    """The base of the poolings, of any number of dimensions; see `DistributedMaxPool2d` and `DistributedAvgPool2d`.
 
     - `dims`: the number of feature dimensions."""
 
@@ -83,14 +83,14 @@ class DistributedPool(ParameterFreeLayer):
 
     def __post_init__(self) -> None:
         windows = self._windows
-        # The fields, in the form in which equal ones are equal.
+        # The fields, normalized so that equal layers compare equal.
         self._store(kernel_size=windows.kernel, stride=windows.stride, padding=windows.padding)
         check_features(self.P_x, self.dims)
         for k, d, pair in zip(windows.kernel, windows.dilation, windows.padding, strict=True):
             if max(pair) > d * (k - 1):
                 raise InvalidArgumentError(
-                    f"`padding` (={windows.padding}) must be at most {d * (k - 1)} where the kernel is {k} and the "
-                    f"dilation {d}, or windows would hold padding alone."
+                    f"`padding` (={windows.padding}) must be at most {d * (k - 1)} for a kernel of {k} and a dilation "
+                    f"of {d}, or windows would hold only padding."
                 )
 
     @cached_property
@@ -120,7 +120,7 @@ class DistributedPool(ParameterFreeLayer):
 
     @abstractmethod
     def _pool(self, x: Array, placement: Placement) -> Array:
-        """Pool the block `x`, on which the windows lie by `placement`."""
+        """Pool the block `x`, with windows at the given `placement`."""
 
 
 @dataclass(frozen=True)
@@ -155,14 +155,14 @@ class DistributedAvgPool(DistributedPool):
         return mean_dtype(dtype)
 
     def _pool(self, x: Array, placement: Placement) -> Array:
-        x = x.astype(accumulation_dtype(mean_dtype(np.dtype(x.dtype))))  # a sum of bytes is no byte
+        x = x.astype(accumulation_dtype(mean_dtype(np.dtype(x.dtype))))  # a sum of bytes may not fit in a byte
         sums = sum_pool(x, self._windows.kernel, placement)
         if self.count_include_pad:
             return sums / math.prod(self._windows.kernel)
         return sums / self._entries(x.shape[2:], placement.padding).astype(x.dtype)
 
     def _entries(self, shape: Sequence[int], padding: Pairs) -> np.ndarray:
-        """Count the entries of each window, over a block with the features' `shape`, that are not `padding`."""
+        """Count the entries of each window that are not `padding`, over a block with the features' `shape`."""
         counts = np.ones((1,) * (self.dims + 2))
         for d, (n, (low, high)) in enumerate(zip(shape, padding, strict=True)):
             inside = np.pad(np.ones(n), (low, high))
@@ -179,20 +179,20 @@ _POOL = """
 | x | n_b x n_c x $n | P_x: P_n x P_c x $P |
 | y | n_b x n_c x $m | P_x |
 
-Along each feature dimension m = floor((n + low + high - $extent) / stride) + 1. Batch,
-channels and features may all be split; along split features the halo moves, from any number of neighbours. Blocks
-of x may be uneven, empty, or smaller than the kernel; blocks of y are balanced along the features. y has the dtype
-of x$dtype. A worker outside P_x passes a zero-volume tensor, and gets it back.
+Along each feature dimension m = floor((n + low + high - $extent) / stride) + 1. Batch, channels and features may all be
+split; along split features halos are exchanged, with any number of neighbours. Blocks of x may be uneven, empty, or
+smaller than the kernel; blocks of y are balanced along the features. y has the dtype of x$dtype. A worker outside P_x
+passes a zero-volume tensor, and gets it back.
 
-A pooling has no parameters: call it with the input alone, or with `{}` and the input.
+A pooling has no parameters: call it with the input only, or with `{}` and the input.
 
 **Arguments:**
 
 - `P_x`: the partition of x and y.
 - `kernel_size`: an integer, or one for each feature dimension.
 - `stride`: an integer, or one for each feature dimension. Default: the kernel size.
-- `padding`: an integer, one for each feature dimension, a list with a pair (low, high) for each, "same" (with a
-  stride of 1) or "valid", of less than the extent of a window.
+- `padding`: an integer, one for each feature dimension, a list with a pair (low, high) for each, "same" (with a stride
+  of 1) or "valid"; less than the extent of a window.
 $argument
 
 **Raises:** on every worker, `InvalidArgumentError` if arguments don't fit$flags.
@@ -225,9 +225,9 @@ _avg_pool = in_dimensions(
     _POOL,
     formula="mean over t of x[n, c, stride j + t - low]",
     extent="kernel",
-    dtype="; of integers it is a floating-point number",
+    dtype="; for integers it is a floating-point number",
     argument="""
-- `count_include_pad`: whether zeros of the padding count in the mean, as in PyTorch; else it is that of the
+- `count_include_pad`: whether zeros of the padding count in the mean, as in PyTorch; otherwise it is the mean of the
   entries inside the tensor.
 """,
     flags="; `InvalidTypeError` if a flag is not True or False",
@@ -258,7 +258,7 @@ class DistributedMaxPool3d(DistributedMaxPool):
 
 @_max_pool
 class DistributedMaxPool4d(DistributedMaxPool):
-    """A max pooling over 4 feature dimensions of a split tensor, as of space and time."""
+    """A max pooling over 4 feature dimensions of a split tensor, e.g. space and time."""
 
     dims = 4
 
@@ -286,6 +286,6 @@ class DistributedAvgPool3d(DistributedAvgPool):
 
 @_avg_pool
 class DistributedAvgPool4d(DistributedAvgPool):
-    """An average pooling over 4 feature dimensions of a split tensor, as of space and time."""
+    """An average pooling over 4 feature dimensions of a split tensor, e.g. space and time."""
 
     dims = 4

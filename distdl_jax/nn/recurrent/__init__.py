@@ -1,1 +1,1 @@
-"""Recurrent layers: cells, which go one step, and layers over a sequence; carries are split like outputs."""
+"""Recurrent layers: cells, which advance by one step, and layers over a sequence; carries are split like outputs."""

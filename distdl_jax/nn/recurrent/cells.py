@@ -1,4 +1,4 @@
-"""Recurrent layers: what they carry from step to step, and cells, which go one step of a GRU or an LSTM."""
+"""The carry of recurrent layers, and single-step cells of a GRU or an LSTM."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from distdl_jax.tracing.world import World
 from distdl_jax.validation import check_key, checked_dtype, checked_integer
 
 Carry = Any
-"""An array h, or for a layer with two, the tuple (h, c)."""
+"""An array h, or for an LSTM the tuple (h, c)."""
 
 Parts = tuple[Array, ...]
 """The arrays of a carry."""
 
 
 class Recurrent(PartitionedLayer):
-    """The base of layers that carry something from step to step: `y, carry = layer(params, x, carry=carry)`.
+    """The base of layers with a carry from step to step: `y, carry = layer(params, x, carry=carry)`.
 
     - `carried`: the names of the parts of a carry, all of one shape.
     """
@@ -49,7 +49,7 @@ class Recurrent(PartitionedLayer):
 
     @abstractmethod
     def _carry_spec(self, x_spec: TensorSpec) -> TensorSpec:
-        """Return the spec of each part of the carry, from the input's."""
+        """Return the spec of each part of the carry, from the input's spec."""
 
     @abstractmethod
     def _advance(self, plan: Any, params: Params, x: Array, parts: Parts) -> tuple[Array, Parts]:
@@ -63,12 +63,12 @@ class Recurrent(PartitionedLayer):
         check_spec(x_spec, "x_spec")
         if x_spec.replicated or (x_spec.partition.ranks, x_spec.partition.shape) != (self.P_x.ranks, self.P_x.shape):
             raise InvalidArgumentError(
-                f"`x_spec` (={x_spec!r}) must be of a tensor on P_x, {self.P_x.describe()}, and without copies."
+                f"`x_spec` (={x_spec!r}) must be the spec of a tensor on P_x, {self.P_x.describe()}, without copies."
             )
         return self._tree((self._carry_spec(x_spec),) * len(self.carried))
 
     def init_carry(self, x_spec: TensorSpec, dtype: DTypeLike = jnp.float32) -> Carry:
-        """Return this worker's blocks of a carry of zeros, for inputs of `x_spec`; outside P_x zero-volume arrays."""
+        """Return this worker's blocks of a zero carry, for inputs of `x_spec`; zero-volume arrays outside P_x."""
         found = checked_dtype("dtype", dtype)
         specs = jax.tree.leaves(self.carry_specs(x_spec))
         blocks = (jnp.zeros(spec.local_shape, found) if spec.box else zero_volume_tensor(dtype=found) for spec in specs)
@@ -76,20 +76,20 @@ class Recurrent(PartitionedLayer):
 
     @layer_call
     def __call__(self, params: Params, x: Array, *, carry: Carry | None = None) -> Any:
-        """Apply the layer: `y, carry = layer(params, x, carry=carry)`, or `y = layer(params, x)` from a carry of zeros.
+        """Apply the layer: `y, carry = layer(params, x, carry=carry)`, or `y = layer(params, x)` from a zero carry.
 
         **Arguments:**
 
         - `params`: this worker's parameters, from `init`.
-        - `x`: this worker's block on P_x, perhaps empty; outside P_x a zero-volume array.
-        - `carry`: this worker's blocks of the carry, from `init_carry`, or the last call; outside P_x zero-volume
+        - `x`: this worker's block on P_x, which may be empty; outside P_x a zero-volume array.
+        - `carry`: this worker's blocks of the carry, from `init_carry`, or the previous call; outside P_x zero-volume
           arrays.
 
-        **Returns:** this worker's block of y, and with `carry` the pair of it and of the new carry, in the dtypes of
-        the old one; outside P_x, `x` and `carry`.
+        **Returns:** this worker's block of y; with `carry`, the pair of y and the new carry, in the dtypes of the old
+        one; outside P_x, `x` and `carry`.
 
-        **Raises:** `InvalidTypeError` if `carry` is not made of as many arrays; `PlanError`, on every worker of P_x,
-        if x, a parameter or the carry does not fit.
+        **Raises:** `InvalidTypeError` if `carry` does not consist of that many arrays; `PlanError`, on every worker of
+        P_x, if x, a parameter or the carry does not fit.
         """
         given = self._parts(carry)
         if not self.P_x.active:
@@ -114,7 +114,7 @@ class Recurrent(PartitionedLayer):
 
     @property
     def _entries(self) -> tuple[str, ...]:
-        """How a user writes the parts of the carry; under these names workers exchange their shapes."""
+        """How a user writes the parts of the carry, which are also the names for exchanging their shapes."""
         several = len(self.carried) > 1
         return tuple(f"carry[{k}]" if several else "carry" for k in range(len(self.carried)))
 
@@ -129,11 +129,11 @@ class Recurrent(PartitionedLayer):
         is_whole = isinstance(parts, Sequence) and len(parts) == len(self.carried)
         if not is_whole or not all(hasattr(part, "dtype") and hasattr(part, "shape") for part in parts):
             kind = "an array" if len(self.carried) == 1 else f"the arrays ({', '.join(self.carried)})"
-            raise InvalidTypeError(f"`carry` (={carry!r}) must be {kind}, as `init_carry` makes it.")
+            raise InvalidTypeError(f"`carry` (={carry!r}) must be {kind}, as returned by `init_carry`.")
         return tuple(parts)
 
     def _check_carry(self, params: ParamShapeDtypes, expected: Mapping[int, tuple[int, ...]]) -> None:
-        """Refuse carries that are not their workers' blocks, in the same sentence on all workers."""
+        """Reject carries that are not their workers' blocks, with the same message on all workers."""
         for worker in self.P_x.ranks:
             for name in self._entries:
                 if (part := params[worker].get(name)) is None:
@@ -141,7 +141,7 @@ class Recurrent(PartitionedLayer):
                 if part.shape != expected[worker] or not jnp.issubdtype(part.dtype, jnp.floating):
                     raise PlanError(
                         f"On worker {worker}: `{name}` must hold real floating-point numbers, "
-                        f"{shape_text(expected[worker])}, where `x` is this worker's block, but is "
+                        f"{shape_text(expected[worker])}, for this worker's block `x`, but is "
                         f"{part.dtype}{list(part.shape)}."
                     )
 
@@ -150,7 +150,7 @@ class Recurrent(PartitionedLayer):
 class CellPlan(BlocksPlan):
     """The plan of a step.
 
-    - `of_params`: for each parameter, which workers hold copies of it.
+    - `of_params`: for each parameter, the workers that hold copies of it.
     - `gather_x`, `gather_h`: how each worker gets all features of x and of h.
     - `dtype`: of the arithmetic, and of the output.
     - `carry`: the shape of each part of the carry, by world rank.
@@ -169,7 +169,7 @@ class CellPlan(BlocksPlan):
 
 @dataclass(frozen=True, repr=False)
 class RecurrentCell(Recurrent):
-    """The base of cells: a subclass says how many gates there are, and what is computed from them."""
+    """The base of cells: a subclass defines the number of gates, and the computation from them."""
 
     gates: ClassVar[int]
 
@@ -189,7 +189,7 @@ class RecurrentCell(Recurrent):
             checked_integer(name, getattr(self, name), 1)
 
     def param_specs(self) -> dict[str, TensorSpec]:
-        """Return the global shape and the partition of each parameter, of which workers hold copies."""
+        """Return the global shape and the partition of each parameter, which is replicated."""
         *lead, p_f = self.P_x.shape
         copies, g, n_h = tuple(range(len(lead))), self.gates, self.hidden_size
         of_weight, of_bias = (
@@ -259,14 +259,14 @@ _CELL = """
 | `weight_ih`, `weight_hh` | $gates x n_h x n_in, $gates x n_h x n_h | n_h over P_f; copies along the rest of P_x |
 | `bias_ih`, `bias_hh` | $gates x n_h | n_h over P_f; copies along the rest of P_x |
 
-Each worker computes its features of all gates, $names in this order, and holds the rows of the weights for them, 1/P_f
-of all: PyTorch's $gates n_h rows are its gates one after the other. For that the workers along P_f gather x and h, n_in
-and n_h numbers per sample, and each sums what comes back for its own ones (a reduce-scatter). Nothing else of the carry
-moves. Gradients of the weights are summed over the copies: in a loop of your own in each step, in the layer over a
-whole sequence once.
+Each worker computes its features of all gates, $names in this order, and holds the corresponding rows of the weights,
+1/P_f of all: PyTorch's $gates n_h rows are its gates, concatenated. The workers along P_f gather x and h, n_in and n_h
+numbers per sample, and the gradients are reduce-scattered. The rest of the carry does not move. Gradients of the
+weights are summed over the copies: in each step of a loop of your own, but only once by the layer over a whole
+sequence.
 
-Blocks of x are balanced along the features, and of any length, also 0, along the rest. In half precision the
-arithmetic is in half precision, as in a linear layer.
+Blocks of x are balanced along the features, and have any length, including 0, along the rest. Half-precision inputs are
+computed in half precision, as in a linear layer.
 
 **Arguments:**
 
@@ -275,7 +275,7 @@ arithmetic is in half precision, as in a linear layer.
 - `bias`: whether there are biases.
 
 **Call:** `y, carry = cell(params, x, carry=carry)`, where the carry is $carry, from `cell.init_carry(x_spec)` or the
-last call; so it goes through `jax.lax.scan`. `y = cell(params, x)` is a step from zeros.
+previous call, as `jax.lax.scan` expects. `y = cell(params, x)` is a step from zeros.
 
 **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit; a call raises
 `PlanError`, on every worker of P_x, if x, a parameter or the carry does not fit.
@@ -304,7 +304,7 @@ Source: $source.
     source="Cho et al. (2014), arXiv:1406.1078; PyTorch's GRUCell",
 )
 class DistributedGRUCell(RecurrentCell):
-    """One step of a gated recurrent unit, whose samples and features are split: PyTorch's GRUCell.
+    """One step of a gated recurrent unit, with samples and features split: PyTorch's GRUCell.
 
         r = sigmoid(W_ir x + b_ir + W_hr h + b_hr)
         z = sigmoid(W_iz x + b_iz + W_hz h + b_hz)
@@ -332,7 +332,7 @@ class DistributedGRUCell(RecurrentCell):
     source="Hochreiter and Schmidhuber (1997), with the forget gate of Gers et al. (2000); PyTorch's LSTMCell",
 )
 class DistributedLSTMCell(RecurrentCell):
-    """One step of a long short-term memory, whose samples and features are split: PyTorch's LSTMCell.
+    """One step of a long short-term memory, with samples and features split: PyTorch's LSTMCell.
 
         i, f, o = sigmoid(W_i x + b_i + W_h h + b_h) of their rows; g = tanh of the same for its rows
         c' = f c + i g
@@ -349,6 +349,6 @@ class DistributedLSTMCell(RecurrentCell):
 
 
 def lstm_step(i: Array, f: Array, g: Array, o: Array, *, c: Array) -> Parts:
-    """Return h and c after a step of an LSTM, from what goes into its gates."""
+    """Return h and c after a step of an LSTM, from the inputs of its gates."""
     c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
     return jax.nn.sigmoid(o) * jnp.tanh(c), c

@@ -1,4 +1,4 @@
-"""Recurrent layers over a whole sequence: cells in a loop over a dimension that is not split."""
+"""Recurrent layers over a whole sequence: cells in a loop over an unsplit dimension."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from distdl_jax.validation import check_key, checked_integer
 class OverTimePlan(BlocksPlan):
     """The plan of a recurrent layer.
 
-    - `cells`: the plan of a step of each cell; `gathers`: how each gets all features of the whole sequence.
+    - `cells`: the plan of a step of each cell; `gathers`: how each cell gets all features of the whole sequence.
     - `carry`: the shape of each part of the carry, by world rank.
     """
 
@@ -46,12 +46,12 @@ class OverTimePlan(BlocksPlan):
 
 
 _MOST_LAYERS = 2**16
-"""Each is an object with its own parameters."""
+"""Each is an object with separate parameters."""
 
 
 @dataclass(frozen=True, repr=False)
 class OverTime(Recurrent):
-    """The base of recurrent layers: `num_layers` cells of a kind, one above the other."""
+    """The base of recurrent layers: `num_layers` stacked cells of one kind."""
 
     kind: ClassVar[type[RecurrentCell]]
 
@@ -66,7 +66,7 @@ class OverTime(Recurrent):
         if self.P_x.dim < 2 or self.P_x.shape[-2] != 1:
             raise InvalidArgumentError(
                 f"`P_x` ({shape_text(self.P_x.shape)}) must have shape P_n x ... x 1 x P_f: the sequence, the "
-                "dimension in front of the features, can't be split, since its steps depend on each other."
+                "dimension before the features, can't be split, since its steps depend on each other."
             )
         checked_integer("num_layers", self.num_layers, 1, _MOST_LAYERS)
         _ = self._cells
@@ -79,7 +79,7 @@ class OverTime(Recurrent):
         return tuple(self.kind(P, size, self.hidden_size, self.bias) for size in sizes)
 
     def param_specs(self) -> dict[str, TensorSpec]:
-        """Return the global shape and the partition of each parameter, of which workers hold copies."""
+        """Return the global shape and the partition of each parameter, which is replicated."""
         return {f"{name}_l{k}": spec for k, cell in enumerate(self._cells) for name, spec in cell.param_specs().items()}
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
@@ -139,20 +139,20 @@ _OVER_TIME = """
 | `weight_ih_l0`, `weight_hh_l0`, ... | $gates x n_h x n_in (above the first n_h), $gates x n_h x n_h | as in a cell |
 | `bias_ih_l0`, `bias_hh_l0`, ... | $gates x n_h | as in a cell |
 
-The equations, and what each worker computes, are `${name}Cell`'s. The dimension in front of the features is
-the sequence, n_s steps, which is not split. The features of all steps of x are gathered together and multiplied
-together, in front of the loop; in each step the workers along P_f gather h, n_h numbers per sample. Gradients of
-the weights are summed over the copies once, behind the loop.
+For the equations, and the computation on each worker, see `${name}Cell`. The dimension before the features is the
+sequence, n_s steps, which is not split. The features of all steps of x are gathered and multiplied together, before the
+loop; in each step the workers along P_f gather h, n_h numbers per sample. Gradients of the weights are summed over the
+copies once, after the loop.
 
 **Arguments:**
 
 - `P_x`: the partition of input and output; of two dimensions if there is no batch.
 - `input_size`, `hidden_size`: n_in and n_h.
-- `num_layers`: n_l, the number of cells, each of which takes the output of the one below.
+- `num_layers`: n_l, the number of cells, each of which takes the output of the previous one.
 - `bias`: whether there are biases.
 
-**Call:** `y = layer(params, x)` begins with zeros. `y, carry = layer(params, x, carry=carry)` continues from a carry,
-of `layer.init_carry(x_spec)` or the last call.
+**Call:** `y = layer(params, x)` starts from zeros. `y, carry = layer(params, x, carry=carry)` continues from a carry,
+from `layer.init_carry(x_spec)` or the previous call.
 
 **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit, or the
 sequence is split; a call raises `PlanError`, on every worker of P_x, if x, a parameter or the carry doesn't.
@@ -173,7 +173,7 @@ Source: $source.
     _OVER_TIME, carry="h", gates="3", shapes="(2, 5, 2)", source="Cho et al. (2014), arXiv:1406.1078; PyTorch's GRU"
 )
 class DistributedGRU(OverTime):
-    """A gated recurrent unit over sequences whose samples and features are split: PyTorch's GRU, `batch_first`."""
+    """A gated recurrent unit over sequences, with samples and features split: PyTorch's GRU, `batch_first`."""
 
     kind = DistributedGRUCell
     carried = DistributedGRUCell.carried
@@ -187,19 +187,19 @@ class DistributedGRU(OverTime):
     source="Hochreiter and Schmidhuber (1997); PyTorch's LSTM",
 )
 class DistributedLSTM(OverTime):
-    """A long short-term memory over sequences whose samples and features are split: PyTorch's LSTM, `batch_first`."""
+    """A long short-term memory over sequences, with samples and features split: PyTorch's LSTM, `batch_first`."""
 
     kind = DistributedLSTMCell
     carried = DistributedLSTMCell.carried
 
 
 def _step(cell: RecurrentCell, plan: CellPlan, own: Params, parts: Parts, of_x: Array) -> tuple[Parts, Array]:
-    """Return the carry after a step, and its output, from this worker's gates of x."""
+    """Return the carry after a step and its output, from this worker's gates of x."""
     parts = cell._next(plan, own, of_x, parts)
     return parts, parts[0]
 
 
 def _of_cell(params: Mapping[str, Any], k: int) -> dict[str, Any]:
-    """Return the entries of the parameters of cell k, by their names there."""
+    """Return the parameters of cell k, under their names in the cell."""
     end = f"_l{k}"
     return {name.removesuffix(end): each for name, each in params.items() if name.endswith(end)}

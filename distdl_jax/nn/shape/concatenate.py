@@ -27,7 +27,7 @@ from distdl_jax.validation import checked_axis
 
 @dataclass(frozen=True)
 class ConcatenationPlan(BlocksPlan):
-    """Movements that fetch, from each tensor, the piece of it in each worker's block of the output; it may be empty."""
+    """Movements that fetch, from each tensor, its piece of each worker's block of the output; it may be empty."""
 
     pieces: tuple[RangesPlan, ...]
     axis: int
@@ -45,14 +45,14 @@ class ConcatenationPlan(BlocksPlan):
 
 @dataclass(frozen=True)
 class Concatenate(Static):
-    """Puts tensors side by side along a dimension that may be split, as the skips of a U-Net: `cat(a, b)`.
+    """Concatenate tensors along a dimension that may be split, as in the skips of a U-Net: `cat(a, b)`.
 
-    The output is in balanced blocks on P_x. Along a dimension that is not split nothing moves; else, from each tensor,
-    what other workers are to have of it.
+    The output is in balanced blocks on P_x. Along an unsplit dimension there is no communication; otherwise each worker
+    fetches its block's missing parts.
 
     **Arguments:**
 
-    - `P_x`: the partition of all tensors and of the output. Blocks may be of any length, the same in all tensors along
+    - `P_x`: the partition of all tensors and of the output. Blocks may have any length, the same in all tensors along
       the other dimensions.
     - `axis`: the dimension.
 
@@ -81,7 +81,7 @@ class Concatenate(Static):
     def __call__(self, *xs: Array) -> Array:
         """Return this worker's block of the output, from its blocks of the tensors; outside P_x, the first of them.
 
-        **Raises:** `PlanError`, on every worker of P_x, where blocks don't fit each other.
+        **Raises:** `PlanError`, on every worker of P_x, if blocks don't match.
         """
         if not xs:
             raise InvalidArgumentError("`xs` (=()) must hold one tensor or more.")
@@ -94,15 +94,17 @@ class Concatenate(Static):
             shapes = exchange_named_shapes(self.P_x.world, team, describe(self), arrays)
             if len({len(of_worker) for of_worker in shapes.values()}) > 1:
                 raise PlanError(
-                    f"All workers must give as many tensors, but they give {[len(shapes[worker]) for worker in team]}."
+                    "All workers must pass the same number of tensors, but they pass "
+                    f"{[len(shapes[worker]) for worker in team]}."
                 )
             blocks = [{worker: of_worker[name] for worker, of_worker in shapes.items()} for name in arrays]
             return self.plan(blocks).run(self.P_x.world, xs)
 
     def plan(self, xs: Sequence[ShapeDtypes]) -> ConcatenationPlan:
-        """Plan from the shapes and dtypes of each tensor's blocks: without a message, and the same on every worker.
+        """Plan from the shapes and dtypes of each tensor's blocks: without communication, with the same result on every
+        worker.
 
-        **Raises:** `PlanError` where blocks don't fit each other.
+        **Raises:** `PlanError` if blocks don't match.
         """
         tensors = [taking_part(x, self.P_x.ranks) for x in xs]
         grids = [owned_grid(f"xs[{k}]", self.P_x, x) for k, x in enumerate(tensors)]

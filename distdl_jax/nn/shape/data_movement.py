@@ -46,8 +46,8 @@ from distdl_jax.validation import checked_axes, checked_axis, checked_booleans
 class _Primitive(ParameterFreeLayer):
     """The base of the primitives as layers: `Broadcast(P_x, P_y)(x)` is `broadcast(x, P_x, P_y)`.
 
-    A subclass names its function, whose docstring becomes part of the class's, and the function's plan. The fields are
-    the arguments of the function, but x. Partitions and flags are checked when the layer is made.
+    A subclass names its function, whose docstring it extends, and the function's plan. The fields are the arguments of
+    the function, except x. Partitions and flags are checked at construction.
     """
 
     _function: ClassVar[Callable[..., Array]]
@@ -63,7 +63,7 @@ class _Primitive(ParameterFreeLayer):
 
     def __post_init__(self) -> None:
         check_partitions(**{name: value for name, value in self._arguments.items() if name in ("P_x", "P_y")})
-        _ = self._copied  # dimensions that are none
+        _ = self._copied  # dimensions that don't exist
 
     @property
     def _arguments(self) -> dict[str, Any]:
@@ -73,7 +73,8 @@ class _Primitive(ParameterFreeLayer):
         return self._function(x, **self._arguments)
 
     def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
-        """Plan what becomes of the workers' blocks, by world rank: without a message, and the same on every worker."""
+        """Plan the layer for all workers' blocks, by world rank: without communication, with the same result on every
+        worker."""
         return self._planned(x, **self._arguments)
 
 
@@ -93,7 +94,7 @@ class _BetweenPartitions(_Primitive):
 
 @dataclass(frozen=True)
 class Broadcast(_BetweenPartitions, function=functional.broadcast, plan=plan_broadcast):
-    """`functional.broadcast` as a layer. It is checked when it is made that the shapes of the partitions fit."""
+    """`functional.broadcast` as a layer. The partitions' shapes are checked at construction."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,7 +102,7 @@ class Broadcast(_BetweenPartitions, function=functional.broadcast, plan=plan_bro
 
     @property
     def _ends(self) -> Ends:
-        return Ends(self.P_x)  # P_y has copies, of which one may do for the next layer
+        return Ends(self.P_x)  # P_y has copies, which the next layer may use
 
     @property
     def _copied(self) -> tuple[int, ...]:
@@ -114,7 +115,7 @@ class Broadcast(_BetweenPartitions, function=functional.broadcast, plan=plan_bro
 
 @dataclass(frozen=True)
 class SumReduce(_BetweenPartitions, function=functional.sum_reduce, plan=plan_sum_reduce):
-    """`functional.sum_reduce` as a layer. It is checked when it is made that the shapes of the partitions fit."""
+    """`functional.sum_reduce` as a layer. The partitions' shapes are checked at construction."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,7 +124,7 @@ class SumReduce(_BetweenPartitions, function=functional.sum_reduce, plan=plan_su
 
 @dataclass(frozen=True, init=False)
 class AllSumReduce(_Primitive, function=functional.all_sum_reduce, plan=plan_all_sum_reduce):
-    """`functional.all_sum_reduce` as a layer. The dimensions are checked when it is made."""
+    """`functional.all_sum_reduce` as a layer. The dimensions are checked at construction."""
 
     P_x: Partition
     axes_reduce: tuple[int, ...]
@@ -136,7 +137,7 @@ class AllSumReduce(_Primitive, function=functional.all_sum_reduce, plan=plan_all
         axes_keep: int | Sequence[int] | None = None,
     ) -> None:
         check_partitions(P_x=P_x)
-        # The fields, in the form in which equal ones are equal.
+        # The fields, normalized so that equal layers compare equal.
         self._store(P_x=P_x, axes_reduce=reduction_axes(P_x.shape, axes_reduce, axes_keep), axes_keep=None)
 
     @property
@@ -160,7 +161,7 @@ class AllReduce(_Primitive, function=functional.all_reduce, plan=plan_all_reduce
 
 @dataclass(frozen=True)
 class AllToAll(_Primitive, function=functional.all_to_all, plan=plan_all_to_all):
-    """`functional.all_to_all` as a layer; `output_partition` is where it leaves its output."""
+    """`functional.all_to_all` as a layer; the output is on `output_partition`."""
 
     P_x: Partition
     split_axis: int
@@ -172,7 +173,7 @@ class AllToAll(_Primitive, function=functional.all_to_all, plan=plan_all_to_all)
 
     @property
     def output_partition(self) -> Partition:
-        """The workers of P_x, those along `concat_axis` along `split_axis`."""
+        """The workers of P_x, with those along `concat_axis` moved along `split_axis`."""
         return all_to_all_partition(**self._arguments)
 
 
@@ -186,12 +187,12 @@ class Repartition(_Primitive, function=functional.repartition, plan=plan_reparti
 
 
 Transpose = DistributedTranspose = Repartition
-"""DistDL's earlier names of `Repartition`."""
+"""DistDL's earlier names for `Repartition`."""
 
 
 @dataclass(frozen=True, init=False)
 class HaloExchange(_Primitive, function=functional.halo_exchange, plan=plan_halo_exchange):
-    """`functional.halo_exchange` as a layer. The number of widths and of `periodic` are checked when it is made."""
+    """`functional.halo_exchange` as a layer. The numbers of widths and of `periodic` are checked at construction."""
 
     P_x: Partition
     halo: tuple[tuple[int, ...], ...]
@@ -201,19 +202,20 @@ class HaloExchange(_Primitive, function=functional.halo_exchange, plan=plan_halo
         check_partitions(P_x=P_x)
         checked_periodic(periodic, P_x.dim)
         widths = checked_halo(halo, P_x.dim, or_none=not P_x.active)
-        # The fields, in the form in which equal ones are equal.
+        # The fields, normalized so that equal layers compare equal.
         wraps = checked_booleans("periodic", periodic)
         self._store(P_x=P_x, halo=widths if P_x.active else (), periodic=wraps)
 
     def plan(self, x: ShapeDtypes, params: Any = None, *, halos: Mapping[int, Halo] | None = None) -> Plan:
-        """Plan what becomes of the workers' blocks, by world rank: without a message, and the same on every worker.
+        """Plan the layer for all workers' blocks, by world rank: without communication, with the same result on every
+        worker.
 
-        A worker knows its own widths alone, so `halos` has to give the widths of all workers of P_x, by world rank.
+        A worker knows only its own widths, so `halos` must give the widths of all workers of P_x, by world rank.
         """
         if halos is None:
             raise InvalidArgumentError(
                 "`halos` must be given, the halo of each worker of P_x by world rank, to plan a halo exchange: this "
-                "worker knows its own alone."
+                "worker knows only its own."
             )
         pairs = {worker: checked_halo(halos[worker], self.P_x.dim) for worker in self.P_x.ranks}
         return plan_halo_exchange(x, self.P_x, pairs, periodic=self.periodic)
@@ -221,9 +223,9 @@ class HaloExchange(_Primitive, function=functional.halo_exchange, plan=plan_halo
     def draw(
         self, x_spec: TensorSpec, *, dtype: DTypeLike = jnp.float32, halos: Mapping[int, Halo] | None = None
     ) -> Drawing:
-        """Draw the halos, and who sends them to whom, as any layer's `draw`.
+        """Draw the halos, and their messages, like any layer's `draw`.
 
-        `halos` are the widths of all workers of P_x, by world rank. By default all of them have this worker's.
+        `halos` are the widths of all workers of P_x, by world rank. By default all have this worker's.
         """
         from distdl_jax.tools.draw.layers import draw_layer
 
@@ -256,7 +258,7 @@ class ReduceScatter(_Primitive, function=functional.reduce_scatter, plan=plan_re
 
 @dataclass(frozen=True)
 class Roll(_Primitive, function=functional.roll, plan=plan_roll):
-    """`functional.roll` as a layer. Shifts and dimensions are checked when it is made."""
+    """`functional.roll` as a layer. Shifts and dimensions are checked at construction."""
 
     P_x: Partition
     shift: int | tuple[int, ...]
@@ -265,13 +267,13 @@ class Roll(_Primitive, function=functional.roll, plan=plan_roll):
     def __post_init__(self) -> None:
         super().__post_init__()
         shifts = checked_shifts(self.shift, self.axis, self.P_x)
-        # The fields, in the form in which equal ones are equal.
+        # The fields, normalized so that equal layers compare equal.
         self._store(shift=tuple(shifts.values()), axis=tuple(shifts))
 
 
 @dataclass(frozen=True, init=False)
 class Take(_Primitive, function=functional.take, plan=plan_take):
-    """`functional.take` as a layer. Its numbers are an immutable value, so that it is hashable."""
+    """`functional.take` as a layer. Its row numbers are an immutable value, so that the layer is hashable."""
 
     P_x: Partition
     indices: Rows
@@ -286,7 +288,7 @@ class Take(_Primitive, function=functional.take, plan=plan_take):
 
 @dataclass(frozen=True, init=False)
 class SegmentSum(_Primitive, function=functional.segment_sum, plan=plan_segment_sum):
-    """`functional.segment_sum` as a layer. Its numbers are an immutable value, so that it is hashable."""
+    """`functional.segment_sum` as a layer. Its row numbers are an immutable value, so that the layer is hashable."""
 
     P_x: Partition
     segment_ids: Rows

@@ -1,4 +1,4 @@
-"""Another shape for the same elements, in the order of the whole tensor: any, flat, and back."""
+"""Reshaping in the order of the whole tensor: to any shape, to a flat one, and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distdl_jax.validation import checked_integers
 
 
 class _Reshaping(ParameterFreeLayer):
-    """The base of the layers that move x's blocks to the balanced blocks of an output of another shape."""
+    """The base of layers that move x's blocks to the balanced blocks of an output of another shape."""
 
     P_x: Partition
     P_y: Partition
@@ -33,17 +33,17 @@ class _Reshaping(ParameterFreeLayer):
 
 @dataclass(frozen=True, init=False)
 class Reshape(_Reshaping):
-    """A tensor on P_x in another shape, on P_y, its elements in row-major order: `x.reshape(shape)` of the whole.
+    """A tensor on P_x reshaped on P_y, in row-major order: `x.reshape(shape)` of the whole tensor.
 
-    One movement brings every worker of P_y its balanced block, whatever is split before and after.
+    One movement brings every worker of P_y its balanced block, whatever the partitions.
 
     **Arguments:**
 
-    - `P_x`: the partition of x, of as many dimensions; blocks may be of any length.
+    - `P_x`: the partition of x, with as many dimensions; blocks may have any length.
     - `P_y`: the partition of the output.
-    - `shape`: of the output, a length for each dimension of P_y, the batch included; one may be -1: computed.
+    - `shape`: of the output, a length for each dimension of P_y, the batch included; one may be -1, to be computed.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where `shape` doesn't fit P_y; `PlanError` where x doesn't.
+    **Raises:** `InvalidArgumentError`, on every worker, if `shape` doesn't fit P_y; `PlanError` if x doesn't.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0])
@@ -66,14 +66,14 @@ class Reshape(_Reshaping):
 
 @dataclass(frozen=True, init=False)
 class Flatten(_Reshaping):
-    """From N x C x features on P_x to N x F on P_y, F = C times the features, in the order of the whole tensor.
+    """Reshape N x C x features on P_x to N x F on P_y, F = C times the features, in the order of the whole tensor.
 
     **Arguments:**
 
-    - `P_x`: the partition of x, of as many dimensions, 2 or more; any may be split, and blocks be of any length.
-    - `P_y`: the partition of the output, P_n x P_f. Default: all of P_x, its dimensions after the first as one.
+    - `P_x`: the partition of x, with as many dimensions, 2 or more; any may be split, and blocks may have any length.
+    - `P_y`: the partition of the output, P_n x P_f. Default: all of P_x, with its dimensions after the first merged.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where partitions don't fit; `PlanError` where x doesn't.
+    **Raises:** `InvalidArgumentError`, on every worker, if partitions don't fit; `PlanError` if x doesn't.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1, 1])
@@ -100,15 +100,15 @@ class Flatten(_Reshaping):
 
 @dataclass(frozen=True, init=False)
 class Unflatten(_Reshaping):
-    """From N x F on P_x to N x C x features on P_y, in the order of the whole tensor: the way back from `Flatten`.
+    """Reshape N x F on P_x to N x C x features on P_y, in the order of the whole tensor: the inverse of `Flatten`.
 
     **Arguments:**
 
     - `P_x`: the partition of x, P_n x P_f.
-    - `P_y`: the partition of the output, of as many dimensions as it has, 2 or more.
+    - `P_y`: the partition of the output, with as many dimensions, 2 or more.
     - `shape`: C and the features of the whole tensor; F is their product.
 
-    **Raises:** `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError` where x doesn't.
+    **Raises:** `InvalidArgumentError`, on every worker, if arguments are invalid; `PlanError` if x doesn't fit.
 
     >>> import distdl_jax as dj
     >>> P = dj.planning_world(4)

@@ -23,7 +23,7 @@ from distdl_jax.tracing.world import World
 
 @dataclass(frozen=True)
 class GlobalPoolPlan(BlocksPlan):
-    """A `reduction` of the `inputs` over the features of all workers; the output is the result, or an empty part."""
+    """A `reduction` of the `inputs` over the features of all workers; the output is the result, or empty."""
 
     inputs: ShapeDtypes = field(hash=False)
     reduction: Computation
@@ -68,17 +68,17 @@ class _GlobalPool(ParameterFreeLayer):
 
 @dataclass(frozen=True)
 class DistributedGlobalAvgPool(_GlobalPool):
-    """The mean over all features, N x C x 1 x ... x 1, of a tensor of which everything may be split.
+    """The mean over all features, N x C x 1 x ... x 1, of a tensor split in any dimensions.
 
     n_b n_c numbers of the block are summed over the workers along the features. The output is on P_x, so on the first
-    of these; `Flatten`, `Repartition` or a linear layer take it from there. With `copies` all of them have it, to
-    multiply their own features with, say; it is `dj.functional.mean` then, whose gradient is the sum of the copies'
+    of these workers, where `Flatten`, `Repartition` or a linear layer can use it. With `copies` all of them get it, for
+    instance to multiply their own features; this is `dj.functional.mean`, whose gradient is the sum of the copies'
     cotangents. The mean of integers is a floating-point number.
 
     **Arguments:**
 
     - `P_x`: the partition of input and output, of 3 dimensions or more.
-    - `copies`: whether all workers along the features get a copy of the output, not the first alone.
+    - `copies`: whether all workers along the features get a copy of the output, not only the first.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
 
@@ -98,14 +98,14 @@ class DistributedGlobalAvgPool(_GlobalPool):
 
 @dataclass(frozen=True)
 class DistributedGlobalMaxPool(_GlobalPool):
-    """The largest of all features, N x C x 1 x ... x 1, of a tensor of which everything may be split.
+    """The maximum over all features, N x C x 1 x ... x 1, of a tensor split in any dimensions.
 
-    As `DistributedGlobalAvgPool`; elements that tie share the gradient equally, as in `jnp.max`.
+    Like `DistributedGlobalAvgPool`; tied elements share the gradient equally, as in `jnp.max`.
 
     **Arguments:**
 
     - `P_x`: the partition of input and output, of 3 dimensions or more.
-    - `copies`: whether all workers along the features get a copy of the output, not the first alone.
+    - `copies`: whether all workers along the features get a copy of the output, not only the first.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
 

@@ -1,4 +1,4 @@
-"""The block that a network is to get, said by a spec."""
+"""The expected input block of a network, given by a spec."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from distdl_jax.transports.agreement import exchange_shapes
 
 @dataclass(frozen=True)
 class Input(ParameterFreeLayer):
-    """Takes each worker's block of the tensor that a spec describes, and gives it back; another shape is refused.
+    """Check that each worker's input has the shape of its block of the tensor that a spec describes, and return it.
 
-    A layer can't tell a whole tensor, passed on every worker, from blocks of a larger one: the result is p copies glued
-    together. As the first part of an `nn.Sequential` this compares shapes while JAX traces; nothing moves. The argument
-    `x_spec` of `nn.Sequential` does the same, and leaves the parameters' tuple as it is. The first dimension, the
-    batch, may have another length than the spec's, as the last batch of an epoch has; what has the whole one's length
-    in place of the block's is refused.
+    A layer can't distinguish a whole tensor, passed on every worker, from blocks of a larger one: the result would be p
+    concatenated copies. As the first part of an `nn.Sequential`, this layer compares shapes while JAX traces, without
+    communication. The argument `x_spec` of `nn.Sequential` does the same without changing the parameters' tuple. The
+    first dimension, the batch, may have another length than the spec's, as in the last batch of an epoch; the whole
+    tensor's length in place of the block's is rejected.
 
     **Arguments:**
 
     - `spec`: the global shape and the partition of the input.
 
-    **Raises:** `InvalidTypeError` where `spec` is no spec; when applied, `PlanError`, on every worker, where the block
-    of one has another shape than `spec` says.
+    **Raises:** `InvalidTypeError` if `spec` is not a spec; when applied, `PlanError`, on every worker, if any worker's
+    block has another shape than in `spec`.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> spec = dj.TensorSpec((4, 3), dj.Partition().grid([1, 1]))
@@ -69,7 +69,7 @@ class Input(ParameterFreeLayer):
         return Unmoved(x)
 
     def check(self, x: Array, others: Iterable[int]) -> None:
-        """Refuse x, on this layer's workers and others, if the block of one of them has another shape."""
+        """Reject x, on this layer's workers and others, if any worker's block has another shape."""
         world, team = self.P_x.world, union(self.P_x.ranks, others)
         if world.rank in team:
             self.plan(exchange_shapes(world, team, f"the input, {self.P_x.describe()}", x))

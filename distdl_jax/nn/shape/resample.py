@@ -1,4 +1,4 @@
-"""Upsampling, adaptive pooling, padding and cropping: layers that read a few inputs along each dimension."""
+"""Upsampling, adaptive pooling, padding and cropping: layers whose outputs read a few inputs along each dimension."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAD_MODES = ("constant", "reflect", "replicate", "circular")
 
 @dataclass(frozen=True)
 class MovedPlan(Plan):
-    """`first`, and then `move`."""
+    """The plan `first`, followed by the movement `move`."""
 
     first: SamplingPlan
     move: RepartitionPlan
@@ -48,7 +48,7 @@ class MovedPlan(Plan):
 
 
 class Sampling(ParameterFreeLayer):
-    """The base of these layers: a subclass says, from the tensor's shape, which inputs its outputs read."""
+    """The base of these layers: a subclass determines, from the tensor's shape, the inputs of each output."""
 
     P_x: Partition
 
@@ -62,7 +62,7 @@ class Sampling(ParameterFreeLayer):
 
     @abstractmethod
     def _taps(self, extent: tuple[int, ...]) -> list[Taps | None]:
-        """Return the taps along each dimension of x; None where outputs are inputs."""
+        """Return the taps along each dimension of x; None if outputs equal inputs."""
 
     def _plan(self, x: ShapeDtypes, params: object) -> SamplingPlan | MovedPlan:
         return plan_sampling(x, self.P_x, self._taps, self._dtype, self._fill)
@@ -70,18 +70,18 @@ class Sampling(ParameterFreeLayer):
 
 @dataclass(frozen=True)
 class DistributedUpsample(Sampling):
-    """Enlarges the features of x, N x C x n_{D-1} x ... x n_0, of which everything may be split; D is any number.
+    """Enlarge the features of x, N x C x n_{D-1} x ... x n_0, for any D; all dimensions may be split.
 
-    Each worker reads the inputs of its balanced block of outputs: its own and at most a few of its neighbours'.
+    Each worker reads the inputs of its balanced block of outputs: its own and at most a few from its neighbours.
 
     **Arguments:**
 
-    - `P_x`: the partition of the input, P_n x P_c x P_{D-1} x ... x P_0; `P_y`: the output's, if another one.
-    - `size`, `scale_factor`: one of the two: the lengths of the output's features, or by what the input's are
-      multiplied (and rounded down); a number, or one for each.
+    - `P_x`: the partition of the input, P_n x P_c x P_{D-1} x ... x P_0; `P_y`: the output's, if different.
+    - `size`, `scale_factor`: one of the two: the lengths of the output's features, or the factor of the input's lengths
+      (rounded down); a number, or one for each feature dimension.
     - `mode`: "nearest", or "linear" ("bilinear", "trilinear"): between two inputs along each feature dimension.
-    - `align_corners`: in linear modes, whether the first and last inputs and outputs are at the same places, or their
-      cells cover the same range.
+    - `align_corners`: in linear modes, whether the first and last inputs and outputs are aligned, or their cells cover
+      the same range.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`
     where x doesn't.
@@ -114,8 +114,8 @@ class DistributedUpsample(Sampling):
                 f"`mode` (={self.mode!r}) must be one of 'nearest', {', '.join(map(repr, linear))}."
             )
         if self.align_corners and self.mode == "nearest":
-            raise InvalidArgumentError("`align_corners` (=True) must be False where `mode` is 'nearest'.")
-        # The fields, in the form in which equal ones are equal.
+            raise InvalidArgumentError("`align_corners` (=True) must be False if `mode` is 'nearest'.")
+        # The fields, normalized so that equal layers compare equal.
         self._store(size=self._sizes, scale_factor=self._scales, mode="linear" if self.mode in linear else self.mode)
 
     @cached_property
@@ -135,7 +135,7 @@ class DistributedUpsample(Sampling):
     def _plan(self, x: ShapeDtypes, params: object) -> SamplingPlan | MovedPlan:
         dtype = x[self.P_x.ranks[0]].dtype
         if self.mode == "linear" and not jnp.issubdtype(dtype, jnp.inexact):
-            raise PlanError(f"`x` must be floating where `mode` is 'linear', but is {dtype}.")
+            raise PlanError(f"`x` must be floating if `mode` is 'linear', but is {dtype}.")
         plan = plan_sampling(x, self.P_x, self._taps, self._dtype, self._fill)
         return plan if self.P_y is None else MovedPlan(plan, plan_repartition(plan.after(x), self.P_x, self.P_y))
 
@@ -164,7 +164,7 @@ class DistributedUpsample(Sampling):
 
 @dataclass(frozen=True, init=False)
 class DistributedAdaptiveAvgPool(Sampling):
-    """The mean over windows that give an output of a fixed size, of N x C x features, of which everything may be split.
+    """The mean over windows for an output of fixed size, of N x C x features split in any dimensions.
 
     Along a feature dimension of length n, output o of m is the mean of the inputs from floor(o n / m) to before
     ceil((o + 1) n / m), as in PyTorch's AdaptiveAvgPool1d, 2d and 3d. The mean of integers is a floating-point number.
@@ -173,7 +173,7 @@ class DistributedAdaptiveAvgPool(Sampling):
     **Arguments:**
 
     - `P_x`: the partition of input and output, of 3 dimensions or more.
-    - `output_size`: m, a number, or one for each feature dimension, None where it is to stay.
+    - `output_size`: m, a number, or one for each feature dimension, None to keep the length.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`
     where x doesn't.
@@ -218,13 +218,13 @@ def _means(n: int, m: int) -> Taps:
 
 @dataclass(frozen=True)
 class DistributedPad(Sampling):
-    """Puts elements around a tensor of which everything may be split, or takes some away where a width is negative.
+    """Pad a tensor, which may be split in any dimensions, or crop it where a width is negative.
 
     **Arguments:**
 
-    - `P_x`: the partition of input and output, of as many dimensions as x.
+    - `P_x`: the partition of input and output, with as many dimensions as x.
     - `padding`: pairs (low, high) for the last dimensions of x, in the order of the dimensions.
-    - `mode`: "constant", "reflect" (without the border itself), "replicate" (the border) or "circular".
+    - `mode`: "constant", "reflect" (without the boundary itself), "replicate" (the boundary) or "circular".
     - `value`: the constant, a number that x's dtype can hold.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`
@@ -256,7 +256,7 @@ class DistributedPad(Sampling):
             raise InvalidArgumentError(f"`mode` (={self.mode!r}) must be one of {', '.join(map(repr, PAD_MODES))}.")
         if not isinstance(self.value, Number):
             raise InvalidTypeError(f"`value` (={self.value!r}) must be a number.")
-        self._store(padding=pairs)  # in the form in which equal ones are equal
+        self._store(padding=pairs)  # normalized so that equal layers compare equal
 
     def _fill(self, dtype: np.dtype) -> Any:
         if self.mode == "constant" and not _can_hold(dtype, self.value):
@@ -275,7 +275,7 @@ class DistributedPad(Sampling):
                 f"`padding` (={(low, high)}) in mode {self.mode!r} must be at most {limit} along a dimension of length "
                 f"{n}."
                 if n + low + high >= 0
-                else f"`padding` (={(low, high)}) takes more away than a dimension of length {n} has."
+                else f"`padding` (={(low, high)}) removes more than the length {n} of the dimension."
             )
         check_length("padding", (low, high), n + low + high)
         places = np.arange(-low, n + high)
@@ -289,12 +289,13 @@ class DistributedPad(Sampling):
 
 
 class DistributedCrop(DistributedPad):
-    """Takes elements away at the ends of a tensor of which everything may be split, as U-Nets do.
+    """Crop the ends of a tensor, which may be split in any dimensions, as U-Nets do.
 
     **Arguments:**
 
-    - `P_x`: the partition of input and output, of as many dimensions as x.
-    - `cropping`: pairs (low, high) for the last dimensions of x, in the order of the dimensions: how many to take away.
+    - `P_x`: the partition of input and output, with as many dimensions as x.
+    - `cropping`: pairs (low, high) for the last dimensions of x, in the order of the dimensions: how many entries to
+      remove.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`
     where x doesn't.
@@ -314,7 +315,7 @@ class DistributedCrop(DistributedPad):
 
 
 def _can_hold(dtype: np.dtype, number: Any) -> bool:
-    """Say whether a number of `dtype` can be `number`, rounded where it is floating."""
+    """Say whether a number of `dtype` can be `number`, rounded if floating."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return True
     if not isinstance(number, Real):
@@ -327,7 +328,7 @@ def _can_hold(dtype: np.dtype, number: Any) -> bool:
 
 
 def _pairs(value: Any) -> tuple[tuple[int, int], ...] | None:
-    """Return `value` as pairs of integers; None where it is something else."""
+    """Return `value` as pairs of integers; None if it is anything else."""
     try:
         pairs = [tuple(pair) for pair in value]
     except TypeError:
@@ -338,12 +339,12 @@ def _pairs(value: Any) -> tuple[tuple[int, int], ...] | None:
 
 
 def check_feature_partitions(P_x: Any, P_y: Any = None) -> None:
-    """Refuse partitions of fewer than 3 dimensions: batch, channels, and features."""
+    """Reject partitions of fewer than 3 dimensions: batch, channels, and features."""
     given = {"P_x": P_x} if P_y is None else {"P_x": P_x, "P_y": P_y}
     check_partitions(**given)
     for name, P in given.items():
         if P.dim < 3 or P.dim != P_x.dim:
             raise InvalidArgumentError(
-                f"`{name}` ({shape_text(P.shape)}) must have 3 dimensions or more: batch, channels, and those of the "
+                f"`{name}` ({shape_text(P.shape)}) must have 3 dimensions or more: batch, channels, and "
                 f"features{', as many as `P_x`' * (name == 'P_y')}."
             )

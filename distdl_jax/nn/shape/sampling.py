@@ -29,20 +29,20 @@ from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import Workers, World
 
 MOST_TAPS = 4
-"""The most inputs of an output that are taken one after the other; more are taken together."""
+"""The largest number of inputs of an output that are added one by one; more are gathered together."""
 
 MOST_UNEVEN = 4
-"""How much longer the adjoint of a gather may be for the sake of the input that is read most often."""
+"""How much longer the adjoint of a gather may become because of the most frequently read input."""
 
 MOST_STRETCHES = 8
-"""The most slices that outputs are put together of."""
+"""The largest number of slices to join for outputs."""
 
 
 @dataclass(frozen=True, eq=False)
 class Taps:
-    """Along one dimension: for each output the inputs that it reads, and their weights, both taps x outputs.
+    """The inputs of each output along one dimension, and their weights, both taps x outputs.
 
-    Where `periodic`, inputs below 0 and from the length on wrap around.
+    If `periodic`, inputs below 0 or beyond the length wrap around.
     """
 
     inputs: np.ndarray
@@ -59,7 +59,7 @@ class Taps:
         return Taps(self.inputs[:, own], self.weights[:, own], self.periodic)
 
     def needed(self, size: int) -> Range:
-        """Return the range of inputs that are read, of `size`."""
+        """Return the range of inputs, out of `size`, that are read."""
         if not self.inputs.size:
             return (0, 0)
         start, stop = int(self.inputs.min()), int(self.inputs.max()) + 1
@@ -67,13 +67,13 @@ class Taps:
 
     @cached_property
     def is_slice(self) -> bool:
-        """Whether outputs are the inputs of a range, one by one."""
+        """Whether outputs equal a range of inputs."""
         steps = np.diff(self.inputs[0]) if len(self.inputs) == 1 else [0]
         return len(self.inputs) == 1 and bool(np.all(steps == 1)) and bool(np.all(self.weights == 1))
 
     @cached_property
     def window(self) -> int:
-        """The number of inputs of an output, where these are windows that follow each other, of equal weights; or 0."""
+        """The number of inputs of an output, if these are adjacent windows of equal weights; otherwise 0."""
         k, m = self.inputs.shape
         follow = self.inputs[:1, :1] + np.arange(k)[:, None] + k * np.arange(m)[None, :]
         return k if m and np.all(self.inputs == follow) and np.all(self.weights == self.weights[0, 0]) else 0
@@ -95,7 +95,7 @@ class Taps:
         return found
 
     def apply(self, x: Array, d: int, start: int) -> Array:
-        """Return the outputs along dimension `d`, from inputs that begin at `start`."""
+        """Return the outputs along dimension `d`, from inputs that start at `start`."""
         places = self.inputs - start
         if self.is_slice:
             return lax.slice_in_dim(x, int(places[0, 0]), int(places[0, -1]) + 1, axis=d)
@@ -109,7 +109,7 @@ class Taps:
         return between_layers(_applied(Taps(places, self.weights), x, d))
 
     def _in_stretches(self, x: Array, d: int, start: int) -> Array:
-        """Join slices of the inputs: the derivative is sums of slices, not a scatter element by element."""
+        """Join slices of the inputs, whose derivative is sums of slices, not an elementwise scatter."""
         parts: list[Array] = []
         ends, stretches = [0, 0], list(self.stretches)
         for side, place in enumerate((0, -1)):
@@ -145,10 +145,10 @@ class Taps:
 
 
 def _applied(taps: Taps, x: Array, d: int) -> Array:
-    """Return the outputs along dimension `d` of `x`. An input of weight 0 is not read: 0 times infinity is NaN.
+    """Return the outputs along dimension `d` of `x`. An input of weight 0 is not read, since 0 times infinity is NaN.
 
-    A matrix product would be of all inputs with all outputs. Gradients are gathered, too, unless most outputs read few
-    inputs: JAX's own would be scattered, element by element, which takes ten times as long.
+    A matrix product would combine all inputs with all outputs. Gradients are gathered, too, unless most outputs read
+    few inputs: JAX's own would be an elementwise scatter, which takes ten times as long.
     """
     size = x.shape[d]
     if not taps.is_even(size):
@@ -170,7 +170,7 @@ def _summed(taps: Taps, x: Array, d: int) -> Array:
 
 
 def _taken(x: Array, places: np.ndarray, weights: np.ndarray, d: int) -> Array:
-    """Return the inputs at `places` along dimension `d`, each with its weight."""
+    """Return the inputs at `places` along dimension `d`, times their weights."""
     taken = jnp.take(x, places, axis=d, mode="clip")
     along = (*weights.shape, *(1,) * (x.ndim - d - 1))
     if not np.all(weights):
@@ -183,7 +183,7 @@ class SamplingPlan(Plan):
     """The plan of a layer whose outputs are sums of inputs along each dimension.
 
     - `fetch`: the movement of the inputs that each worker's outputs read.
-    - `taps`: by dimension, the taps of all outputs along it; None where outputs are inputs.
+    - `taps`: by dimension, the taps of all outputs along it; None if outputs equal inputs.
     - `dtype`: of the output.
     - `fill`: the value of outputs that read nothing.
     """
@@ -212,7 +212,7 @@ class SamplingPlan(Plan):
         return ShapeDtype(tuple(shape), self.dtype)
 
     def run(self, world: World, x: Array) -> Array:
-        """Return this worker's block of the outputs; on other workers, `x`."""
+        """Return this worker's block of the outputs; `x` on other workers."""
         if world.rank not in self.fetch.inputs:
             return x
         block, output = self.fetch.run(world, x), self.output(world.rank)
@@ -256,7 +256,8 @@ def plan_sampling(
             continue
         p, size = P_x.shape[d], owned.extent[d]
         if size == 0 and along_d.outputs:
-            raise PlanError(f"`x` (of shape {owned.extent}) must have an element along dimension {d} to read from.")
+            raise PlanError(f"`x` (of shape {owned.extent}) must have at least one element along dimension {d} to "
+                            "read.")
         needed.append(tuple(along_d.block(p, i).needed(size) for i in range(p)))
     periodic = tuple(each is not None and each.periodic for each in taps)
     fetch = plan_ranges("sampling", x, P_x, Halos(owned, tuple(needed), periodic))

@@ -1,1 +1,1 @@
-"""Fourier transforms of split tensors, and the layers that work in their frequencies."""
+"""Fourier transforms of split tensors, and layers that work on their frequencies."""

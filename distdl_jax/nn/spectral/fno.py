@@ -31,7 +31,7 @@ Params = dict[str, dict[str, Array]]
 
 @dataclass(frozen=True)
 class FNOBlockPlan(BlocksPlan):
-    """The plans of the two ways from the input to the output, which are added."""
+    """The plans of the two branches from the input to the output, which are added."""
 
     spectral: SpectralPlan
     pointwise: ProductPlan
@@ -41,14 +41,14 @@ class FNOBlockPlan(BlocksPlan):
 class DistributedFNOBlock(PartitionedLayer):
     """A layer of a Fourier neural operator: activation(spectral convolution of x + linear map of x's channels).
 
-    x is n_b x n_in x features on P_x, 1 to 4 feature dimensions, of which batch and features may be split, in balanced
-    blocks; y is n_b x n_out x features, on P_x too. The parameters are those of the two layers, `{"spectral":
-    DistributedSpectralConv's, "pointwise": those of a convolution with a kernel of 1}`.
+    x is n_b x n_in x features on P_x, with 1 to 4 feature dimensions, split along batch and features, in balanced
+    blocks; y is n_b x n_out x features, also on P_x. The parameters are those of both layers: `{"spectral":
+    DistributedSpectralConv's, "pointwise": a kernel-1 convolution's}`.
 
     **Arguments:**
 
     - `P_x`, `in_channels`, `out_channels`, `modes`, `P_W`: as in `DistributedSpectralConv2d`.
-    - `activation`: a function of an array; None for none, as in a last block.
+    - `activation`: an elementwise function; None for none, as in a last block.
 
     **Raises:** `InvalidArgumentError`, on every worker, if arguments don't fit, or channels are split.
 
@@ -96,7 +96,7 @@ class DistributedFNOBlock(PartitionedLayer):
         }
 
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> Params:
-        """Return this worker's blocks of the initial parameters; each layer has its own key, split off `key`."""
+        """Return this worker's blocks of the initial parameters; each layer has a separate key, split off `key`."""
         check_key("key", key)
         layers = self._layers
         return {name: layers[name].init(k, dtype) for name, k in zip(layers, jax.random.split(key), strict=True)}
@@ -106,7 +106,7 @@ class DistributedFNOBlock(PartitionedLayer):
         return {name: layer.param_specs() for name, layer in self._layers.items()}
 
     def plan(self, x: ShapeDtypes, params: Mapping[int, Any] | None = None) -> FNOBlockPlan:
-        """Plan what becomes of the blocks of all of the layer's workers: without a message, and the same on each.
+        """Plan the layer for the blocks of all its workers: without communication, with the same result on each.
 
         **Raises:** `PlanError` if x or a parameter does not fit.
         """
@@ -116,17 +116,16 @@ class DistributedFNOBlock(PartitionedLayer):
             if y[worker].shape != other[worker].shape:
                 raise PlanError(
                     f"On worker {worker}: `x` has a block of {shape_text(x[worker].shape)}, but its blocks must be "
-                    "balanced along the features, as those of a convolution are, here "
-                    f"{shape_text(other[worker].shape[2:])}."
+                    f"balanced along the features, as in a convolution, here {shape_text(other[worker].shape[2:])}."
                 )
         dtypes = {worker: jnp.promote_types(block.dtype, other.get(worker, block).dtype) for worker, block in y.items()}
         return FNOBlockPlan({worker: ShapeDtype(block.shape, dtypes[worker]) for worker, block in y.items()}, **plans)
 
     @layer_call
     def __call__(self, params: Params, x: Array) -> Array:
-        """Apply the layer to this worker's block on P_x; the result is this worker's block there.
+        """Apply the layer to this worker's block on P_x, and return its block of the output there.
 
-        Elsewhere a zero-volume array.
+        Elsewhere return a zero-volume array.
 
         **Raises:** `PlanError`, on every worker of the layer, if x or a parameter does not fit.
         """

@@ -1,4 +1,4 @@
-"""Convolutions over 1 to 4 dimensions whose weights are given for the lowest frequencies, for neural operators."""
+"""Convolutions over 1 to 4 dimensions with weights for the lowest frequencies, for neural operators."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from distdl_jax.validation import checked_integer, checked_integers
 
 @dataclass(frozen=True)
 class SpectralPlan(BlocksPlan):
-    """The plan of a spectral convolution: to the frequencies, a product there, and back.
+    """The plan of a spectral convolution: to the frequencies, a product, and back.
 
     - `products`: the workers' blocks of the product, by world rank.
     """
@@ -60,17 +60,17 @@ class SpectralPlan(BlocksPlan):
             )
         else:
             x = tie(jnp.zeros(product.shape, product.dtype), x, weight)
-        # On every worker, so that whatever is differentiated, all of them carry a derivative into the movement.
+        # On every worker, so that under differentiation all of them carry a derivative into the movement.
         x, mine = self.back.run(world, tie(x, weight)), self.blocks[world.rank]
         return x.astype(mine.dtype)
 
 
 @dataclass(frozen=True, init=False)
 class DistributedSpectralConv(PartitionedLayer):
-    """The base of the spectral convolutions, of any number of dimensions; `DistributedSpectralConv2d` is one.
+    """The base of the spectral convolutions, of any number of dimensions; see `DistributedSpectralConv2d`.
 
-    Each movement carries what is left of the frequencies: where a worker has transformed along a dimension, it drops
-    the high ones, before the tensor moves to the next grid."""
+    Each movement carries only the remaining frequencies: after transforming along a dimension, a worker drops the high
+    ones, before the tensor moves to the next grid."""
 
     dims: ClassVar[int]
     P_x: Partition
@@ -100,14 +100,14 @@ class DistributedSpectralConv(PartitionedLayer):
             P_W = P_x.create_cartesian_topology_partition(_grid_of_modes(P_x.shape, in_channels, self._frequencies))
         if P_W.dim != P_x.dim or P_W.shape[:2] != (1, 1):
             raise InvalidArgumentError(
-                f"`P_W` ({shape_text(P_W.shape)}) must have shape 1 x 1 x ..., {self.dims + 2} dimensions, of which "
-                "those of the frequencies are split: the channels of a frequency are on one worker."
+                f"`P_W` ({shape_text(P_W.shape)}) must have shape 1 x 1 x ..., {self.dims + 2} dimensions, split only "
+                "along the frequencies: the channels of a frequency are on one worker."
             )
         self._store(P_W=P_W)
 
     @property
     def _frequencies(self) -> tuple[int, ...]:
-        """How many are counts along each dimension."""
+        """The number of frequencies along each dimension."""
         return (*(2 * m for m in self.modes[:-1]), self.modes[-1])
 
     def param_specs(self) -> dict[str, TensorSpec]:
@@ -118,7 +118,7 @@ class DistributedSpectralConv(PartitionedLayer):
     def init(
         self, key: Array, dtype: DTypeLike = jnp.float32, *, weight_init: Initializer | None = None
     ) -> dict[str, Array]:
-        """Return this worker's block of the initial weight; the global values depend on the key, not on partitions.
+        """Return this worker's block of the initial weight; global values depend on the key, not on partitions.
 
         `key` is a JAX random key, the same on every worker, and `weight_init` a function of (key, shape, dtype) that
         sees the global shape. Default: uniform from 0 to 1/(in_channels out_channels), as in Li et al.
@@ -153,7 +153,7 @@ class DistributedSpectralConv(PartitionedLayer):
             forward.append((P, Forward(sizes, halved) if sizes else None))
             sizes = tuple((a, lengths[a]) for a in stage.axes)
             inverse.append((P, Inverse(sizes, halved, last=k == first) if sizes else None))
-        # Frequencies are balanced as the weight is, even if there are as many as x is long, in their own blocks.
+        # Frequencies are balanced like the weight, in separate blocks, even if there are as many as x is long.
         there = plan_stages(x, grid, dtype, forward, grid, rebalanced=axes)
         ranges = list(there.grid.ranges)
         ranges[1] = balanced_ranges(self.out_channels, 1)
@@ -181,14 +181,14 @@ class DistributedSpectralConv(PartitionedLayer):
         most = (*(n // 2 for n in extent[2:-1]), extent[-1] // 2 + 1)
         if any(m > limit for m, limit in zip(self.modes, most, strict=True)):
             raise PlanError(
-                f"`modes` (={self.modes}) must be at most {most} for features of {shape_text(extent[2:])}: half of a "
+                f"`modes` (={self.modes}) must be at most {most} for features of {shape_text(extent[2:])}: half of the "
                 "length, and one more along the last dimension."
             )
 
 
 @lru_cache(maxsize=64)
 def _grid_of_modes(shape: tuple[int, ...], channels: int, frequencies: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the grid that splits the frequencies: of the most even ones, that with the fewest movements.
+    """Return the grid for the frequencies: among the most even ones, the one with the fewest movements.
 
     Movements are counted for tensors with twice as many frequencies as are kept.
     """
@@ -207,10 +207,9 @@ def _grid_of_modes(shape: tuple[int, ...], channels: int, frequencies: tuple[int
 
 _spectral_conv = in_dimensions(
     """
-    y = irfftn(W rfftn(x)), with W a complex n_in x n_out matrix at each frequency that is kept, 0 at the others
+    y = irfftn(W rfftn(x)), with W a complex n_in x n_out matrix at each kept frequency, 0 at the others
 
-It is the layer of Fourier neural operators, neuralop's `SpectralConv`. Batch, channels and features may all be
-split.
+The layer of Fourier neural operators, neuralop's `SpectralConv`. Batch, channels and features may all be split.
 
 | tensor | global shape | partition |
 |---|---|---|
@@ -218,9 +217,9 @@ split.
 | y | n_b x n_out x $n | P_x, the same blocks along batch and features |
 | W (`params["weight"]`) | n_in x n_out x $frequencies x 2 | P_W: 1 x 1 x $Q x 1 |
 
-Along a feature dimension of W lie the frequencies 0, 1, ..., m - 1, -m, ..., -1; along the last one, where those of
-real data are halved, 0 to m - 1. They are in balanced blocks on P_W, which may be empty. The last dimension has
-their real and imaginary parts, so that an optimiser need not know of complex numbers.
+Along a feature dimension W has the frequencies 0, 1, ..., m - 1, -m, ..., -1; along the last one, which is halved for
+real data, 0 to m - 1. They are in balanced blocks on P_W, which may be empty. The last dimension has their real and
+imaginary parts, so that optimisers need not handle complex numbers.
 
 x holds real floating-point numbers; y has the dtype to which those of x and W promote. Outside P_x a worker passes
 a zero-volume tensor, and gets one.
@@ -229,13 +228,13 @@ a zero-volume tensor, and gets one.
 
 - `P_x`: the partition of x and y.
 - `in_channels`, `out_channels`: n_in and n_out.
-- `modes`: m, an integer, or one for each feature dimension: how many frequencies are kept, at most half of a length,
+- `modes`: m, an integer, or one for each feature dimension: the number of kept frequencies, at most half of the length,
   and one more along the last.
-- `P_W`: the partition of the frequencies, 1 x 1 x $Q, on any workers. Default: the workers of
-  P_x, split as evenly as can be, with the fewest movements.
+- `P_W`: the partition of the frequencies, 1 x 1 x $Q, on any workers. Default: the workers of P_x, split as evenly as
+  possible, with the fewest movements.
 
-**Raises:** `InvalidArgumentError`, on every worker, if arguments don't fit; when applied, `PlanError` if x or the
-weight doesn't, or x has not as many frequencies.
+**Raises:** `InvalidArgumentError`, on every worker, if arguments are invalid; when applied, `PlanError` if x or the
+weight doesn't fit, or x has too few frequencies.
 
 >>> import distdl_jax as dj
 >>> P = dj.planning_world(4).grid([1, 1, $grid])

@@ -1,7 +1,7 @@
-"""A convolution on a CPU, forward and both gradients, each in the way that `rule` says.
+"""A convolution on a CPU, forward and both gradients, each by the algorithm that `rule` selects.
 
-The three are linear in both of their operands, and the derivatives of each are the two others: so they can be
-differentiated again and again, and every derivative is as fast as the first.
+The three are linear in both of their operands, and the derivatives of each are the other two, so they can be
+differentiated repeatedly, and every derivative is as fast as the first.
 """
 
 from __future__ import annotations

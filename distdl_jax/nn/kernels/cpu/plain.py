@@ -1,8 +1,8 @@
-"""XLA's own convolution, forward and gradients, in the order in memory that its CPU compiler computes in.
+"""XLA's own convolution, forward and gradients, in the memory order in which its CPU compiler computes.
 
-The compiler brings convolutions into that order by itself, but not those inside a loop, which then take 5 to 100 times
-as long: a training loop in `lax.scan` is such a loop. So in one and two dimensions they are written in it here.
-Groups and three dimensions are left as they are, but for the input's gradient (`phases`).
+The compiler uses that order for convolutions by itself, but not inside a loop, which then takes 5 to 100 times as long:
+a training loop in `lax.scan` is such a loop. So in one and two dimensions they are written in that order here. Groups
+and three dimensions are left unchanged, except for the input's gradient (`phases`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from distdl_jax.nn.kernels.problem import Problem, conv
 
 
 def _one_dimension_as_a_row(compute: Callable[..., Array]) -> Callable[..., Array]:
-    """Have one dimension without groups computed as a row of two."""
+    """Compute one dimension without groups as one row of two dimensions."""
 
     @wraps(compute)
     def computed(problem: Problem, *operands: Array) -> Array:
@@ -58,7 +58,7 @@ def input_gradient(problem: Problem, weight: Array, dy: Array) -> Array:
 
 @_one_dimension_as_a_row
 def weight_gradient(problem: Problem, x: Array, dy: Array) -> Array:
-    """Return the gradient of the weight: the convolution of x, whose channels are a batch, with dy."""
+    """Return the gradient of the weight: the convolution of x, with channels as a batch, with dy."""
     if not _is_reordered(problem):
         weight = jnp.zeros(problem.weight, dy.dtype)
         return jax.vjp(lambda weight: _as_it_is(problem, x, weight), weight)[1](dy)[0]

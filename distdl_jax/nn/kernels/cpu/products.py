@@ -1,10 +1,10 @@
-"""Convolutions of any number of dimensions as products of matrices: the weight, and what each window of x holds.
+"""Convolutions of any number of dimensions as matrix products of the weight and the contents of each window of x.
 
-A column of the second matrix has the entries of x that one window reads, so forward is one product for each group. The
-input's gradient is such a product of dy with the reversed kernel, and the weight's that of dy with the same columns.
-The columns are as many copies of x as the kernel has taps; so they are made in pieces that stay in the cache, of some
-samples, or of some rows of one. With one input channel a group, whose products would be of single numbers, forward is
-a sum over the taps instead.
+A column of the second matrix has the entries of x in one window, so forward is one product for each group. The input's
+gradient is such a product of dy with the reversed kernel, and the weight's gradient a product of dy with the same
+columns. The columns hold as many copies of x as the kernel has taps, so they are made in pieces that stay in the cache,
+of several samples, or of several rows of one. With one input channel in each group, whose products would be of single
+numbers, forward is a sum over the taps instead.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from distdl_jax.nn.kernels.geometry import padded, row_major
 from distdl_jax.nn.kernels.problem import Problem, Shape
 
 PIECE = 1 << 20
-"""Bytes of columns in a piece: half of a common second-level cache."""
+"""Bytes of columns in a piece: half of a typical second-level cache."""
 
 MOST_TAPS = 64
-"""The largest kernel that is written out tap by tap."""
+"""The largest kernel that is unrolled tap by tap."""
 
 
 _compiled_once = partial(jax.jit, static_argnums=0, inline=True)
-"""For functions with a loop, whose body a call outside of a jitted program would otherwise compile each time."""
+"""For functions with a loop, whose body would otherwise be compiled in each call outside of a jitted program."""
 
 
 @_compiled_once
@@ -68,7 +68,7 @@ def weight_gradient(problem: Problem, x: Array, dy: Array) -> Array:
 
 
 def _by_taps(problem: Problem, x: Array, weight: Array) -> Array:
-    """Sum, over the taps, the entries that each meets times a number for each output channel."""
+    """Sum, over the taps, the corresponding entries times a number for each output channel."""
     each = len(weight) // problem.groups
     numbers = weight.reshape(len(weight), -1, *(1,) * problem.dims)
     met = problem.window.met_by_taps(x, weight.shape[2:])
@@ -78,33 +78,33 @@ def _by_taps(problem: Problem, x: Array, weight: Array) -> Array:
 
 @dataclass(frozen=True)
 class _Pieces:
-    """The pieces in which a problem is computed: some samples together, or some rows of one; all are equally large."""
+    """The pieces in which a problem is computed: several samples, or several rows of one; all have the same size."""
 
     problem: Problem
 
     @cached_property
     def _row(self) -> int:
-        """How many bytes the columns of one row of outputs have."""
+        """The number of bytes of the columns of one row of outputs."""
         numbers = self.problem.x[1] * math.prod(self.problem.weight[2:]) * math.prod(self.problem.y[3:])
         return numbers * jnp.dtype(self.problem.dtype).itemsize
 
     @cached_property
     def samples(self) -> int:
-        """How many samples there are in a piece."""
+        """The number of samples in a piece."""
         samples, _, rows, *_ = self.problem.y
         most = max(1, PIECE // (self._row * rows))
         return max(n for n in range(1, samples + 1) if samples % n == 0 and n <= most)
 
     @cached_property
     def _parts(self) -> int:
-        """How many pieces there are of a sample."""
+        """The number of pieces of a sample."""
         if math.prod(self.problem.weight[2:]) == 1:  # the columns are x itself
             return 1
         return -(-self.problem.y[2] // max(1, PIECE // self._row))
 
     @cached_property
     def rows(self) -> int:
-        """How many rows of outputs there are in a piece, along the first feature dimension."""
+        """The number of rows of outputs in a piece, along the first feature dimension."""
         return -(-self.problem.y[2] // self._parts)
 
     @property
@@ -117,7 +117,7 @@ class _Pieces:
         return self.samples * (piece // self._parts), self.rows * (piece % self._parts)
 
     def with_all_rows_of_y(self, y: Array) -> Array:
-        """Return `y` with rows of zeros, so that each piece has as many."""
+        """Return `y` with rows of zeros appended, so that all pieces have the same number."""
         missing = self._parts * self.rows - y.shape[2]
         return padded(y, [(0, missing), *((0, 0),) * (y.ndim - 3)])
 

@@ -1,7 +1,7 @@
-"""How a convolution is computed on a CPU: a rule of shapes, with the times that it rests on.
+"""The algorithm of a convolution on a CPU: a rule based on shapes, with the timings behind it.
 
-oneDNN where `python -m distdl_jax.onednn` has compiled it and has something fast; else XLA, or `products` where XLA is
-slow. Milliseconds on one core of an AMD EPYC (jax 0.12), forward / gradient of x / gradient of the weight:
+oneDNN if `python -m distdl_jax.onednn` has compiled it and it has a fast implementation; otherwise XLA, or `products`
+where XLA is slow. Milliseconds on one core of an AMD EPYC (jax 0.12), forward / gradient of x / gradient of the weight:
 
 | x, kernel, output channels | dtype | XLA | products |
 |---|---|---|---|
@@ -20,7 +20,7 @@ slow. Milliseconds on one core of an AMD EPYC (jax 0.12), forward / gradient of 
 | 8 x 64 x 56², 3² of stride 2, 128 | float64 | 23 / 408 / 25 | 24 / 44 / 24 |
 | 8 x 256 x 14², 3², 256 | float64 | 40 / 42 / 45 | 46 / 51 / 51 |
 
-XLA's own oneDNN, an experimental option from jaxlib 0.11 on, is no fourth way: it loses NaN (benchmarks/xla_onednn.py).
+XLA's own oneDNN, an experimental option from jaxlib 0.11 on, is not used: it loses NaN (benchmarks/xla_onednn.py).
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from distdl_jax.settings import current_settings
 Way = Literal["onednn", "xla", "products"]
 
 FEW = 17
-"""Fewer channels, of the input and the output, than XLA's fast library takes."""
+"""With fewer input and output channels, XLA's fast library is not used."""
 
 
 def way(problem: Problem, direction: Direction) -> Way:
-    """Return how the convolution, or one of its gradients, is computed."""
+    """Return the algorithm for the convolution, or one of its gradients."""
     if current_settings().onednn == "on" and can_compute(problem, direction):
         return "onednn"
     if problem.dtype in ("float32", "float64") and _is_slow_in_xla(problem, direction):
         return "products"
-    return "xla"  # it has half precision in its own way, and products would round sums of pieces to it
+    return "xla"  # it handles half precision differently, and products would round partial sums to it
 
 
 def _is_slow_in_xla(problem: Problem, direction: Direction) -> bool:
@@ -54,7 +54,7 @@ def _is_slow_in_xla(problem: Problem, direction: Direction) -> bool:
         return True
     has_stride = set(problem.window.stride) != {1}
     match direction:
-        case "weight_gradient":  # in which the samples are channels
+        case "weight_gradient":  # which uses the samples as channels
             return max(samples, min(c_in, c_out)) < FEW
         case "input_gradient":
             return is_double and (has_stride or max(c_in, c_out) < FEW)

@@ -1,1 +1,1 @@
-"""Convolutions by oneDNN on CPUs, an extra: `make venv`, or `python -m distdl_jax.onednn` where oneDNN is."""
+"""Convolutions by oneDNN on CPUs, an extra: `make venv`, or `python -m distdl_jax.onednn` if oneDNN is installed."""

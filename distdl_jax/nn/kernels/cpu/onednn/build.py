@@ -1,4 +1,4 @@
-"""Compilation of the library against the oneDNN that is found."""
+"""Compilation of the library against an installed oneDNN."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEADER, _VERSION = "include/oneapi/dnnl/dnnl.hpp", "include/oneapi/dnnl/dnnl_ve
 
 _NO_COMPILER = "There is no C++ compiler on PATH (c++, g++ or clang++); CXX can name another one."
 
-# What is tried if the library can't be compiled, to say why.
+# Tried if the library can't be compiled, to find the reason.
 _NOTHING = "int nothing() { return 0; }\n"
 _CALL = """\
 #include "oneapi/dnnl/dnnl.hpp"
@@ -31,8 +31,7 @@ _CALL = """\
 const void* call() { return dnnl_version(); }
 """
 
-_NOT_FOUND = """\
-No oneDNN 3 or newer (headers and library) was found that {compiler} can use.
+_NOT_FOUND = """It looked in {places}, with this result:
 
 It looked in {places}, and says:
 
@@ -44,7 +43,7 @@ Do one of these, and try again:
   * Debian 13:        sudo apt install g++ libdnnl-dev
   * conda:            conda install -c conda-forge onednn
   * macOS:            brew install onednn
-  * elsewhere:        set ONEDNN_ROOT to the folder that has its include and lib"""
+  * elsewhere: set ONEDNN_ROOT to the folder with its include and lib"""
 
 
 def build() -> Path:
@@ -57,7 +56,7 @@ def build() -> Path:
         raise SetupError(_NO_COMPILER)
     named = os.environ.get("ONEDNN_ROOT", "")
     if named and not (Path(named) / _HEADER).exists():
-        raise SetupError(f"The environment variable ONEDNN_ROOT (={named!r}) must be a folder that has {_HEADER}.")
+        raise SetupError(f"The environment variable ONEDNN_ROOT (={named!r}) must be a folder with {_HEADER}.")
     places = list(_places(named))
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / path().name
@@ -72,7 +71,7 @@ def build() -> Path:
 
 
 def _why(compiler: str, places: list[tuple[str, list[str]]], complaints: list[str], folder: Path) -> str:
-    """Return why the library can't be compiled: the compiler, all that was found, or our source."""
+    """Return why the library can't be compiled: because of the compiler, the candidates found, or our source."""
     tried, made = folder / "tried.cc", folder / "tried.so"
     tried.write_text(_NOTHING)
     if complaint := _compile(compiler, tried, [], made):
@@ -88,7 +87,7 @@ def _why(compiler: str, places: list[tuple[str, list[str]]], complaints: list[st
 
 
 def can_be_tried() -> bool:
-    """Return whether a C++ compiler and headers of oneDNN 3 or newer are here, without compiling anything."""
+    """Return whether a C++ compiler and headers of oneDNN 3 or newer exist, without compiling anything."""
     named = os.environ.get("ONEDNN_ROOT", "")
     headers = (Path(root) / _VERSION for root in (*_roots(named), *(() if named else ("/usr",))))
     found = any(re.search(r"MAJOR +([3-9]|\d\d)", each.read_text()) for each in headers if each.exists())
@@ -106,7 +105,7 @@ def _roots(named: str) -> Iterator[str]:
 
 
 def _places(named: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield where oneDNN may be, with the compiler's flags for it; the compiler's own folders last."""
+    """Yield the places where oneDNN may be, with the compiler's flags for each; the compiler's own folders last."""
     for root in _roots(named):
         if (Path(root) / _HEADER).exists():
             folders = [f"{root}/{name}" for name in ("lib", "lib64") if (Path(root) / name).is_dir()]
@@ -117,7 +116,7 @@ def _places(named: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _compile(compiler: str, source: Path, flags: list[str], made: Path) -> str:
-    """Compile, and return the compiler's complaint, empty if there was none."""
+    """Compile, and return the compiler's error message, empty if it succeeded."""
     result = subprocess.run(
         [
             *shlex.split(compiler),
@@ -135,7 +134,7 @@ def _compile(compiler: str, source: Path, flags: list[str], made: Path) -> str:
 
 
 def _put_in_place(made: Path) -> None:
-    # Into another file first: a worker that runs may have the old one mapped.
+    # Into another file first: a running worker may have the old one mapped.
     copy = path().with_suffix(".part")
     try:
         shutil.copy(made, copy)

@@ -19,14 +19,14 @@ from distdl_jax.nn.kernels.problem import DIRECTIONS, Direction, Problem, Shape
 from distdl_jax.watchdog.launch.onednn_library import bytes_needed, target
 
 CHOSEN, AS_THEY_ARE, CHANNELS_LAST = range(3)
-"""In which order activations are in memory while oneDNN computes; as convolution.cc numbers them."""
+"""The memory order of activations while oneDNN computes, numbered as in convolution.cc."""
 
 MOST_DIMS = 3
-"""Of so many feature dimensions, at most, oneDNN has convolutions."""
+"""oneDNN supports convolutions of up to this many feature dimensions."""
 
 
 def can_compute(problem: Problem, direction: Direction) -> bool:
-    """Tell whether oneDNN is here, and has something fast for it."""
+    """Say whether oneDNN is available, and has a fast implementation for it."""
     return problem.dtype == "float32" and memory(_of_what_is_read(problem), direction) is not None
 
 
@@ -50,13 +50,13 @@ def weight_gradient(problem: Problem, x: Array, dy: Array) -> Array:
 
 
 def order(problem: Problem, direction: Direction) -> int:
-    """Return the order to compute in: the fastest for 43 shapes on an AMD EPYC, by up to seven times."""
+    """Return the order to compute in: the fastest for 43 shapes on an AMD EPYC, by up to a factor of seven."""
     c_out, c_in = problem.weight[:2]
     if problem.groups > 1:
         return CHOSEN
     if math.prod(problem.weight[2:]) == 1:
-        return AS_THEY_ARE  # a product of matrices, which takes less time than another order
-    # In oneDNN's own order there are blocks of 16 channels, of which few fill a part.
+        return AS_THEY_ARE  # a matrix product, which takes less time than another order
+    # oneDNN's own order has blocks of 16 channels, which few channels would only partly fill.
     match direction:
         case "input_gradient" if c_in == 1 or (c_in <= 3 and problem.dims < 3):
             return AS_THEY_ARE
@@ -69,7 +69,7 @@ def order(problem: Problem, direction: Direction) -> int:
 
 @cache
 def memory(problem: Problem, direction: Direction) -> int | None:
-    """Return how many bytes it needs besides operands and result; None if oneDNN can't compute it, or slowly."""
+    """Return how many bytes it needs besides operands and result; None if oneDNN can't compute it, or only slowly."""
     if problem.dims > MOST_DIMS:
         return None
     low, high = zip(*problem.window.padding, strict=True)
@@ -97,7 +97,7 @@ def _run(problem: Problem, direction: Direction, operands: tuple[Array, Array], 
 
 
 def _of_what_is_read(problem: Problem) -> Problem:
-    """Return the problem of the entries of x that are read: without those that negative padding takes away."""
+    """Return the problem without the entries of x that negative padding removes."""
     window = problem.window
     sizes = (n + min(0, low) + min(0, high) for n, (low, high) in zip(problem.x[2:], window.padding, strict=True))
     padding = tuple((max(0, low), max(0, high)) for low, high in window.padding)
