@@ -1,4 +1,4 @@
-"""All-sum-reduce, the sum of a team's subtensors on every worker of it; and copies, whose gradient is such a sum."""
+"""All-sum-reduce, the sum of a team's subtensors on each worker; and replicated values, with such a gradient."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from distdl_jax.watchdog.programs.ir import Operation
 
 @dataclass(frozen=True)
 class TeamMovement:
-    """One worker's part of an element-wise movement in `team` (world ranks), whose adjoint is the sum over the team."""
+    """One worker's part of an elementwise movement in `team` (world ranks), whose adjoint is the sum over the team."""
 
     team: Workers
     differentiable: bool
@@ -46,7 +46,7 @@ class AllSum(TeamMovement):
 
     @property
     def same_on(self) -> Workers:
-        """The workers that all have the same result."""
+        """The workers that have the same result."""
         return self.team
 
     def run(self, world: World, x: Array) -> Array:
@@ -68,7 +68,7 @@ class AllSumPlan(MovementPlan):
         self._check("x", "are summed")
 
     def _check(self, name: str, who: str) -> None:
-        """Refuse inputs that differ within a team."""
+        """Reject inputs that differ within a team."""
         if len({self.inputs[worker] for worker in representatives(self.inputs)}) > 1:
             for team in self.teams:
                 if len(team) > 1:
@@ -84,7 +84,7 @@ class AllSumPlan(MovementPlan):
 
     @property
     def alike(self) -> Iterable[Workers]:
-        # All of a team do the same, and so do teams of one size with blocks of one shape.
+        # All workers of a team are equivalent, and so are teams of one size with blocks of one shape.
         return teams_alike((team, self.inputs[team[0]]) for team in self.teams)
 
     def part(self, worker: int) -> Movement | None:
@@ -109,7 +109,7 @@ def plan_all_sum_reduce(
 
 
 def teams_alike(teams: Iterable[tuple[Workers, Hashable]]) -> Iterable[Workers]:
-    """Return the workers of teams, each with the kind of its blocks, those together whose teams are alike."""
+    """Return the workers of teams with the kind of their blocks, grouped by equivalent teams."""
     by_kind: dict[Hashable, list[Workers]] = {}
     for team, kind in teams:
         by_kind.setdefault((len(team), kind), []).append(team)
@@ -117,7 +117,7 @@ def teams_alike(teams: Iterable[tuple[Workers, Hashable]]) -> Iterable[Workers]:
 
 
 def teams_of(P_x: Partition, axes: tuple[int, ...], known: ShapeDtypes) -> tuple[Workers, ...]:
-    """Return the teams along `axes`, by world rank, that have a worker of `known`."""
+    """Return the teams along `axes`, by world rank, with a worker in `known`."""
     teams = reduction_teams(P_x.ranks, P_x.shape, axes)
     if workers_of(known) == union(P_x.ranks):
         return teams
@@ -131,11 +131,11 @@ def all_sum_reduce(
     axes_reduce: int | Sequence[int] | None = None,
     axes_keep: int | Sequence[int] | None = None,
 ) -> Array:
-    """Sum the subtensors of `x` along dimensions of `P_x`, and leave the sum on every worker.
+    """Sum the subtensors of `x` along dimensions of `P_x`, with the result on every worker.
 
-    With P_x of shape p_0 x ... x p_{D-1}, the workers that agree in every index outside `axes_reduce` form one team,
-    and each of them gets the sum over its team. The operator is its own adjoint. Along no dimension, or dimensions
-    of one worker, it is the identity, without communication.
+    With P_x of shape p_0 x ... x p_{D-1}, workers with equal indices outside `axes_reduce` form a team, and each of
+    them gets the sum over its team. The operator is its own adjoint. Along no dimension, or dimensions of one worker,
+    it is the identity, without communication.
 
     **Arguments:**
 
@@ -146,7 +146,7 @@ def all_sum_reduce(
 
     **Returns:** an array like `x`; outside P_x, `x` itself.
 
-    **Raises:** `InvalidArgumentError`, on every worker, if a dimension is not one of P_x's; `PlanError`, on every
+    **Raises:** `InvalidArgumentError`, on every worker, for a dimension that P_x doesn't have; `PlanError`, on every
     worker of a team, if shapes or dtypes differ within it.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
@@ -167,7 +167,7 @@ def all_sum_reduce(
 
 
 class Copy(TeamMovement):
-    """One worker's copy of a value that all of the team hold."""
+    """One worker's copy of a value that is replicated over the team."""
 
     def run(self, world: World, x: Array) -> Array:
         return x
@@ -178,7 +178,7 @@ class Copy(TeamMovement):
 
 @dataclass(frozen=True)
 class ReplicatedPlan(AllSumPlan):
-    """Copies of a value on each of `teams`: nothing moves but the gradient, which is summed over the team."""
+    """A value replicated on each of `teams`: only its gradient moves, which is summed over the team."""
 
     name: str = field(default="tree", compare=False)
 
@@ -198,24 +198,25 @@ def plan_replicated(
 
 
 def replicated(tree: Any, P: Partition, axes: int | Sequence[int] | None = None) -> Any:
-    """Return values of which all workers of `P` hold copies: their gradient is the sum over the copies.
+    """Mark values as replicated on all workers of `P`, so that their gradient is the sum over the copies.
 
-    A parameter that every worker uses with its own data, the scale of a normalisation, say, is one variable with many
-    copies. JAX gives each worker the gradient of its own copy; the optimiser needs the sum of them, the same on all
-    workers, so that copies stay copies. With P of shape p_0 x ... x p_{D-1}, workers that agree in every index outside
-    `axes` hold copies of one value:
+    A parameter that every worker uses with its own data, such as the scale of a normalisation, is one variable with
+    many copies. JAX gives each worker the gradient of its own copy; the optimiser needs their sum, the same on all
+    workers, to keep the copies equal. With P of shape p_0 x ... x p_{D-1}, workers with equal indices outside `axes`
+    hold copies of one value:
 
         y_w = x_w,        the gradient on w = the sum of dy_u over all u that hold copies of x_w
 
-    Nothing moves forward. Apply it to parameters, where a function begins to use them, not to values computed from
-    other workers' data: the gradient of the output of an `all_sum_reduce` or a `broadcast` is summed already.
+    There is no communication in the forward pass. Apply it to parameters, where a function starts to use them, not to
+    values computed from other workers' data: the gradient of the output of an `all_sum_reduce` or a `broadcast` is
+    already summed.
 
     **Arguments:**
 
-    - `tree`: a pytree of arrays of any shape and dtype, the same on all workers of a team; leaves that are no arrays
-      stay as they are. Outside P anything. The copies have to be equal: their values are not compared.
+    - `tree`: a pytree of arrays of any shape and dtype, the same on all workers of a team; other leaves are unchanged.
+      Anything outside P. The copies must be equal; their values are not compared.
     - `P`: the partition whose workers hold copies.
-    - `axes`: the dimensions of P along which they do. Default: all, so that there is one value.
+    - `axes`: the dimensions of P along which values are replicated. Default: all, for a single value.
 
     **Returns:** `tree`.
 
@@ -227,7 +228,8 @@ def replicated(tree: Any, P: Partition, axes: int | Sequence[int] | None = None)
     >>> float(jax.grad(lambda scale: (replicated(scale, P) * jax.numpy.arange(3.0)).sum())(2.0))
     3.0
 
-    Source: Hewett and Grady (2020): the adjoint of a copy is a sum. `TensorSpec(..., replicated=...)` describes them.
+    Source: Hewett and Grady (2020): the adjoint of a copy is a sum. `TensorSpec(..., replicated=...)` describes such
+    values.
     """
     check_partitions(P=P)
     along = _along(P, axes)
@@ -251,7 +253,7 @@ def _along(P: Partition, axes: int | Sequence[int] | None) -> tuple[int, ...]:
 
 
 def _check_names(shapes: Mapping[int, Mapping[str, ShapeDtype]]) -> None:
-    """Refuse trees that differ between the workers of a team."""
+    """Reject trees that differ between the workers of a team."""
     first = min(shapes)
     for worker, of_worker in shapes.items():
         if different := sorted(of_worker.keys() ^ shapes[first].keys()):

@@ -1,4 +1,4 @@
-"""Checks of the blocks of all workers of an operation; what does not fit is refused in the same sentence on all."""
+"""Checks of all workers' blocks in an operation; misfits raise the same error on all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_differentiable(dtype: np.dtype) -> bool:
 
 
 def common_shape_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], who: str = "are summed") -> ShapeDtype:
-    """Return the one shape and dtype of all of `shape_dtypes` (by world rank); list them if they differ."""
+    """Return the common shape and dtype of all of `shape_dtypes` (by world rank); list them if they differ."""
     different = {shape_dtypes[worker] for worker in representatives(shape_dtypes)}
     if len(different) > 1:
         listed = ", ".join(f"{block} on worker {worker}" for worker, block in sorted(shape_dtypes.items()))
@@ -37,9 +37,9 @@ def common_shape_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], who: s
 
 
 def outside(world: World, x: T, name: str = "x") -> T:
-    """Return the argument `name` of a worker outside of an operation as it is: a placeholder, or a number.
+    """Return the argument `name` of a worker outside of an operation, which must be a placeholder or a number.
 
-    A block would come back as if it were the result. The others are past it: no worker agrees with this one.
+    A block would be returned as if it were the result. The other workers don't wait: no worker agrees with this one.
     """
     if not isinstance(x, int | float | complex):
         check_placeholders(name, {world.rank: shape_dtype_of(name, x)}, ())
@@ -47,9 +47,9 @@ def outside(world: World, x: T, name: str = "x") -> T:
 
 
 def check_placeholders(name: str, shape_dtypes: Mapping[int, ShapeDtype], owners: Workers) -> None:
-    """Refuse blocks of workers that are none of `owners` (world ranks), which hold no part of the tensor.
+    """Reject blocks of workers outside `owners` (world ranks), which hold no part of the tensor.
 
-    One number passes: it may be the sum over a placeholder.
+    A single number is accepted: it may be the sum over a placeholder.
     """
     if len(shape_dtypes) == len(owners):
         return
@@ -57,13 +57,13 @@ def check_placeholders(name: str, shape_dtypes: Mapping[int, ShapeDtype], owners
         block = shape_dtypes[worker]
         if block.size > 1 and worker not in positions(owners):
             raise PlanError(
-                f"`{name}` is {block} on worker {worker}, which is outside of its partition: on workers that hold no "
-                "part of it, pass a zero-volume tensor (dj.zero_volume_tensor(dtype=...))."
+                f"`{name}` is {block} on worker {worker}, which is outside its partition: pass a zero-volume tensor on "
+                "workers without a part of it (dj.zero_volume_tensor(dtype=...))."
             )
 
 
 def common_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], owners: Workers) -> np.dtype:
-    """Return the dtype of the blocks of `owners` (world ranks); refuse blocks, or another kind of dtype, elsewhere."""
+    """Return the dtype of the blocks of `owners` (world ranks); reject blocks, or another kind of dtype, elsewhere."""
     dtype, blocks = shape_dtypes[owners[0]].dtype, of_team(shape_dtypes, owners)
     if any(blocks[worker].dtype != dtype for worker in representatives(blocks)):
         listed = ", ".join(f"{shape_dtypes[worker].dtype} on worker {worker}" for worker in owners)
@@ -74,17 +74,17 @@ def common_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], owners: Work
 
 
 def check_kinds(name: str, shape_dtypes: Mapping[int, ShapeDtype], dtype: np.dtype) -> None:
-    """Refuse a placeholder that carries no derivative although the data does, or the other way.
+    """Reject a placeholder that carries no derivative although the data does, or vice versa.
 
-    JAX would differentiate on some workers only, and the job would hang.
+    Otherwise JAX would differentiate on some workers only, and the job would hang.
     """
     inexact = is_differentiable(dtype)
     for worker in sorted(representatives(shape_dtypes)):
         block = shape_dtypes[worker]
         if is_differentiable(block.dtype) != inexact:
             raise PlanError(
-                f"`{name}` is {block} on worker {worker}, but the data is {dtype}: on the workers that hold no "
-                "part of it, pass a zero-volume tensor of the data's dtype (zero_volume_tensor(dtype=...))."
+                f"`{name}` is {block} on worker {worker}, but the data is {dtype}: pass, on workers without a part of "
+                "it, a zero-volume tensor of the data's dtype (zero_volume_tensor(dtype=...))."
             )
 
 
@@ -127,9 +127,9 @@ class GridBlocks(ByClass[ShapeDtype]):
 
 
 def by_class(name: str, P: Partition, shape_dtypes: Mapping[int, ShapeDtype]) -> Mapping[int, ShapeDtype]:
-    """Return the same shapes and dtypes by class of workers, if they are the blocks of a tensor on `P`, of a dtype.
+    """Return the same shapes and dtypes by class of workers, if they are the blocks of a tensor on `P`, with one dtype.
 
-    Where other workers take part, or blocks don't fit together, which is refused elsewhere, they stay as they are.
+    If other workers take part, or blocks don't fit together (checked elsewhere), they are returned unchanged.
     """
     if isinstance(shape_dtypes, GridBlocks) or workers_of(shape_dtypes) != union(P.ranks):
         return shape_dtypes
@@ -143,7 +143,7 @@ def by_class(name: str, P: Partition, shape_dtypes: Mapping[int, ShapeDtype]) ->
 def block_or_placeholder(
     grid: ProductGrid, worker: int, before: ShapeDtype, dtype: np.dtype, preserve_batch: bool = True
 ) -> ShapeDtype:
-    """Return the shape and dtype of the block of `worker` in `grid`; outside it, of the placeholder for its block."""
+    """Return the shape and dtype of the block of `worker` in `grid`, or of its placeholder outside it."""
     if (cell := grid.cell_of.get(worker)) is not None:
         return ShapeDtype(box_shape(grid.box(cell)), dtype)
     return ShapeDtype(zero_volume_shape(before.shape, preserve_batch), dtype)

@@ -1,4 +1,4 @@
-"""A chain of exchanges as one movement: its plan, one worker's part, and the arrays packed, sent and put together."""
+"""A chain of exchanges as one movement: its plan, one worker's part, and packing, sending and unpacking."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from distdl_jax.watchdog.programs.ir import Operation
 
 
 def exchange(channel: Channel, plan: ExchangePlan, x: Array, lead: tuple[int, ...]) -> Array:
-    """Return this worker's output block of `plan`, given its input block `x`; both have the dimensions `lead` in front.
+    """Return this worker's output block of `plan`, given its input block `x`; both have the leading dimensions `lead`.
 
-    If pieces of the output overlap they are added; where no piece arrives it is zero.
+    Overlapping pieces of the output are added; entries without a piece are zero.
     """
     dtype = np.dtype(x.dtype)
     arrived: list[tuple[Sequence[Piece], Array]] = []
@@ -52,7 +52,7 @@ def exchange(channel: Channel, plan: ExchangePlan, x: Array, lead: tuple[int, ..
 
 
 def exchange_operations(plan: ExchangePlan, lead: tuple[int, ...], dtype: np.dtype, tag: int) -> tuple[Operation, ...]:
-    """Return what `exchange` communicates, of blocks of `dtype`, with messages of one tag."""
+    """Return the communication of `exchange`, for blocks of `dtype`, with messages of one tag."""
     operations = []
     for step in plan.rounds:
         sent, coming = (
@@ -65,7 +65,7 @@ def exchange_operations(plan: ExchangePlan, lead: tuple[int, ...], dtype: np.dty
 
 
 FEW = 32
-"""More pieces than these go element by element, since a program with a slice of each is slow to compile."""
+"""More pieces than this are copied element by element, since a program with a slice of each is slow to compile."""
 
 
 def _whole(lead: tuple[int, ...]) -> tuple[slice, ...]:
@@ -78,7 +78,7 @@ def _cut(x: Array, piece: Piece, lead: tuple[int, ...]) -> Array:
 
 
 def _packed(x: Array, pieces: Sequence[Piece], lead: tuple[int, ...]) -> Array:
-    """Return pieces one after the other, for each index of `lead`; one alone in its own shape."""
+    """Return pieces concatenated, for each index of `lead`; a single one in its own shape."""
     if len(pieces) == 1:
         return _cut(x, pieces[0], lead)
     if len(pieces) > FEW:
@@ -99,7 +99,7 @@ def _unpacked(packed: Array, pieces: Sequence[Piece], lead: tuple[int, ...]) -> 
 
 
 def _corner(start: tuple[Start, ...]) -> tuple[int, ...]:
-    """Return where a box begins, which has no lists of rows."""
+    """Return the start of a box without lists of rows."""
     return tuple(n for n in start if isinstance(n, int))
 
 
@@ -140,7 +140,7 @@ def _assembled(plan: ExchangePlan, arrived: list[tuple[Piece, Array]], lead: tup
     if plan.covers_output and arrived and all(piece.fills_box for piece, _ in arrived):
         return _joined(arrived, plan.out_shape, lead)
     wide = dtype if plan.out_disjoint else accumulation_dtype(dtype)
-    # A piece that fills the block is where to start from: nothing has to be zeroed then.
+    # Start from a piece that fills the block, if any, so that nothing has to be zeroed.
     whole = next((item for item in arrived if item[0].shape == plan.out_shape and item[0].fills_box), None)
     if whole is None:
         y = jnp.zeros(lead + plan.out_shape, wide)
@@ -166,7 +166,7 @@ def _assembled(plan: ExchangePlan, arrived: list[tuple[Piece, Array]], lead: tup
 
 
 def _joined(arrived: list[tuple[Piece, Array]], shape: tuple[int, ...], lead: tuple[int, ...]) -> Array:
-    """Join the blocks that tile `shape`: the last dimensions first, in one pass for each that is cut."""
+    """Join the blocks that tile `shape`: the last dimensions first, in one pass for each cut dimension."""
     blocks = {_corner(piece.dest_start): block for piece, block in arrived}
     for axis in reversed(range(len(shape))):
         lines: dict[tuple[int, ...], list[tuple[int, Array]]] = {}
@@ -184,8 +184,8 @@ def side_by_side(blocks: Sequence[Array], axis: int) -> Array:
     """Concatenate blocks, faster than `jnp.concatenate` if one block gets a few columns at its ends.
 
     XLA's CPU compiler copies row by row along the last dimension. Selecting each element from the block or the columns
-    takes 0.3 to 0.7 of that time for arrays of megabytes, as long as no more than two of them are moved to their
-    places; one column alone needs no moving.
+    takes 0.3 to 0.7 of that time for arrays of megabytes, as long as at most two of them need shifting; a single column
+    needs none.
     """
     if len(blocks) == 1:
         return blocks[0]
@@ -210,7 +210,7 @@ def side_by_side(blocks: Sequence[Array], axis: int) -> Array:
         if place != widest and size:
             columns = blocks[place] if size == 1 else moved(place)
             joined = jnp.where((column >= start) & (column < start + size), columns, joined)
-    return lax.optimization_barrier(joined)  # else XLA computes it again wherever it is read
+    return lax.optimization_barrier(joined)  # otherwise XLA recomputes it at every use
 
 
 def joined_slices(
@@ -218,11 +218,11 @@ def joined_slices(
     axis: int,
     join: Callable[[Sequence[Array], int], Array] = lax.concatenate,
 ) -> Array:
-    """Join slices along `axis`, each of an array from a start to a stop; empty slices are left out.
+    """Join slices along `axis`, each of an array from a start to a stop; empty slices are omitted.
 
     JAX 0.10.2 can't compile a branch or loop with an empty slice of a concatenation that has an empty operand: it
-    aborts, or says that a custom call has no registered implementation. The result depends on every array, also on
-    those that give it nothing, since the adjoint has to run on all workers.
+    aborts, or reports a custom call without a registered implementation. The result depends on every array, including
+    those that contribute nothing, since the adjoint must run on all workers.
     """
     nonempty = [(x, start, stop) for x, start, stop in slices if start < stop]
     blocks = [
@@ -240,15 +240,15 @@ def joined_slices(
 class BoxMovement:
     """One worker's part of a chain of exchanges.
 
-    - `name`: of the primitive, for profiles and for the messages' tag.
+    - `name`: of the primitive, for profiles and the messages' tag.
     - `team`: the world ranks that take part.
-    - `steps`: the exchanges, in order; each takes the block that the one before left.
+    - `steps`: the exchanges, in order; each takes the previous one's block.
     - `source`, `target`: this worker's block before and after, zero-volume if it owns or needs nothing.
-    - `dtype`: of the data, in which messages travel; a placeholder may have another one.
-    - `copies`: whether several workers may get the same element. Then the adjoint adds.
-    - `adds`: whether elements may be sums of several. Then everything moves in the dtype of sums, on all workers: one
-      that has nothing to add itself cannot know that its partner has.
-    - `lead`: the sizes of the batch dimensions in front of the blocks.
+    - `dtype`: of the data and its messages; a placeholder may have another one.
+    - `copies`: whether several workers may get the same element. Then the adjoint adds them.
+    - `adds`: whether elements may be sums of several. Then messages have the dtype of sums, on all workers: a worker
+      with nothing to add can't know that its partner has.
+    - `lead`: the sizes of the leading batch dimensions.
     """
 
     name: str
@@ -288,7 +288,7 @@ class BoxMovement:
     def run(self, world: World, x: Array) -> Array:
         with jax.named_scope(self.name):
             channel = Channel(world.transport, x, tag_of(self.name, self.team))
-            # Only a placeholder can have another dtype, also one of another kind, and of that nothing is sent.
+            # Only a placeholder can have another dtype, possibly of another kind, and it is never sent.
             y = x.astype(self.dtype) if x.size else tied_zeros(ShapeDtype(x.shape, self.dtype), x)
             if self.adds:
                 y = y.astype(accumulation_dtype(self.dtype))
@@ -296,14 +296,14 @@ class BoxMovement:
                 if y.size:  # the first step may see the block in another shape
                     y = y.reshape(self.lead + step.in_shape)
                 y = exchange(channel, step, y, self.lead)
-            # Where this worker needs nothing, its placeholder stands for the block.
+            # If this worker needs nothing, its placeholder is used as the block.
             y = y.reshape(self.target.shape) if y.size else tied_zeros(self.target, x)
             return channel.finish(y.astype(self.target.dtype))
 
 
 @dataclass(frozen=True)
 class BoxPlan(MovementPlan):
-    """A chain of exchanges between all workers that take part.
+    """A chain of exchanges between all participating workers.
 
     - `name`: of the primitive.
     - `inputs`: the shapes and dtypes of the workers' blocks.
@@ -325,7 +325,7 @@ class BoxPlan(MovementPlan):
         return False
 
     def team(self, worker: int) -> Workers:
-        """Return the world ranks that the exchanges of `worker` are between, in one order for all of them."""
+        """Return the world ranks of the exchanges of `worker`, in the same order for all of them."""
         return self.workers
 
     @abstractmethod

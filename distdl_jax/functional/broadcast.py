@@ -1,4 +1,4 @@
-"""Broadcast and sum-reduce between two partitions: each other's adjoint, one plan for both.
+"""Broadcast and sum-reduce between two partitions: adjoints of each other, with one plan for both.
 
 Source: the DistDL documentation, "broadcast" and "backends"; Hewett and Grady (2020).
 """
@@ -64,10 +64,11 @@ class _Task:
 
 @dataclass(frozen=True)
 class Replication:
-    """One worker's part of a broadcast (`is_broadcast`) or a sum-reduction (otherwise) between a source and its copies.
+    """One worker's part of a broadcast (`is_broadcast`), or otherwise a sum-reduction, between a source and its copies.
 
-    - `as_root`, `as_member`: the tasks in the team that this worker is the root of, and holds a copy in.
-    - `root_first`: whether the team that it is the root of comes first in the order of all teams.
+    - `as_root`, `as_member`: the tasks in the team of which this worker is the root, and in the team in which it holds
+      a copy.
+    - `root_first`: whether the team of which it is the root comes first in the order of all teams.
     - `source`, `copy`: this worker's blocks on the source's side, and on the copies' side; zero-volume if it is in
       no such team.
     """
@@ -117,16 +118,16 @@ class Replication:
         )
 
     def _tasks(self) -> list[_Task]:
-        """Return this worker's tasks in the one order in which all workers go through the teams: no cycle can form."""
+        """Return this worker's tasks in the global order of teams, so that no cycle can form."""
         tasks = [self.as_root, self.as_member] if self.root_first else [self.as_member, self.as_root]
         return [task for task in dict.fromkeys(tasks) if task is not None]
 
 
 @dataclass(frozen=True)
 class ReplicationPlan(MovementPlan):
-    """A broadcast (`is_broadcast`) or a sum-reduction (otherwise) between a source and its copies.
+    """A broadcast (`is_broadcast`), or otherwise a sum-reduction, between a source and its copies.
 
-    - `rule`: which copies are whose, by places in the two teams.
+    - `rule`: the source of each copy, by indices in the two teams.
     - `source`, `copies`: the world ranks of the two partitions.
     - `inputs`: the shapes and dtypes of the blocks on both.
     - `preserve_batch`: whether a zero-volume output keeps the first dimension of the worker's input.
@@ -141,7 +142,7 @@ class ReplicationPlan(MovementPlan):
 
     def __post_init__(self) -> None:
         if not self.is_broadcast and len({self.inputs[worker] for worker in representatives(self.inputs)}) > 1:
-            # Every worker checks all teams, so that all raise the same if one does not fit.
+            # Every worker checks all teams, so that all raise the same error.
             for root in self.source:
                 members = self._team(root).members
                 common_shape_dtype("x", {worker: self.inputs[worker] for worker in members})
@@ -154,12 +155,12 @@ class ReplicationPlan(MovementPlan):
 
     @cached_property
     def _places(self) -> tuple[Mapping[int, int], Mapping[int, int]]:
-        """From the workers of the source, and of the copies, to their places there."""
+        """From the workers of the source, and of the copies, to their indices there."""
         return positions(self.source), positions(self.copies)
 
     @cached_property
     def _teams(self) -> dict[int, Team]:
-        """The teams that were asked for, by the root's world rank."""
+        """The requested teams, by the root's world rank."""
         return {}
 
     def _team(self, root: int) -> Team:
@@ -171,12 +172,12 @@ class ReplicationPlan(MovementPlan):
         return self._teams[root]
 
     def _root_of(self, worker: int) -> int | None:
-        """Return the root of the team in which `worker` holds a copy; None if it holds none."""
+        """Return the root of the team in which `worker` holds a copy; None if there is none."""
         place = self._places[1].get(worker)
         return None if place is None else self.source[self.rule.source_of(place)]
 
     def _moved(self, root: int) -> ShapeDtype:
-        """Return the subtensor that the team of `root` has in common."""
+        """Return the common subtensor of the team of `root`."""
         return self.inputs[root if self.is_broadcast else self._team(root).members[0]]
 
     @property
@@ -197,12 +198,12 @@ class ReplicationPlan(MovementPlan):
         giving, getting = (as_root, as_member) if self.is_broadcast else (as_member, as_root)
         if getting is not None:
             return self._moved(getting)
-        assert giving is not None  # a worker that takes part is in one of the two partitions
+        assert giving is not None  # a participating worker is in one of the two partitions
         return ShapeDtype(zero_volume_shape(self.inputs[worker].shape, self.preserve_batch), self._moved(giving).dtype)
 
     @property
     def outputs(self) -> ShapeDtypes:
-        moved: dict[int, ShapeDtype] = {}  # team by team: of each of 100,000 workers, a root is soon found
+        moved: dict[int, ShapeDtype] = {}  # team by team: among 100,000 workers, a root is soon found
         for root in self.source:
             moved |= dict.fromkeys(self._team(root).members if self.is_broadcast else (root,), self._moved(root))
         return {worker: moved[worker] if worker in moved else self.output(worker) for worker in self.workers}
@@ -228,7 +229,7 @@ class ReplicationPlan(MovementPlan):
 def broadcast_rule(
     P_x: Partition, P_y: Partition, transpose_src: bool = False, transpose_dest: bool = False
 ) -> BroadcastRule:
-    """Return how `P_x` broadcasts to `P_y`."""
+    """Return the rule by which `P_x` broadcasts to `P_y`."""
     src, dest = checked_boolean("transpose_src", transpose_src), checked_boolean("transpose_dest", transpose_dest)
     return BroadcastRule(P_x.shape, P_y.shape, src, dest)
 
@@ -236,7 +237,7 @@ def broadcast_rule(
 def sum_rule(
     P_x: Partition, P_y: Partition, transpose_src: bool = False, transpose_dest: bool = False
 ) -> BroadcastRule:
-    """Return the broadcast from `P_y` to `P_x`, of which their sum-reduction is the adjoint."""
+    """Return the broadcast from `P_y` to `P_x` whose adjoint is their sum-reduction."""
     src, dest = checked_boolean("transpose_src", transpose_src), checked_boolean("transpose_dest", transpose_dest)
     try:
         return broadcast_rule(P_y, P_x, dest, src)
@@ -270,7 +271,7 @@ plan_sum_reduce = partial(plan_replication, is_broadcast=False)
 def _run(
     x: Array, P_x: Partition, P_y: Partition, is_broadcast: bool, src: bool, dest: bool, preserve_batch: bool
 ) -> Array:
-    """Broadcast or sum-reduce `x` from P_x to P_y; workers agree on nothing if nothing moves."""
+    """Broadcast or sum-reduce `x` from P_x to P_y; without agreement between workers if nothing moves."""
     check_partitions(P_x=P_x, P_y=P_y)
     preserve_batch = checked_boolean("preserve_batch", preserve_batch)
     rule = (broadcast_rule if is_broadcast else sum_rule)(P_x, P_y, src, dest)
@@ -291,26 +292,26 @@ def broadcast(
     transpose_dest: bool = False,
     preserve_batch: bool = True,
 ) -> Array:
-    """Copy the subtensors of `x` from `P_x` to `P_y`, along the dimensions in which `P_x` has one worker.
+    """Copy the subtensors of `x` from `P_x` to `P_y`, along dimensions with one worker in `P_x`.
 
-    With P_x of shape p_0 x ... x p_{D-1} and P_y of shape q_0 x ... x q_{E-1}, D <= E, every p_d, counted from the
-    last dimension, is 1 or equal to its q; missing dimensions of P_x count as 1. The worker of P_y at an index gets
-    the subtensor of the worker of P_x at the same index, 0 where P_x has one worker. The adjoint sums the
-    cotangents of the copies back to where the subtensor came from: `sum_reduce(dy, P_y, P_x)`.
+    With P_x of shape p_0 x ... x p_{D-1} and P_y of shape q_0 x ... x q_{E-1}, D <= E, every p_d, counted from the last
+    dimension, is 1 or equal to its q; missing dimensions of P_x count as 1. The worker of P_y at an index gets the
+    subtensor of the worker of P_x at the same index, with 0 in dimensions of one worker. The adjoint sums the
+    cotangents of the copies back onto their source: `sum_reduce(dy, P_y, P_x)`.
 
     **Arguments:**
 
-    - `x`: this worker's subtensor if it is in P_x: any shape and dtype, which the workers that get it need not
-      know. Elsewhere a zero-volume array, floating or complex exactly if the data is.
-    - `P_x`, `P_y`: the partitions that the subtensors are on and go to. Their teams may be equal, overlap or not.
+    - `x`: this worker's subtensor if it is in P_x: any shape and dtype, which the receiving workers need not know.
+      Elsewhere a zero-volume array, floating or complex if and only if the data is.
+    - `P_x`, `P_y`: the source and target partitions. Their teams may be equal, overlap or be disjoint.
     - `transpose_src`, `transpose_dest`: count the worker (i, j) of P_x, or of P_y, as (j, i) (the index reversed).
     - `preserve_batch`: whether a zero-volume output keeps the first dimension of the worker's input.
 
-    **Returns:** in P_y the copy; in P_x only, a zero-volume array of the data's dtype; in neither, `x`. Where both
+    **Returns:** in P_y the copy; in P_x only, a zero-volume array of the data's dtype; in neither, `x`. If both
     partitions are the same and no index moves, `x` itself, without communication.
 
     **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if the
-    shapes don't fit; `PlanError` if a placeholder is not of the data's kind.
+    shapes don't fit; `PlanError` if a placeholder doesn't match the data.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> def program():
@@ -336,27 +337,27 @@ def sum_reduce(
     transpose_dest: bool = False,
     preserve_batch: bool = True,
 ) -> Array:
-    """Sum the subtensors of `x` on `P_x` onto `P_y`, along the dimensions in which `P_y` has one worker.
+    """Sum the subtensors of `x` on `P_x` onto `P_y`, along dimensions with one worker in `P_y`.
 
-    The broadcast from P_y to P_x read backwards, and its adjoint: with P_y of shape q_0 x ... x q_{E-1}, E <= D,
-    every q, counted from the last dimension, is 1 or equal to P_x's size there. The worker of P_y at an index gets
-    the sum over the workers of P_x that agree with it in every dimension in which P_y has more than one worker. The
-    adjoint of this is `broadcast(dy, P_y, P_x)`.
+    The adjoint of the broadcast from P_y to P_x: with P_y of shape q_0 x ... x q_{E-1}, E <= D, every q, counted from
+    the last dimension, is 1 or equal to P_x's size there. The worker of P_y at an index gets the sum over the workers
+    of P_x with the same index in every dimension with more than one worker in P_y. Its adjoint is `broadcast(dy, P_y,
+    P_x)`.
 
     **Arguments:**
 
-    - `x`: this worker's subtensor if it is in P_x, of the same shape and dtype as all that it is summed with;
-      elsewhere a zero-volume array, floating or complex exactly if the data is. Half precisions are summed in
-      float32 and rounded once; the sum of booleans is their "or".
-    - `P_x`, `P_y`: the partitions that the terms are on and the sums go to. A worker of P_y need not be a source.
+    - `x`: this worker's subtensor if it is in P_x, of the same shape and dtype as the other terms of its sum; elsewhere
+      a zero-volume array, floating or complex if and only if the data is. Half precisions are summed in float32 and
+      rounded once; the sum of booleans is their "or".
+    - `P_x`, `P_y`: the partitions of the terms and of the sums. A worker of P_y need not be in P_x.
     - `transpose_src`, `transpose_dest`: count the worker (i, j) of P_x, or of P_y, as (j, i) (the index reversed).
     - `preserve_batch`: whether a zero-volume output keeps the first dimension of the worker's input.
 
     **Returns:** in P_y the sum; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
 
     **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if the
-    shapes don't fit; `PlanError` if the terms of a sum differ in shape or dtype, or a placeholder is not of the
-    data's kind.
+    shapes don't fit; `PlanError` if the terms of a sum differ in shape or dtype, or a placeholder doesn't match the
+    data.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> def program():

@@ -1,6 +1,6 @@
-"""Messages of one worker, and copies and reductions within a team, on arrays inside traced programs.
+"""Messages of one worker, and broadcasts and reductions within a team, on arrays inside traced programs.
 
-A receive has no buffer but its result, so small teams broadcast and reduce by trees of messages. Half precisions are
+A receive needs no buffer but its result, so small teams broadcast and reduce by trees of messages. Half precisions are
 summed in float32 and rounded once; the sum of booleans is their "or".
 """
 
@@ -24,14 +24,14 @@ from distdl_jax.watchdog.programs.ir import Operation
 class Channel:
     """The messages of one worker in one operation, in its program order.
 
-    JAX drops or hoists an operation when nothing on that worker depends on it, or it on nothing, and the others then
-    wait for ever. So every message depends on the worker's input, and its result on every message.
+    JAX drops an operation if nothing on that worker depends on it, and hoists it if it depends on nothing, and then the
+    other workers wait for ever. So every message depends on the worker's input, and its result on every message.
 
-    - `transport`: what carries the messages.
-    - `anchor`: an array that everything received depends on: the operation's input on this worker.
+    - `transport`: sends and receives the messages.
+    - `anchor`: an array on which everything received depends: the operation's input on this worker.
     - `tag`: the same on both sides of a message; differs between operations, so that a mismatch cannot mix data up.
 
-    `finish` ties what was sent into the operation's result.
+    `finish` ties sent messages to the operation's result.
     """
 
     def __init__(self, transport: Transport, anchor: Array, tag: int) -> None:
@@ -57,7 +57,7 @@ class Channel:
         return received
 
     def finish(self, y: Array) -> Array:
-        """Return `y`, tied to every message sent, and after those that were sent without receiving another."""
+        """Return `y`, tied to all sent messages, and ordered after those sent without a receive."""
         y = tie(y, *self._done)
         return self._transport.sent_first(y) if self._sends_alone else y
 
@@ -69,9 +69,9 @@ def message(
     coming: ShapeDtype | None = None,
     source: int | None = None,
 ) -> Operation:
-    """Return what `Channel` communicates: `sent` to `dest`, `coming` from `source`, or both. The team is ()."""
+    """Return the operation of `Channel`: `sent` to `dest`, `coming` from `source`, or both. The team is ()."""
     given = sent or coming
-    assert given is not None  # one of the two at least
+    assert given is not None  # at least one of the two
     return Operation(
         "recv" if sent is None else "send" if coming is None else "sendrecv",
         (),
@@ -88,9 +88,9 @@ def message(
 
 
 def tag_of(*operation: object) -> int:
-    """Return the tag of an operation's messages: below 32768, the least upper bound on tags that MPI guarantees.
+    """Return the tag of an operation's messages: below 32768, the smallest upper bound on tags that MPI guarantees.
 
-    The repr of `operation` says which one it is, as the same text on all workers.
+    The repr of `operation` identifies it, with the same text on all workers.
     """
     return zlib.crc32(repr(operation).encode()) % 32768
 
@@ -101,17 +101,17 @@ def tied_zeros(shape_dtype: ShapeDtype, anchor: Array) -> Array:
 
 
 LARGEST_TREE = 8
-"""Teams of up to this many workers broadcast and reduce by a tree of messages, larger ones in one operation of MPI's.
+"""Teams of up to this many workers broadcast and reduce by a tree of messages, larger ones by one MPI operation.
 
-mpi4jax's own broadcast fills a template and copies it on every receiver before it receives; a message does not.
+mpi4jax's own broadcast fills and copies a template on every receiver before receiving; a message does not.
 """
 
 Operations = tuple[Operation, ...]
-"""What one worker communicates, in order."""
+"""The communication of one worker, in order."""
 
 
 def accumulation_dtype(dtype: np.dtype) -> np.dtype:
-    """Return the dtype in which data of `dtype` is summed: float32 for the half precisions, else itself."""
+    """Return the dtype in which data of `dtype` is summed: float32 for half precisions, otherwise unchanged."""
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
         return np.dtype(np.float32)
     return np.dtype(dtype)
@@ -144,7 +144,7 @@ def broadcast_in_team(
 
 
 def broadcast_operations(team: Workers, worker: int, shape_dtype: ShapeDtype, tag: int) -> Operations:
-    """Return what `worker` communicates in `broadcast_in_team`."""
+    """Return the communication of `worker` in `broadcast_in_team`."""
     if shape_dtype.size == 0 or len(team) == 1:
         return ()
     if len(team) > LARGEST_TREE:
@@ -155,9 +155,9 @@ def broadcast_operations(team: Workers, worker: int, shape_dtype: ShapeDtype, ta
 def reduce_in_team(
     world: World, team: Workers, x: Array | None, anchor: Array, shape_dtype: ShapeDtype, tag: int
 ) -> Array:
-    """Return the sum of the workers' `x` on the first worker of `team`; on the others something tied to it.
+    """Return the sum of the workers' `x` on the first worker of `team`; on the others, an array tied to it.
 
-    The first worker may pass None, and then adds nothing of its own. `shape_dtype` is the workers' in common.
+    The first worker may pass None, and then contributes nothing. `shape_dtype` is common to the workers.
     """
     wide = ShapeDtype(shape_dtype.shape, accumulation_dtype(shape_dtype.dtype))
     if x is not None:
@@ -173,7 +173,7 @@ def reduce_in_team(
 
 
 def reduce_operations(team: Workers, worker: int, shape_dtype: ShapeDtype, tag: int) -> Operations:
-    """Return what `worker` communicates in `reduce_in_team`."""
+    """Return the communication of `worker` in `reduce_in_team`."""
     wide = ShapeDtype(shape_dtype.shape, accumulation_dtype(shape_dtype.dtype))
     if shape_dtype.size == 0 or len(team) == 1:
         return ()
@@ -183,7 +183,7 @@ def reduce_operations(team: Workers, worker: int, shape_dtype: ShapeDtype, tag: 
 
 
 def allreduce_in_team(world: World, team: Workers, x: Array, op: Reduction = "sum") -> Array:
-    """Return the sum, or the maximum, of the workers' `x`, on every worker of `team` (the same order on all)."""
+    """Return the sum, or the maximum, of the workers' `x`, on every worker of `team` (in the same order on all)."""
     if x.size == 0 or len(team) == 1:
         return x
     reducible, op = _reducible(x.astype(accumulation_dtype(np.dtype(x.dtype))), op)
@@ -191,7 +191,7 @@ def allreduce_in_team(world: World, team: Workers, x: Array, op: Reduction = "su
 
 
 def allreduce_operations(team: Workers, shape_dtype: ShapeDtype, op: Reduction = "sum") -> Operations:
-    """Return what each worker of `team` communicates in `allreduce_in_team`."""
+    """Return the communication of each worker of `team` in `allreduce_in_team`."""
     if shape_dtype.size == 0 or len(team) == 1:
         return ()
     wide = ShapeDtype(shape_dtype.shape, accumulation_dtype(shape_dtype.dtype))
@@ -208,7 +208,7 @@ def _tree(steps: Iterable[tuple[str, int]], team: Workers, shape_dtype: ShapeDty
 
 
 def _reduced(shape_dtype: ShapeDtype, op: Reduction) -> tuple[ShapeDtype, Reduction]:
-    """Return the shape and dtype, and the operation, in which `_reducible` has an array reduced."""
+    """Return the shape and dtype, and the operation, with which `_reducible` reduces an array."""
     is_bool = shape_dtype.dtype == np.bool_
     return (ShapeDtype(shape_dtype.shape, np.dtype(np.uint8)), "max") if is_bool else (shape_dtype, op)
 
@@ -241,7 +241,7 @@ def _tree_reduce(
 
 
 def _reducible(x: Array, op: Reduction) -> tuple[Array, Reduction]:
-    """Return `x` in a dtype, and the operation, that every transport has: of booleans sum and maximum are "or"."""
+    """Return `x` in a dtype, and the operation, that all transports support: sum and maximum of booleans are "or"."""
     return (x.astype(jnp.uint8), "max") if x.dtype == jnp.bool_ else (x, op)
 
 
@@ -250,12 +250,12 @@ def _add(x: Array, y: Array) -> Array:
 
 
 def extreme(dtype: np.dtype, largest: bool) -> Any:
-    """Return the largest, or the smallest, number of a real dtype: an infinity, if it has one."""
+    """Return the maximum, or the minimum, of a real dtype: an infinity, if it has one."""
     if jnp.issubdtype(dtype, np.bool_):
         return np.bool_(largest)
     if jnp.issubdtype(dtype, jnp.inexact):
         infinity = np.asarray(np.inf if largest else -np.inf, dtype)
-        if np.isinf(infinity):  # some formats of 8 bits have none
+        if np.isinf(infinity):  # some 8-bit formats have none
             return infinity
     info = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype)
     return dtype.type(info.max if largest else info.min)
@@ -264,6 +264,6 @@ def extreme(dtype: np.dtype, largest: bool) -> Any:
 def as_indices(x: Array) -> Array:
     """Return integers or booleans in at least 32 bits, signed if they were narrower.
 
-    JAX compares in the dtype of the array: of bytes, 256 would be 0, and -100 a class.
+    JAX compares in the dtype of the array: in bytes, 256 would be 0, and -100 a class.
     """
     return x if x.dtype.itemsize >= 4 else x.astype(np.int32)

@@ -32,19 +32,19 @@ def gather(tree: Any, specs: Any, root: int = 0) -> Any:
 
     **Arguments:**
 
-    - `tree`: this worker's pytree of blocks: parameters, gradients, an optimiser's state, a module of equinox. A leaf
-      outside of its spec's partition is not read: an optimiser may hold something in place of a placeholder.
-    - `specs`: a pytree of the same structure with a `TensorSpec` for each leaf (`layer.param_specs()`, `specs_like`).
-      A spec in place of a whole subtree counts for all its leaves; None leaves a subtree, not all, as it is.
-    - `root`: the rank in the world of the worker that gets the whole tensors.
+    - `tree`: this worker's pytree of blocks: parameters, gradients, optimiser state, an equinox module. A leaf outside
+      its spec's partition is ignored: an optimiser may store something in place of a placeholder.
+    - `specs`: a pytree of the same structure with a `TensorSpec` for each leaf (`layer.param_specs()`, `specs_like`). A
+      spec in place of a subtree applies to all its leaves; None leaves a subtree unchanged, but not the whole tree.
+    - `root`: the world rank of the worker that gets the whole tensors.
 
-    **Returns:** a pytree of the same structure: the global tensors on the root, zero-volume arrays elsewhere. Of
-    copies the first is taken. Collective over the workers of all partitions in `specs` and the root. Differentiable;
+    **Returns:** a pytree of the same structure: the global tensors on the root, zero-volume arrays elsewhere. Among
+    copies the first is used. Collective over the workers of all partitions in `specs` and the root. Differentiable;
     works inside jit.
 
-    **Raises,** on every worker that takes part and before anything moves: `PlanError` if a leaf does not have the
-    shape that its spec says, or the trees of two workers differ; `InvalidArgumentError` if a leaf has no spec, or a
-    spec no leaf: None and empty containers in `tree` are none.
+    **Raises,** on every participating worker and before any communication: `PlanError` if a leaf does not have the
+    shape given by its spec, or trees differ between workers; `InvalidArgumentError` if a leaf has no spec, or a spec no
+    leaf (None and empty containers in `tree` are not leaves).
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> def program():
@@ -65,15 +65,15 @@ def scatter(tree: Any, specs: Any, root: int = 0) -> Any:
 
     **Arguments:**
 
-    - `tree`: a pytree of global tensors on the root; elsewhere one of the same structure, whose leaves are zero-volume
-      arrays of the same kinds. Other leaves there are not read.
+    - `tree`: a pytree of global tensors on the root; elsewhere one of the same structure, with zero-volume arrays of
+      the same kinds as leaves. Other leaves there are ignored.
     - `specs`: a pytree of the same structure with a `TensorSpec` for each leaf, as for `gather`.
-    - `root`: the rank in the world of the worker that has the whole tensors.
+    - `root`: the world rank of the worker with the whole tensors.
 
-    **Returns:** this worker's pytree of blocks, zero-volume if it holds none. All copies of a block are the same.
+    **Returns:** this worker's pytree of blocks, zero-volume if it holds none. All copies of a block are equal.
 
-    **Raises,** on every worker that takes part and before anything moves: `PlanError` if a leaf on the root does not
-    have the shape that its spec says, or the trees of two workers differ; `InvalidArgumentError` as `gather`.
+    **Raises,** on every participating worker and before any communication: `PlanError` if a leaf on the root does not
+    have the shape given by its spec, or trees differ between workers; `InvalidArgumentError` as in `gather`.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> def program():
@@ -91,8 +91,8 @@ def scatter(tree: Any, specs: Any, root: int = 0) -> Any:
 class LeafPlan(Plan):
     """The plan of one leaf: the blocks of a tensor move to the root (`gathers`), or from the root to its workers.
 
-    - `tensor`: the words of `spec` that are the same on all workers.
-    - `inputs`: the shapes and dtypes of the leaf on all workers that take part.
+    - `tensor`: the description of `spec`, the same on all workers.
+    - `inputs`: the shapes and dtypes of the leaf on all participating workers.
     """
 
     gathers: bool
@@ -103,7 +103,7 @@ class LeafPlan(Plan):
 
     @property
     def sources(self) -> Workers:
-        """The workers whose blocks are moved; the others' count as placeholders."""
+        """The workers whose blocks are moved; others count as placeholders."""
         return self.spec.first_copies.ranks if self.gathers else (self.root,)
 
     @property
@@ -113,7 +113,7 @@ class LeafPlan(Plan):
 
     @cached_property
     def movements(self) -> tuple[MovementPlan, ...]:
-        """The movements, one after the other. In them scalars are tensors of one element."""
+        """The movements, in order. They treat scalars as tensors of one element."""
         first, root = _with_dimensions(self.spec.first_copies), _on_root(self.spec, self.root)
         if self.gathers:
             return (plan_repartition(self._blocks, first, root, preserve_batch=False),)
@@ -144,7 +144,7 @@ class LeafPlan(Plan):
 
 
 def plan_gather(blocks: ShapeDtypes, spec: TensorSpec, root: int = 0, name: str = "tree") -> LeafPlan:
-    """Plan `gather` of one leaf, the tensor `spec`, from the shapes and dtypes on its workers, and perhaps on more."""
+    """Plan `gather` of one leaf, the tensor `spec`, from the shapes and dtypes on at least its workers."""
     inputs = taking_part(blocks, spec.partition.ranks, (root,))
     for worker, shape in spec.block_shapes.items():
         check_shape(name, blocks[worker].shape, spec, shape, f"On worker {worker}: ")
@@ -152,14 +152,14 @@ def plan_gather(blocks: ShapeDtypes, spec: TensorSpec, root: int = 0, name: str 
 
 
 def plan_scatter(blocks: ShapeDtypes, spec: TensorSpec, root: int = 0, name: str = "tree") -> LeafPlan:
-    """Plan `scatter` of one leaf, the tensor `spec`, from the shapes and dtypes on its workers, and perhaps on more."""
+    """Plan `scatter` of one leaf, the tensor `spec`, from the shapes and dtypes on at least its workers."""
     inputs = taking_part(blocks, spec.partition.ranks, (root,))
     check_shape(name, blocks[root].shape, spec, spec.global_shape, f"On worker {root}: ")
     return _complete(LeafPlan(False, described(spec), root, inputs, spec), name)
 
 
 def _complete(plan: LeafPlan, name: str) -> LeafPlan:
-    """Return `plan` with its movements planned, so that all workers find what doesn't fit."""
+    """Return `plan` with its movements planned, so that all workers detect misfits."""
     try:
         _ = plan.movements
     except PlanError as error:
@@ -173,14 +173,14 @@ def _on_root(spec: TensorSpec, root: int) -> CartesianPartition:
 
 
 def _with_dimensions(P: CartesianPartition) -> CartesianPartition:
-    """Return `P`, with a dimension for the one element of a scalar."""
+    """Return `P`, with a dimension added for the element of a scalar."""
     return P if P.shape else P.create_cartesian_topology_partition([1])
 
 
 def _move(
     kind: str, plan: Callable[[ShapeDtypes, TensorSpec, int, str], LeafPlan], tree: Any, specs: Any, root: int
 ) -> Any:
-    """Return the tree after its leaves have moved, by one agreement and eagerly by one program for all of them."""
+    """Return the tree after its leaves have moved, with one agreement and, if eager, one program for all of them."""
     given = [spec for spec in specs_by_path(specs).values() if spec is not None]
     if not given:
         leaves_with_specs(tree, specs)
@@ -238,7 +238,7 @@ def _shape_dtype(name: str, value: Any) -> ShapeDtype:
         shape, dtype = np.shape(value), np.dtype(jnp.result_type(value))
     except TypeError:
         raise InvalidTypeError(
-            f"`{name}` (={value!r}) must be an array of numbers, or a number. None in its place in `specs` "
-            "leaves it as it is (and jax.random.key_data makes numbers of a random key)."
+            f"`{name}` (={value!r}) must be an array of numbers, or a number. None at its place in `specs` leaves it "
+            "unchanged (and jax.random.key_data converts a random key to numbers)."
         ) from None
     return ShapeDtype(shape, sendable_dtype(name, dtype))

@@ -1,4 +1,4 @@
-"""A split image sampled at points that are known at run time: `grid_sample`, and the grids of affine maps."""
+"""Sampling a split image at points known at run time: `grid_sample`, and the grids of affine maps."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from distdl_jax.validation import check_length, checked_boolean, checked_integer
 MODES = ("bilinear", "nearest")
 PADDING_MODES = ("zeros", "border", "reflection")
 ROUNDING = 1 / 16
-"""By how many entries a point that is computed may be off, at most; one that reads beyond the halo would be NaN."""
+"""The largest error, in entries, of a computed point; one that reads beyond the halo would be NaN."""
 
 Reach = tuple[float, ...] | None
 
 
 @dataclass(frozen=True)
 class _How:
-    """The arguments of `grid_sample` that say how; `reach` is the largest displacement along each feature dimension."""
+    """The options of `grid_sample`; `reach` is the largest displacement along each feature dimension."""
 
     mode: str
     padding_mode: str
@@ -59,35 +59,36 @@ def grid_sample(
 ) -> Array:
     """Sample a tensor on `P_x` at the points of `grid`: `torch.nn.functional.grid_sample`, of any number of features.
 
-    With x of N x C x n_{D-1} x ... x n_0 on P_n x P_c x P_{D-1} x ... x P_0, each worker has the points of its own
-    block of the output, N x C x m_{D-1} x ... x m_0. They may lie anywhere, and are known at run time alone. So without
-    `max_displacement` each worker gets all features of its samples and channels, which takes as much memory as they do:
+    With x of N x C x n_{D-1} x ... x n_0 on P_n x P_c x P_{D-1} x ... x P_0, each worker passes the points of its own
+    block of the output, N x C x m_{D-1} x ... x m_0. The points may lie anywhere, and are known only at run time. So
+    without `max_displacement` each worker gets all features of its samples and channels, with the corresponding memory:
 
-        prod(n_d) n c  elements in place of  prod(n_d / P_d) n c
+        prod(n_d) n c elements instead of prod(n_d / P_d) n c
 
-    With it, only a halo of that width moves. That is for points near their outputs: flows of a limited speed, small
-    deformations. Outputs that would read beyond the halo are NaN, so that none is wrong unseen. The adjoint adds what
-    comes back to the workers that own it, and the gradient of the grid stays where the grid is.
+    With it, only a halo of that width is exchanged. It suits points near their outputs: flows of limited speed, small
+    deformations. Outputs that would read beyond the halo are NaN, so errors are visible. The adjoint adds the gradients
+    onto the workers that own the entries; the gradient of the grid needs no communication.
 
     **Arguments:**
 
-    - `x`: this worker's block; blocks may be uneven and empty. Floating or complex; with mode "nearest" also of
-      integers. Zero-volume outside P_x.
-    - `grid`: the points of this worker's outputs, n x m_{D-1} x ... x m_0 x D of its own n and m_d: coordinates from -1
-      to 1 over the whole of x, that of dimension 0, the last, first. Blocks form a grid on P_x; balanced ones
-      give balanced outputs. Workers along P_c pass copies, and each gets the gradient that its own channels make.
-      `affine_grid` makes such blocks. Outside P_x it is not read.
+    - `x`: this worker's block; blocks may be uneven and empty. Floating or complex; with mode "nearest" integers, too.
+      Zero-volume outside P_x.
+    - `grid`: the points of this worker's outputs, n x m_{D-1} x ... x m_0 x D with its own n and m_d: coordinates from
+      -1 to 1 over the whole of x, starting with dimension 0, the last. Blocks form a grid on P_x; balanced ones give
+      balanced outputs. Workers along P_c pass copies, and each gets the gradient from its own channels. `affine_grid`
+      makes such blocks. Ignored outside P_x.
     - `P_x`: the partition of x and of the output, of 3 dimensions or more.
     - `mode`: "bilinear", which is linear between neighbours in any number of dimensions, or "nearest".
-    - `padding_mode`: what is outside of x: "zeros", "border" (the nearest entry), or "reflection".
-    - `align_corners`: whether -1 and 1 are the middles of the first and the last entry, or their outer edges.
-    - `max_displacement`: how far a point may be from the place of its output, in entries of x: a number, or one for
-      each feature dimension in the order of x's. The place is the one that `affine_grid` gives it for the identity.
+    - `padding_mode`: the values outside of x: "zeros", "border" (the nearest entry), or "reflection".
+    - `align_corners`: whether -1 and 1 are the centres of the first and the last entry, or their outer edges.
+    - `max_displacement`: the largest distance between a point and the position of its output, in entries of x: a
+      number, or one for each feature dimension in the order of x's. The position is that of the identity in
+      `affine_grid`.
 
-    **Returns:** this worker's block of the output, of x's dtype, perhaps empty; outside P_x, `x`.
+    **Returns:** this worker's block of the output, of x's dtype, which may be empty; outside P_x, `x`.
 
-    **Raises:** `InvalidArgumentError` or `InvalidTypeError`, on every worker, if arguments don't fit; `PlanError`,
-    on every worker of P_x, if blocks don't form a grid or don't fit each other, or x has no features to read.
+    **Raises:** `InvalidArgumentError` or `InvalidTypeError`, on every worker, if arguments don't fit; `PlanError`, on
+    every worker of P_x, if blocks don't form a grid or don't match, or x has no features to read.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1, 1])
@@ -123,19 +124,20 @@ def plan_grid_sample(
 
 
 def affine_grid(theta: Array, P_x: Partition, size: Sequence[int], align_corners: bool = False) -> Array:
-    """Return this worker's block of the grid of affine maps: `torch.nn.functional.affine_grid`. Nothing moves.
+    """Return this worker's block of the grid of affine maps: `torch.nn.functional.affine_grid`. There is no
+    communication.
 
     Output o of m along a dimension is at 2 o / (m - 1) - 1 with `align_corners`, and at (2 o + 1) / m - 1 without; the
-    map takes it to the point that `grid_sample` reads.
+    map sends it to the point that `grid_sample` reads.
 
     **Arguments:**
 
-    - `theta`: the maps of this worker's samples, n x D x (D + 1): a matrix, and in the last column what is added. In
-      the order of coordinates, that of the last dimension first. Workers with the same samples pass copies, and each
-      gets the gradient that its own points make. Outside P_x it is not read.
+    - `theta`: the maps of this worker's samples, n x D x (D + 1): a matrix, with the offset in the last column.
+      Coordinates are ordered from the last dimension to the first. Workers with the same samples pass copies, and each
+      gets the gradient from its own points. Ignored outside P_x.
     - `P_x`: the partition of the output, P_n x P_c x P_{D-1} x ... x P_0.
     - `size`: the lengths of the whole output, N x C x m_{D-1} x ... x m_0.
-    - `align_corners`: as `grid_sample` has it. It and `size` are not compared with the other workers'.
+    - `align_corners`: as in `grid_sample`. It and `size` are not compared with the other workers'.
 
     **Returns:** n x m_{D-1} x ... x m_0 x D, of theta's dtype, for this worker's balanced block of the output; outside
     P_x, the same with n = 0 and no points.
@@ -175,7 +177,7 @@ def affine_grid(theta: Array, P_x: Partition, size: Sequence[int], align_corners
 class SampledPlan(BlocksPlan):
     """The plan of `grid_sample`: each worker gets the entries of x that its outputs may read.
 
-    `fetch` is the movement of these.
+    `fetch` moves these entries.
     """
 
     fetch: RangesPlan
@@ -203,7 +205,7 @@ def _planned(x: ShapeDtypes, grid: ShapeDtypes, P_x: Partition, how: _How) -> Sa
         if len(block.shape) != dims + 2 or (block.shape[0], block.shape[-1]) != (x[worker].shape[0], dims):
             raise PlanError(
                 f"`grid` must be {x[worker].shape[0]} x lengths of {dims} feature dimensions x {dims} on worker "
-                f"{worker}, where `x` is {shape_text(x[worker].shape)}, but is {shape_text(block.shape)}."
+                f"{worker}, whose `x` is {shape_text(x[worker].shape)}, but is {shape_text(block.shape)}."
             )
         blocks[worker] = ShapeDtype((*x[worker].shape[:2], *block.shape[1:-1]), dtype)
     if not jnp.issubdtype(points, jnp.floating):
@@ -215,7 +217,7 @@ def _planned(x: ShapeDtypes, grid: ShapeDtypes, P_x: Partition, how: _How) -> Sa
         )
     outputs = owned_grid("grid", P_x, blocks)
     if prod(outputs.extent) and not prod(owned.extent):
-        raise PlanError(f"`x` (of shape {shape_text(owned.extent)}) must have an entry to read.")
+        raise PlanError(f"`x` (of shape {shape_text(owned.extent)}) must have at least one entry to read.")
     needed = list(owned.ranges)
     for d, n in enumerate(owned.extent[2:]):
         m = outputs.extent[d + 2]
@@ -225,7 +227,7 @@ def _planned(x: ShapeDtypes, grid: ShapeDtypes, P_x: Partition, how: _How) -> Sa
 
 
 def _reached(own: Range, m: int, n: int, align_corners: bool, reach: float | None) -> Range:
-    """Return the entries, of n, that outputs `own` of m may read."""
+    """Return the entries, out of n, that outputs `own` out of m may read."""
     if reach is None or own[0] == own[1]:
         return (0, n) if own[0] < own[1] else (0, 0)
     ends = _coordinates(np.array([own[0], own[1] - 1]), m, align_corners)
@@ -235,19 +237,19 @@ def _reached(own: Range, m: int, n: int, align_corners: bool, reach: float | Non
 
 
 def _coordinates(o: Any, m: int, align_corners: bool) -> Any:
-    """Return the coordinates of outputs `o` of m, from -1 to 1."""
+    """Return the coordinates of outputs `o` out of m, from -1 to 1."""
     if align_corners:
         return o * (2 / (m - 1)) - 1 if m > 1 else np.zeros(len(o))
     return (2 * o + 1) / m - 1
 
 
 def _place(coordinate: Any, n: int, align_corners: bool) -> Any:
-    """Return where a coordinate is among n entries."""
+    """Return the position of a coordinate among n entries."""
     return (coordinate + 1) / 2 * (n - 1) if align_corners else ((coordinate + 1) * n - 1) / 2
 
 
 def _sampled(x: Array, grid: Array, starts: Sequence[int], extent: Sequence[int], how: _How) -> Array:
-    """Return the samples, n x c x points, of the entries `x`, which begin at `starts` in a tensor of `extent`."""
+    """Return the samples, n x c x points, of the entries `x`, which start at `starts` in a tensor of `extent`."""
     lengths, wide = x.shape[2:], accumulation_dtype(np.dtype(x.dtype))
     flat = x.reshape(*x.shape[:2], -1)
     points = grid.reshape(len(grid), -1, len(extent)).astype(accumulation_dtype(np.dtype(grid.dtype)))
@@ -286,7 +288,7 @@ def _neighbours(place: Array, mode: str) -> list[tuple[Array, Array]]:
 
 
 def _padded(place: Array, n: int, how: _How) -> Array:
-    """Return where the entry is that stands at a place outside of n entries."""
+    """Return the entry that replaces a position outside of n entries."""
     if how.padding_mode == "zeros":
         return place
     if how.padding_mode == "reflection":
@@ -294,7 +296,7 @@ def _padded(place: Array, n: int, how: _How) -> Array:
         width = high - low
         turned = jnp.mod(jnp.abs(place - low), 2 * width) if width else jnp.zeros_like(place)
         place = jnp.where(turned > width, 2 * width - turned, turned) + low
-    # As in PyTorch, the derivative at the border is 0.
+    # As in PyTorch, the derivative at the boundary is 0.
     return jnp.where(place <= 0, 0, jnp.where(place >= n - 1, n - 1, place))
 
 

@@ -1,4 +1,4 @@
-"""Halo exchange: each worker's block with its neighbours' data around it."""
+"""Halo exchange: each worker's block extended by its neighbours' adjacent data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Halo = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class RangesPlan(BoxPlan):
-    """A movement that gives each worker of a grid the ranges that `halos` says it needs."""
+    """A movement that gives each worker of a grid the ranges that it needs according to `halos`."""
 
     halos: Halos
 
@@ -37,7 +37,8 @@ class RangesPlan(BoxPlan):
         for d, (n, ranges, wraps) in enumerate(zip(halos.owned.extent, halos.needed, halos.wraps, strict=True)):
             if not wraps and any(start < stop and not 0 <= start <= stop <= n for start, stop in ranges):
                 raise PlanError(
-                    f"What workers need must be in the tensor, but in dimension {d}, of length {n}, they need {ranges}."
+                    f"The ranges that workers need must be inside the tensor, but in dimension {d}, of length {n}, "
+                    f"they need {ranges}."
                 )
 
     @property
@@ -56,17 +57,17 @@ class RangesPlan(BoxPlan):
 
 
 def plan_ranges(name: str, shape_dtypes: ShapeDtypes, P_x: Partition, halos: Halos) -> RangesPlan:
-    """Plan the movement that gives each worker of P_x the ranges that `halos` says it needs."""
+    """Plan the movement that gives each worker of P_x the ranges that it needs according to `halos`."""
     inputs = taking_part(shape_dtypes, P_x.ranks)
     return RangesPlan(name, inputs, common_dtype("x", inputs, P_x.ranks), halos)
 
 
 @dataclass(frozen=True)
 class HaloExchangePlan(Computation):
-    """A halo exchange: a movement of the widest halos, of which each worker cuts out its own.
+    """A halo exchange: a movement of the widest halos, from which each worker cuts its own.
 
-    - `movement`: gives each worker the widest halo that a worker of the same index asked for.
-    - `halo`: the halo that each worker asked for, by world rank.
+    - `movement`: gives each worker the widest halo requested by a worker of the same index.
+    - `halo`: the halo that each worker requested, by world rank.
     """
 
     movement: RangesPlan
@@ -82,7 +83,7 @@ class HaloExchangePlan(Computation):
         return ShapeDtype(shape, self.movement.dtype)
 
     def cut(self, worker: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return where the block that `worker` asked for starts and stops in the one that the movement gives it."""
+        """Return the start and stop of the block that `worker` requested in the block from the movement."""
         halos = self.movement.halos
         cell = halos.owned.cell_of[worker]
         box = own_box(halos.owned, cell, self.halo[worker], halos.periodic)
@@ -104,7 +105,7 @@ class HaloExchangePlan(Computation):
 def plan_halo_exchange(
     shape_dtypes: ShapeDtypes, P_x: Partition, halo: Mapping[int, Halo], *, periodic: Sequence[bool] = ()
 ) -> HaloExchangePlan:
-    """Plan `halo_exchange` from the shape and dtype on each worker of P_x, and the widths that it asks for."""
+    """Plan `halo_exchange` from the shape and dtype on each worker of P_x, and its requested widths."""
     wraps = checked_periodic(periodic, P_x.dim)
     owned = owned_grid("x", P_x, shape_dtypes)
     try:
@@ -117,27 +118,27 @@ def plan_halo_exchange(
 
 @partial(compared, but=("halo",))
 def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, periodic: Sequence[bool] = ()) -> Array:
-    """Widen the blocks of a tensor on `P_x` by what their neighbours hold.
+    """Extend the blocks of a tensor on `P_x` by entries of their neighbours' blocks.
 
-    With P_x of shape p_0 x ... x p_{D-1}, a worker that owns the range [a, b) of dimension d gets the range
-    [a - left, b + right), clipped to the tensor, or wrapped around it if the dimension is periodic. The data goes
-    dimension by dimension, so that corners ride along, from as many neighbours as it takes if a block is narrower
-    than the halo. The adjoint adds each halo's cotangent back into the block that it was copied from.
+    With P_x of shape p_0 x ... x p_{D-1}, a worker that owns the range [a, b) of dimension d gets the range [a - left,
+    b + right), clipped to the tensor, or wrapped around it if the dimension is periodic. Data is exchanged dimension by
+    dimension, which includes corners, with as many neighbours as needed if a block is narrower than the halo. The
+    adjoint adds each halo's cotangent back into the block it was copied from.
 
     **Arguments:**
 
     - `x`: this worker's block, of D dimensions; blocks may be uneven and empty. Zero-volume outside P_x.
     - `P_x`: the partition.
     - `halo`: this worker's ((left, right), ...), a pair of widths per dimension, in elements. They may differ between
-      workers; those with the same index in a dimension exchange what the widest of them needs. A negative width
-      leaves out data that this worker does not need. Outside P_x nothing is done with it, and () will do.
-    - `periodic`: per dimension, whether it wraps around. Default: none does.
+      workers; workers with the same index in a dimension exchange the widest of them. A negative width omits data that
+      this worker does not need. Ignored outside P_x, where () is accepted.
+    - `periodic`: per dimension, whether it wraps around. Default: none.
 
     **Returns:** the wider block; outside P_x, `x`.
 
     **Raises:** `InvalidArgumentError`, on every worker, if `halo` or `periodic` is for another number of dimensions
-    than P_x has; on every worker of P_x, if one of them has such a `halo`, or the widths don't fit;
-    `InvalidTypeError` if `periodic` has other entries than bools; `PlanError` if the blocks don't form a grid.
+    than P_x has; on every worker of P_x, if any of them has such a `halo`, or the widths don't fit; `InvalidTypeError`
+    if an entry of `periodic` is not a bool; `PlanError` if the blocks don't form a grid.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> def program():
@@ -161,7 +162,7 @@ def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, pe
 
 
 def checked_periodic(periodic: Sequence[bool], dim: int) -> tuple[bool, ...]:
-    """Return `periodic` as one entry for each of `dim` dimensions; () means that none is."""
+    """Return `periodic` as one entry for each of `dim` dimensions; () means none."""
     wraps = checked_booleans("periodic", periodic) or (False,) * dim
     if len(wraps) != dim:
         raise InvalidArgumentError(f"`periodic` (={periodic!r}) must have {dim} entries, one per dimension.")

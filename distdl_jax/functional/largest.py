@@ -1,4 +1,4 @@
-"""The largest elements along a dimension that may be split, and where they are."""
+"""The largest elements along a dimension that may be split, and their indices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from distdl_jax.validation import checked_axis, checked_integer
 
 @dataclass(frozen=True)
 class TopKPlan(Plan):
-    """The largest `k` along `axis`: each worker's own, gathered along the dimension, and the largest of those.
+    """The largest `k` along `axis`: each worker's own, gathered along the dimension, and the largest of these.
 
     - `blocks`: of x, on P_x.
     - `values`, `places`: the gathering of the values, and of their indices.
@@ -43,7 +43,7 @@ class TopKPlan(Plan):
         return self.values.workers
 
     def output(self, worker: int) -> ShapeDtype:
-        """Return the shape and dtype of the values of `worker`; the indices have this shape, too."""
+        """Return the shape and dtype of the values of `worker`; the indices have the same shape."""
         shape = list(self.values.inputs[worker].shape)
         shape[self.axis] = self.k
         return ShapeDtype(tuple(shape), self.values.dtype)
@@ -85,27 +85,26 @@ def plan_top_k(shape_dtypes: ShapeDtypes, P_x: Partition, k: int, axis: int = -1
 
 @compared
 def top_k(x: Array, P_x: Partition, k: int, axis: int = -1) -> tuple[Array, Array]:
-    """Return the `k` largest elements along `axis`, and their indices in the whole: `jax.lax.top_k` of a split tensor.
+    """Return the `k` largest elements along `axis`, and their indices in the whole tensor: a split `jax.lax.top_k`.
 
-    All workers along `axis` get the same, copies; along the other dimensions each has its block. In reverse mode the
-    cotangents of the copies of a value are summed, and go to the worker that owns the element. So if every copy is
-    used in the loss, the loss counts it as often, as with `all_gather`: let one worker add it, or divide.
+    All workers along `axis` get copies of the same result; along the other dimensions each has its block. In reverse
+    mode the cotangents of the copies of a value are summed, and sent to the worker that owns the element. So if every
+    copy is used in the loss, it counts once for each, as with `all_gather`: use it on one worker, or divide.
 
     **Arguments:**
 
     - `x`: this worker's block on P_x, of real numbers or integers; blocks may be uneven and empty. Zero-volume outside
       P_x.
-    - `P_x`: the partition, of as many dimensions as the tensor.
-    - `k`: how many, at most the length of the tensor along `axis`.
-    - `axis`: the dimension; negative ones count from the end. The k largest of each worker along it go to all of them,
-      values and indices, in two movements; nothing moves if it is not split.
+    - `P_x`: the partition, with as many dimensions as the tensor.
+    - `k`: the number of elements, at most the length of the tensor along `axis`.
+    - `axis`: the dimension; negative ones count from the end. The k largest of each worker along it are sent to all of
+      them, values and indices, in two movements; there is no communication if it is not split.
 
-    **Returns:** the values, in descending order, of the block's shape with k along `axis`, in x's dtype; and the
-    indices, int32. Of equal elements the first comes first, and NaN comes before all. Outside P_x, `x` and an empty
-    int32 array.
+    **Returns:** the values, in descending order, with the block's shape except k along `axis`, in x's dtype; and the
+    indices, int32. Equal elements are ordered by index, and NaN comes first. Outside P_x, `x` and an empty int32 array.
 
     **Raises:** `InvalidArgumentError` for a negative `k`, or a dimension that P_x doesn't have; `PlanError`, on every
-    worker of P_x, if `k` is more than there are elements, x is complex or of bools, or the blocks don't form a grid.
+    worker of P_x, if `k` exceeds the number of elements, x is complex or boolean, or the blocks don't form a grid.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -126,17 +125,17 @@ def top_k(x: Array, P_x: Partition, k: int, axis: int = -1) -> tuple[Array, Arra
 
 @compared
 def argmax(x: Array, P_x: Partition, axis: int = 1) -> Array:
-    """Return the index, in the whole tensor, of the largest element along `axis`: `jnp.argmax` of a split tensor.
+    """Return the index, in the whole tensor, of the largest element along `axis`: a split `jnp.argmax`.
 
     **Arguments:**
 
     - `x`: this worker's block on P_x, of real numbers or bools; blocks may be uneven and empty. Zero-volume outside
       P_x.
-    - `P_x`: the partition, of as many dimensions as the tensor.
-    - `axis`: the dimension. Two numbers for each line along it are reduced over the workers along it.
+    - `P_x`: the partition, with as many dimensions as the tensor.
+    - `axis`: the dimension. For each line along it, two numbers are reduced over the workers along it.
 
-    **Returns:** an int32 array of the block's shape without `axis`, the same on all workers along it; of equal elements
-    the first, and NaN above all, as in `jnp.argmax`. Outside P_x, `x`.
+    **Returns:** an int32 array of the block's shape without `axis`, the same on all workers along it; the first of
+    equal elements, with NaN above all, as in `jnp.argmax`. Outside P_x, `x`.
 
     **Raises:** `InvalidArgumentError` for a dimension that P_x doesn't have; `PlanError`, on every worker of P_x, if
     the blocks don't form a grid, or the tensor has no elements along `axis`.
@@ -162,7 +161,7 @@ def argmax(x: Array, P_x: Partition, axis: int = 1) -> Array:
 def argmax_of(x: Array, P_x: Partition, grid: ProductGrid, axis: int) -> Array:
     """Return `argmax`, given the blocks of all workers, `grid`."""
     if grid.extent[axis] == 0:
-        raise PlanError(f"`x` (of shape {grid.extent}) must have an element along dimension {axis}, to have a largest.")
+        raise PlanError(f"`x` (of shape {grid.extent}) must have an element along dimension {axis}.")
     assert P_x.rank is not None
     start, stop = grid.box(P_x.rank)[axis]
     x, none = lax.stop_gradient(x), np.int32(np.iinfo(np.int32).max)

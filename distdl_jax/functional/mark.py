@@ -1,4 +1,4 @@
-"""The mark that a movement leaves in a program that is traced for what it says, and never runs."""
+"""The mark of a movement in a program that is traced for analysis, and never run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jax.interpreters import ad, batching
 class Mark(NamedTuple):
     """A movement in a traced program.
 
-    - `plan`: of the movement. - `adjoint`: whether its adjoint moves.
-    - `moves`: whether this worker has a part in it. - `copies`: of how many tensors, which move together.
-    - `of_params`: whether it moves parameters alone.
+    - `plan`: of the movement. - `adjoint`: whether it is the adjoint.
+    - `moves`: whether this worker takes part. - `copies`: the number of tensors that move together.
+    - `of_params`: whether it moves only parameters.
     """
 
     plan: Any
@@ -27,7 +27,7 @@ class Mark(NamedTuple):
 
 
 def moved(plan: Any, worker: int, x: Array, *, moves: bool) -> Array:
-    """Return what stands for the block of `worker` after the movement of `plan`."""
+    """Return the substitute for the block of `worker` after the movement of `plan`."""
     y = plan.output(worker)
     same = y == plan.inputs[worker] or not moves
     shapes = (None, None) if same else ((tuple(x.shape), x.dtype), (y.shape, y.dtype))
@@ -36,7 +36,7 @@ def moved(plan: Any, worker: int, x: Array, *, moves: bool) -> Array:
 
 
 def mark_of(eqn: Any) -> Mark | None:
-    """Return the movement that an equation is; None if it is none."""
+    """Return the movement in an equation; None if it is not one."""
     mark: Mark | None = eqn.params["mark"] if eqn.primitive is _moved else None
     return mark
 

@@ -1,7 +1,7 @@
 """One differentiable function for every data movement.
 
-A movement is a linear map of all workers' blocks; each worker's part of it is a hashable value with `run`, `adjoint`
-and `batched`. `move` turns any of them into a JAX operation that takes jit, grad of any order in reverse mode, vmap,
+A movement is a linear map of all workers' blocks; each worker's part is a hashable value with `run`, `adjoint` and
+`batched`. `move` turns any of them into a JAX operation that supports jit, grad of any order in reverse mode, vmap,
 checkpoint and control flow. Source: Hewett and Grady (2020), arXiv:2006.03108, the primitives as linear operators.
 """
 
@@ -32,38 +32,39 @@ Parts = tuple[Array, ...]
 
 
 class Movement(Protocol):
-    """One worker's part of a linear data movement: an immutable, hashable value, without the world that carries it."""
+    """One worker's part of a linear data movement: an immutable, hashable value, independent of its world."""
 
     def __hash__(self) -> int: ...
 
     @property
     def differentiable(self) -> bool:
-        """Whether the data has derivatives: floating or complex. The same on every worker."""
+        """Whether the data has derivatives: floating or complex. It is the same on every worker."""
 
     def run(self, world: World, x: Array) -> Array:
-        """Run it over `world`: messages only, in the order of the plan, tied to `x` and to the result."""
+        """Run it over `world`: only messages, in the order of the plan, tied to `x` and to the result."""
 
     def operations(self, worker: int, x: ShapeDtype) -> tuple[Operation, ...]:
-        """Return what `run` communicates on `worker`, whose part it is and whose block is like `x`, in order."""
+        """Return the communication of `run` on `worker`, whose part it is and whose block is like `x`, in order."""
 
     def adjoint(self) -> Movement:
         """Return the movement F* with <F x, y> = <x, F* y>, summed over all workers."""
 
     def batched(self, n: int) -> Movement:
-        """Return the same movement of `n` tensors, stacked in front."""
+        """Return the same movement for `n` stacked tensors."""
 
 
 class NonlinearMovement(Movement, Protocol):
-    """A movement that is not linear: its derivative depends on where it is taken.
+    """A nonlinear movement: its derivative depends on the input.
 
-    Backward, its adjoint moves the result of `before_adjoint`, and `after_adjoint` makes the cotangent of it.
+    In the backward pass, its adjoint moves the result of `before_adjoint`, from which `after_adjoint` computes the
+    cotangent.
     """
 
     def adjoint_input(self, y: ShapeDtype) -> ShapeDtype:
-        """Return the shape and dtype of what `before_adjoint` returns, from those of the output."""
+        """Return the shape and dtype of the result of `before_adjoint`, from those of the output."""
 
     def residual(self, x: Array, y: Array) -> Array:
-        """Return the residual of the input and the output: it is batched if x is."""
+        """Return the residual of the input and the output, which is batched if x is."""
 
     def before_adjoint(self, residual: Array, dy: Array) -> Array:
         """Return the array to move, from the cotangent of the output."""
@@ -73,20 +74,20 @@ class NonlinearMovement(Movement, Protocol):
 
 
 def _is_nonlinear(part: Movement) -> TypeGuard[NonlinearMovement]:
-    return hasattr(part, "before_adjoint")  # `isinstance` would look at all that the protocol has, each time
+    return hasattr(part, "before_adjoint")  # `isinstance` would check every attribute of the protocol each time
 
 
 to_be_transposed = jax.make_user_context(False)
-"""Whether the pullback that runs in this thread is transposed in its turn, for a derivative along a direction.
+"""Whether the pullback that runs in this thread is itself transposed, for a directional derivative.
 
-Then the adjoint of an adjoint is the movement itself. It makes a difference for `replicated` alone: there a partial
-gradient is summed over the copies, and a tangent is copied like its value.
+Then the adjoint of an adjoint is the original movement. This only matters for `replicated`: a partial gradient is
+summed over the copies, and a tangent is copied like its value.
 """
 
 
 @dataclass(frozen=True)
 class _Pullback:
-    """The adjoint of a movement, whose adjoint is that movement."""
+    """The adjoint of a movement, with that movement as its own adjoint."""
 
     of: Movement
 
@@ -108,7 +109,7 @@ class _Pullback:
 
 
 def adjoint_operations(part: Movement, worker: int, y: ShapeDtype) -> tuple[Operation, ...]:
-    """Return what the adjoint of a movement communicates on `worker`, if the movement left a block like `y`."""
+    """Return the communication of a movement's adjoint on `worker`, if the movement's output block was like `y`."""
     if not part.differentiable:
         return ()
     return part.adjoint().operations(worker, part.adjoint_input(y) if _is_nonlinear(part) else y)
@@ -126,13 +127,13 @@ def move(world: World, part: Movement, x: Array) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _move(world: World, part: Movement, x: Array) -> tuple[Parts, Array, Array | None]:
-    """Return the block after the movement, an empty anchor of it, whose use has the adjoint run, and the residual.
+    """Return the block after the movement, an empty anchor for it, whose use makes the adjoint run, and the residual.
 
-    All three are results of one operation, so that a policy of `jax.checkpoint` saves all of them, or none. Complex
-    numbers come in two parts, since it can't save those.
+    All three are results of one operation, so that a policy of `jax.checkpoint` saves either all or none of them.
+    Complex numbers are split into two parts, since it can't save them.
     """
     if _is_nonlinear(part):
-        # XLA might compute x again for the residual, an ulp off.
+        # XLA might recompute x for the residual, off by an ulp.
         x = materialize(x)
     y = _run(world, part, x)
     residual = part.residual(x, y) if _is_nonlinear(part) else None
@@ -140,20 +141,20 @@ def _move(world: World, part: Movement, x: Array) -> tuple[Parts, Array, Array |
 
 
 def _parts(y: Array) -> Parts:
-    """Return `y`, or its real and its imaginary part."""
+    """Return `y`, or its real and imaginary parts."""
     return (y.real, y.imag) if jnp.issubdtype(y.dtype, jnp.complexfloating) else (y,)
 
 
 def _joined(parts: Parts) -> Array:
-    """Return the array of which `_parts` returned the parts."""
+    """Return the array whose parts `_parts` returned."""
     return lax.complex(*parts) if len(parts) == 2 else parts[0]
 
 
 def _forward(
     world: World, part: Movement, x: Array
 ) -> tuple[tuple[Parts, Array, Array | None], tuple[Array, Array, Array | None]]:
-    # The residual depends on `x`: if `x` is batched or differentiated, so is the residual. (An empty slice of `x`
-    # would not do: JAX makes a constant of it if `x` is empty.)
+    # The residual depends on `x`: if `x` is batched or differentiated, so is the residual. (An empty slice of `x` would
+    # not do: JAX replaces it by a constant if `x` is empty.)
     trace_of_x = tie(nothing(x.dtype), x)
     parts, anchor, residual = _move(world, part, x)
     return (parts, anchor, residual), (trace_of_x, nothing(parts[0].dtype), residual)
@@ -164,7 +165,7 @@ def _backward(
 ) -> tuple[Array]:
     trace_of_x, like_y, residual = of_x
     of_parts, of_anchor, _ = cotangents
-    # A cotangent that is constant on this worker (its output is unused, or empty) is batched as on the others.
+    # A cotangent that is constant on this worker (its output is unused, or empty) is batched as on the other workers.
     dy = tie(_cotangent(of_parts, like_y.dtype), of_anchor, trace_of_x)
     if _is_nonlinear(part):
         assert residual is not None
@@ -176,15 +177,15 @@ def _backward(
 def _cotangent(parts: Parts, dtype: np.dtype) -> Array:
     """Return the cotangent of an array from those of its parts, which are of `dtype`.
 
-    A derivative that a user wrote may give another dtype, but messages have the value's. JAX's cotangent of a complex
-    number is the conjugate of the number made of its parts' cotangents.
+    A user-defined derivative may have another dtype, but messages have the value's. JAX's cotangent of a complex number
+    is the conjugate of the number formed by its parts' cotangents.
     """
     real, *imaginary = (part.astype(dtype) for part in parts)
     return _joined((real, *(-part for part in imaginary)))
 
 
 def _moved_back(world: World, adjoint: Movement, dy: Array) -> Array:
-    """Return what the adjoint makes of a cotangent; it is differentiable in its turn, for reverse over reverse."""
+    """Return the adjoint of a cotangent, which is itself differentiable, for reverse over reverse."""
     parts, anchor, _ = _move(world, adjoint, reverse_only(dy))
     note_anchor(anchor)
     return _joined(parts)
@@ -194,7 +195,7 @@ _move.defvjp(_forward, _backward)
 
 
 def _run(world: World, part: Movement, x: Array) -> Array:
-    """Run the movement under jit, so that eager calls with an equal part don't compile again."""
+    """Run the movement under jit, so that eager calls with an equal part don't recompile."""
     run = _call if trace_context.movements_as_calls else _inlined
     with agreed_on_sizes(world, part, x):
         return run(world, part, x)

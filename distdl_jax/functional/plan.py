@@ -1,7 +1,7 @@
-"""Plans: what all workers do in an operation. A plan is a movement, or a computation around movements.
+"""Plans: the actions of all workers in an operation. A plan is a movement, or a computation around movements.
 
-A plan is made by a pure function of the shapes and dtypes on all workers: without a message, without tracing, and equal
-whichever worker makes it. So one process can make the plans of any number of workers, and one plan after another.
+A plan is made by a pure function of the shapes and dtypes on all workers: without communication or tracing, and equal
+on every worker. So one process can plan for any number of workers, and chain plans.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ class Plan(ABC):
     """The effect of an operation on its workers' blocks: an immutable value, the same on every worker."""
 
     inputs: ShapeDtypes
-    """The shapes and dtypes of the workers' blocks before, by world rank."""
+    """The shapes and dtypes of the workers' input blocks, by world rank."""
 
     @cached_property
     def workers(self) -> Workers:
-        """The world ranks, ascending, of the workers that take part. All others keep their blocks."""
+        """The world ranks, ascending, of the participating workers. All others keep their blocks."""
         return workers_of(self.inputs)
 
     @abstractmethod
     def output(self, worker: int) -> ShapeDtype:
-        """Return the shape and dtype of the block of `worker`, one of `workers`, afterwards."""
+        """Return the shape and dtype of the output block of `worker`, one of `workers`."""
 
     @property
     def outputs(self) -> ShapeDtypes:
-        """The shapes and dtypes of the blocks of `workers` afterwards, by world rank; computed when asked for."""
+        """The shapes and dtypes of the output blocks of `workers`, by world rank; computed on demand."""
         return {worker: self.output(worker) for worker in self.workers}
 
     def after(self, shape_dtypes: ShapeDtypes) -> ShapeDtypes:
-        """Return the shapes and dtypes of all workers' blocks afterwards, given those before."""
+        """Return the shapes and dtypes of all workers' output blocks, given their input blocks."""
         return on_grids(self.outputs, shape_dtypes)
 
 
 @dataclass(frozen=True)
 class BlocksPlan(Plan):
-    """A plan that lists what its workers hold afterwards: the shapes and dtypes of their `blocks`, by world rank."""
+    """A plan that lists its output: the shapes and dtypes of the workers' `blocks`, by world rank."""
 
     blocks: ShapeDtypes = field(hash=False)
 
@@ -73,15 +73,15 @@ class BlocksPlan(Plan):
 
 
 class Computation(Plan):
-    """A plan of arithmetic on each worker's block, before and after movements."""
+    """A plan of computation on each worker's block, before and after movements."""
 
     def run(self, world: World, x: Array) -> Array:
-        """Return this worker's block afterwards, given its block `x`."""
+        """Return this worker's output block, given its block `x`."""
         return self.computed(world, x) if world.rank in self.workers else x
 
     @abstractmethod
     def computed(self, world: World, x: Array) -> Array:
-        """Return the block afterwards of this worker, one of `workers`."""
+        """Return the output block of this worker, one of `workers`."""
 
 
 class MovementPlan(Plan):
@@ -93,11 +93,11 @@ class MovementPlan(Plan):
 
     @property
     def alike(self) -> Iterable[Workers]:
-        """The workers, those together that communicate equally much, with whomever; otherwise one by one."""
+        """The workers, grouped if they communicate the same amount, whoever the partners; otherwise one by one."""
         return ((worker,) for worker in self.workers)
 
     def operations(self, worker: int, *, adjoint: bool = False) -> tuple[Operation, ...]:
-        """Return what `worker` communicates in the movement, or in its adjoint, in order."""
+        """Return the communication of `worker` in the movement, or in its adjoint, in order."""
         part = self.part(worker)
         if part is None:
             return ()
@@ -106,7 +106,7 @@ class MovementPlan(Plan):
         return part.operations(worker, self.inputs[worker])
 
     def run(self, world: World, x: Array) -> Array:
-        """Return this worker's block afterwards, given its block `x`."""
+        """Return this worker's output block, given its block `x`."""
         part = self.part(world.rank)
         if world.records and world.rank in self.inputs:
             return moved(self, world.rank, x, moves=part is not None)
@@ -115,7 +115,7 @@ class MovementPlan(Plan):
 
 @dataclass(frozen=True)
 class Unmoved(MovementPlan):
-    """The plan of an operation in which every worker keeps its block; `inputs` are their shapes and dtypes."""
+    """The plan of an operation without communication, in which every worker keeps its block."""
 
     inputs: ShapeDtypes = field(hash=False)
 
@@ -139,7 +139,7 @@ def taking_part(shape_dtypes: ShapeDtypes, *teams: Workers) -> ShapeDtypes:
     if not covers(known, workers):
         missing = next(worker for worker in workers if worker not in shape_dtypes)
         raise InvalidArgumentError(
-            f"`x` must say what each worker that takes part holds, but says nothing of worker {missing}."
+            f"`x` must give the block of each participating worker, but has none for worker {missing}."
         )
     return shape_dtypes if isinstance(shape_dtypes, ByClass) and known == workers else of_team(shape_dtypes, workers)
 
@@ -155,8 +155,8 @@ def plan_and_run(
 ) -> Array:
     """Return this worker's block after an operation on P_x, or from P_x to P_y; other workers keep `x`.
 
-    The workers of both, or of `team`, exchange shapes and dtypes once, make the same plan of them, and run it.
-    `operation` says what it is, as the same text on all workers.
+    The workers of both, or of `team`, exchange shapes and dtypes once, make the same plan from them, and run it.
+    `operation` describes it, with the same text on all workers.
     """
     world = P_x.world
     team = team or union(P_x.ranks, *(() if P_y is None else (P_y.ranks,)))

@@ -1,4 +1,4 @@
-"""Reductions of a split tensor along its dimensions, as jax.numpy's: every worker gets the result for its own block."""
+"""Reductions of a split tensor along dimensions, like jax.numpy's: every worker gets its block's result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Reduction = Literal["sum", "mean", "max", "min", "var"]
 class ReductionPlan(BlocksPlan, Computation):
     """A reduction of each worker's block along `axes`, and then over workers; the output has length 1 along them.
 
-    - `over_workers`: the plan of the second; a mean divides by `count`.
+    - `over_workers`: the plan of the second step; a mean divides by `count`.
     """
 
     axes: tuple[int, ...]
@@ -48,7 +48,7 @@ class ReductionPlan(BlocksPlan, Computation):
 
     def _reduced(self, world: World, x: Array) -> Array:
         wide = self.over_workers.inputs[world.rank].dtype
-        if x.size == 0:  # JAX drops what empty arrays depend on
+        if x.size == 0:  # JAX drops the dependencies of empty arrays
             own = tie(jnp.zeros(self.output(world.rank).shape, wide), x)
         else:
             own = jnp.sum(x, self.axes, dtype=wide, keepdims=True)
@@ -58,7 +58,7 @@ class ReductionPlan(BlocksPlan, Computation):
 
 @dataclass(frozen=True)
 class VariancePlan(BlocksPlan, Computation):
-    """The sum of squared deviations from the mean along `axes`, divided by `count`; `moments` finds both."""
+    """The sum of squared deviations from the mean along `axes`, divided by `count`; `moments` computes both."""
 
     axes: tuple[int, ...]
     count: int
@@ -67,13 +67,13 @@ class VariancePlan(BlocksPlan, Computation):
     def computed(self, world: World, x: Array) -> Array:
         n = math.prod(self.moments.grid.extent[d] for d in self.axes)
         squares = self.moments.run(world, x)[1] * np.asarray(n, self.moments.dtype)
-        variance = squares / np.asarray(self.count or np.nan, self.moments.dtype)  # no number, as in jnp
+        variance = squares / np.asarray(self.count or np.nan, self.moments.dtype)  # NaN, as in jnp
         return variance.astype(self.output(world.rank).dtype)
 
 
 @dataclass(frozen=True)
 class ExtremumAlongPlan(ReductionPlan):
-    """The largest entries, or the smallest."""
+    """The maximum, or the minimum."""
 
     largest: bool
 
@@ -94,7 +94,7 @@ class ExtremumAlongPlan(ReductionPlan):
 
 
 class CountedExtremum(Extremum):
-    """One worker's part of the largest of a team's numbers, each of which comes with the number of entries that tie."""
+    """One worker's part of the maximum of a team's numbers, each of which comes with its number of tied entries."""
 
     def run(self, world: World, x: Array) -> Array:
         return super().run(world, x[..., 0])
@@ -103,17 +103,17 @@ class CountedExtremum(Extremum):
         return super().operations(worker, ShapeDtype(x.shape[:-1], x.dtype))
 
     def residual(self, x: Array, y: Array) -> Array:
-        """Return how many of this worker's entries are the largest."""
+        """Return how many of this worker's entries equal the maximum."""
         return jnp.where(x[..., 0] == y, x[..., 1], 0)
 
     def after_adjoint(self, ties: Array, sums: Array, dtype: np.dtype) -> Array:
-        """Return the share of the sum that falls to this worker's entries; their number has no derivative."""
+        """Return this worker's share of the sum; the number of entries is not differentiated."""
         share = super().after_adjoint(ties, sums, dtype)
         return jnp.stack([share, jnp.zeros_like(share)], -1)
 
 
 class CountedExtremumPlan(AllSumPlan):
-    """The largest numbers of each of `teams`; blocks are pairs, of a number and of how many entries tie there."""
+    """The maximum over each of `teams`; blocks are pairs of a number and its number of tied entries."""
 
     def output(self, worker: int) -> ShapeDtype:
         block = self.inputs[worker]
@@ -125,18 +125,18 @@ class CountedExtremumPlan(AllSumPlan):
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _largest(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
-    """Return the largest entries along `axes`, of length 1 there, and the number of entries that tie."""
+    """Return the maximum along `axes`, of length 1 there, and the number of entries that equal it."""
     y = jnp.max(x, axes, keepdims=True)
     return y, jnp.sum(x == y, axes, keepdims=True, dtype=x.dtype)
 
 
 @_largest.defjvp
 def _largest_jvp(axes: tuple[int, ...], primals: tuple[Array], tangents: tuple[Array]) -> tuple[Any, Any]:
-    """Share the cotangent equally between entries that tie."""
-    # XLA may compute x twice, rounded in two ways, and then none is as large as the largest.
+    """Share the cotangent equally between tied entries."""
+    # XLA may compute x twice with different rounding, and then no entry equals the maximum.
     x, dx = materialize(*primals), *tangents
     y, ties = _largest(x, axes)
-    # A NaN ties with nothing, and makes NaN of the whole gradient: a product, of which XLA is not to make a selection.
+    # NaN equals nothing, and makes the whole gradient NaN: by a product, which XLA should not replace by a selection.
     tying = materialize((x == y).astype(x.dtype))
     return (y, ties), (jnp.sum(tying * dx, axes, keepdims=True) / ties, jnp.zeros_like(ties))
 
@@ -144,7 +144,7 @@ def _largest_jvp(axes: tuple[int, ...], primals: tuple[Array], tangents: tuple[A
 def plan_reduction(
     shape_dtypes: ShapeDtypes, P_x: Partition, op: Reduction, axes: tuple[int, ...], ddof: int = 0
 ) -> ReductionPlan | VariancePlan:
-    """Plan a reduction, with keepdims, from the shapes and dtypes on the workers of P_x, and perhaps of more."""
+    """Plan a reduction, with keepdims, from the shapes and dtypes on at least the workers of P_x."""
     x = taking_part(shape_dtypes, P_x.ranks)
     dtype, grid = common_dtype("x", x, P_x.ranks), owned_grid("x", P_x, x)
     n = math.prod(grid.extent[d] for d in axes)
@@ -153,7 +153,7 @@ def plan_reduction(
     else:
         output = dtype if op in ("sum", "max", "min") else mean_dtype(dtype)
     if op in ("max", "min", "var") and jnp.issubdtype(dtype, jnp.complexfloating):
-        why = "" if op == "var" else ", of which one is the largest"
+        why = "" if op == "var" else ", which have an order"
         raise PlanError(f"`x` must hold real numbers{why}, but is {dtype}.")
     wide = accumulation_dtype(output)
     shapes = {
@@ -167,7 +167,7 @@ def plan_reduction(
         return ReductionPlan(blocks, axes, n if op == "mean" else 1, sums)
     if n == 0:
         raise PlanError(
-            f"`x` ({shape_text(grid.extent)}) must have an entry along dimensions {axes}, to have an extreme one."
+            f"`x` ({shape_text(grid.extent)}) must have an entry along dimensions {axes}."
         )
     if not is_differentiable(dtype):
         return ExtremumAlongPlan(blocks, axes, n, ExtremumPlan(sums.teams, sums.inputs, op == "max"), op == "max")
@@ -187,24 +187,22 @@ def _reduce(x: Array, P_x: Partition, op: Reduction, axes: Axes, keepdims: bool,
 
 
 _ALONG_DIMENSIONS = """
-With x of n_0 x ... x n_{D-1} on P_x of p_0 x ... x p_{D-1}, the workers that agree in every index outside `axes` form
-one team, and each of them gets the same block of the result, a copy, so that `x - $name(x, P_x, axes)` is right on
-every worker, including one that has no entries. Along dimensions that are not split nothing moves.
-$moves
+With x of n_0 x ... x n_{D-1} on P_x of p_0 x ... x p_{D-1}, workers with equal indices outside `axes` form a team, and
+each of them gets a copy of the same block of the result, so that `x - $name(x, P_x, axes)` is correct on every worker,
+including one without entries. There is no communication along unsplit dimensions. $moves
 
-The gradient of the copies is the sum of their cotangents: that of any loss whose parts the workers compute from the
-result and from their own blocks. A loss of the result *alone* would count once for each copy: divide it by their
-number, the product of P_x's shape along `axes`.
+The gradient is the sum of the copies' cotangents, for any loss whose parts the workers compute from the result and from
+their own blocks. A loss of the result *alone* would count once for each copy: divide it by the number of copies, the
+product of P_x's shape along `axes`.
 
 **Arguments:**
 
 - `x`: this worker's block on P_x, of D dimensions: $numbers, uneven or empty. Zero-volume outside P_x.
 - `P_x`: the partition.
 - `axes`: the dimensions, one or several; negative ones count from the end. Default: all.
-- `keepdims`: whether they remain, of length 1, so that the result broadcasts with x. (In jnp they don't.)
-$arguments
-**Returns:** this worker's block of the result, $returns.
-It is described by `TensorSpec(shape, P_x, replicated=axes)` if dimensions don't remain. Outside P_x, `x`.
+- `keepdims`: whether they remain with length 1, so that the result broadcasts with x. (In jnp they don't.)
+$arguments **Returns:** this worker's block of the result, $returns. `TensorSpec(shape, P_x, replicated=axes)` describes
+it if dimensions don't remain. Outside P_x, `x`.
 
 **Raises:** `InvalidTypeError` if `keepdims` is not True or False; `InvalidArgumentError`, on every worker, for a
 dimension that P_x doesn't have; `PlanError`, on every worker of P_x, if the blocks don't form a grid$refused.
@@ -222,19 +220,19 @@ Source: $source.
 _REDUCTION = {"arguments": "", "refused": "", "source": "numpy's reductions; Hewett and Grady (2020), all-sum-reduce"}
 _SUM = _REDUCTION | {
     "numbers": "any numbers",
-    "moves": "One number for each is summed over the team, forward and backward.",
+    "moves": "One number for each entry of the result is summed over the team, forward and backward.",
 }
 _EXTREMUM = _REDUCTION | {
     "numbers": "real numbers",
-    "moves": "One number for each is compared over the team; backward, two are summed, and the entries that tie, on\n"
-    "all workers, share the gradient equally, as in jnp.",
+    "moves": "One number for each entry of the result is compared over the team; in the backward pass, two are summed, "
+             "and tied\nentries, on all workers, share the gradient equally, as in jnp.",
     "refused": ", or the tensor\nhas no entries along `axes`",
 }
 _VARIANCE = _REDUCTION | {
     "numbers": "real numbers",
-    "moves": "Two numbers for each go to each worker of the team, in one movement: the mean and the squared\n"
-    "deviations of each block, from which those of the whole are found without cancellation.",
-    "arguments": "- `ddof`: what is subtracted from the number of entries to divide by; 1 for the unbiased variance.\n",
+    "moves": "Two numbers for each entry of the result are sent to each worker of the team, in one movement: the mean "
+             "and the\nsquared deviations of each block, which are combined without cancellation.",
+    "arguments": "- `ddof`: subtracted from the number of entries in the divisor; 1 for the unbiased variance.\n",
     "returns": "floating-point, also of integers; NaN if `ddof` leaves no entry",
     "source": "Chan, Golub and LeVeque (1983)",
 }
@@ -272,7 +270,7 @@ def var(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True, ddof
 def std(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True, ddof: int = 0) -> Array:
     """Return the standard deviation along dimensions of a split tensor: `jnp.std`, the root of `var`.
 
-    As in jnp the gradient is not a number where it is 0.
+    As in jnp, its gradient at 0 is NaN.
     """
     y = var(x, P_x, axes, keepdims, ddof)
     return jnp.sqrt(y) if P_x.active else y
@@ -286,7 +284,7 @@ def std(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True, ddof
     example="[[3.0, 8.0], [3.0, 8.0]]",
 )
 def max(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> Array:
-    """Return the largest entries along dimensions of a split tensor: `jnp.max`.
+    """Return the maximum along dimensions of a split tensor: `jnp.max`.
 
     A softmax along a split dimension is
     `(e := jnp.exp(x - jax.lax.stop_gradient(max(x, P_x, axis)))) / sum(e, P_x, axis)`.
@@ -299,7 +297,7 @@ def max(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> A
     _ALONG_DIMENSIONS, **_EXTREMUM, returns="of x's dtype; NaN if there is one", example="[[1.0, 2.0], [1.0, 2.0]]"
 )
 def min(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> Array:
-    """Return the smallest entries along dimensions of a split tensor: `jnp.min`."""
+    """Return the minimum along dimensions of a split tensor: `jnp.min`."""
     return _reduce(x, P_x, "min", axes, keepdims)
 
 
@@ -313,6 +311,6 @@ def min(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> A
 def sum(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> Array:
     """Return the sum along dimensions of a split tensor: `jnp.sum`. Half precisions are summed in float32.
 
-    `all_sum_reduce` adds up whole blocks, entry by entry, and leaves dimensions as they are.
+    `all_sum_reduce` instead adds whole blocks, entry by entry, without reducing dimensions.
     """
     return _reduce(x, P_x, "sum", axes, keepdims)

@@ -1,4 +1,4 @@
-"""Repartition of a tensor, all-to-all and roll: one exchange from the blocks owned to the blocks needed."""
+"""Repartition of a tensor, all-to-all and roll: one exchange from owned to needed blocks."""
 
 from __future__ import annotations
 
@@ -66,17 +66,18 @@ def plan_repartition(
 def repartition(x: Array, P_x: Partition, P_y: Partition, *, preserve_batch: bool = True) -> Array:
     """Move a tensor of D dimensions from `P_x` (p_0 x ... x p_{D-1}) to `P_y` (q_0 x ... x q_{D-1}).
 
-    Every worker of P_y gets its balanced block of the tensor: along a dimension of length n over q workers, the first
-    n mod q hold one more than the rest. The blocks on P_x may be unbalanced; the same partition twice rebalances
-    them, and is the identity, without messages, if they are balanced. From a partition of one worker this is
-    scatter, to one it is gather. The adjoint is the movement back, onto the blocks as they were.
+    Every worker of P_y gets its balanced block of the tensor: along a dimension of length n over q workers, the first n
+    mod q workers hold one entry more than the rest. The blocks on P_x may be unbalanced; using the same partition twice
+    rebalances them, and is the identity, without messages, if they are balanced. From a partition of one worker this is
+    scatter, to one it is gather. The adjoint is the reverse movement, onto the original blocks.
 
     **Arguments:**
 
-    - `x`: this worker's block if it is in P_x: D dimensions, one dtype on all of P_x; workers with the same index
-      in a dimension hold the same length there. Blocks may be empty. Elsewhere a zero-volume array, floating or
-      complex exactly if the data is.
-    - `P_x`, `P_y`: partitions of as many dimensions as the tensor; equal teams, permuted, overlapping or disjoint.
+    - `x`: this worker's block if it is in P_x: D dimensions, one dtype on all of P_x; workers with the same index in a
+      dimension hold the same length there. Blocks may be empty. Elsewhere a zero-volume array, floating or complex if
+      and only if the data is.
+    - `P_x`, `P_y`: partitions with as many dimensions as the tensor; teams may be equal, permuted, overlapping or
+      disjoint.
     - `preserve_batch`: whether a zero-volume output keeps the first dimension of the worker's input.
 
     **Returns:** in P_y the balanced block; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
@@ -118,7 +119,7 @@ def plan_all_to_all(shape_dtypes: ShapeDtypes, P_x: Partition, split_axis: int, 
 
 
 def all_to_all_partition(P_x: Partition, split_axis: int, concat_axis: int) -> CartesianPartition:
-    """Return the partition on which `all_to_all` leaves its output: the workers of P_x on another grid.
+    """Return the partition of the output of `all_to_all`: the workers of P_x on another grid.
 
     **Raises:** `InvalidArgumentError` for a dimension that P_x doesn't have, or one dimension twice.
     """
@@ -134,7 +135,7 @@ def all_to_all_partition(P_x: Partition, split_axis: int, concat_axis: int) -> C
         )
     others = np.delete(np.arange(P_x.dim), concat)
     place = int(np.searchsorted(others, split))
-    # Directly behind those that are along `split` already, to be one dimension with them.
+    # Directly after those along `split` already, to merge with them into one dimension.
     order = np.insert(others, place + 1, concat)
     ranks = np.arange(P_x.size).reshape(P_x.shape).transpose(order).ravel()
     shape = list(P_x.shape)
@@ -144,22 +145,22 @@ def all_to_all_partition(P_x: Partition, split_axis: int, concat_axis: int) -> C
 
 @compared
 def all_to_all(x: Array, P_x: Partition, split_axis: int, concat_axis: int) -> Array:
-    """Split `x` along `split_axis` over the workers that hold blocks along `concat_axis`, and put those side by side.
+    """Split `x` along `split_axis` over the workers with blocks along `concat_axis`, and concatenate those.
 
-    With p workers along `concat_axis` of P_x and q along `split_axis` (1, as a rule), the output has the whole length
-    along `concat_axis`, and is in balanced blocks over q p workers along `split_axis`: the one at (i, j) there is
+    With p workers along `concat_axis` of P_x and q along `split_axis` (usually 1), the output has the whole length
+    along `concat_axis`, and is in balanced blocks over q p workers along `split_axis`: the worker at (i, j) there is
     number i p + j. It is `jax.lax.all_to_all(..., tiled=True)` along the workers of `concat_axis`, for blocks of any
-    length: what each worker has for each other one goes there. Seen as one global tensor, it is a repartition from P_x
-    to `nn.AllToAll(P_x, split_axis, concat_axis).output_partition`. The adjoint is the movement back.
+    length. As a global tensor, it is a repartition from P_x to `nn.AllToAll(P_x, split_axis,
+    concat_axis).output_partition`. The adjoint is the reverse movement.
 
-    *Tokens and experts*: let each worker have a buffer of experts x slots x features for the tokens that it sends. Side
-    by side these are one tensor, whose slots are split. `all_to_all(buffer, P_x, split_axis=0, concat_axis=1)`, with
-    P_x 1 x p x 1, gives each worker all slots of its experts.
+    *Tokens and experts*: let each worker have a buffer of experts x slots x features for its tokens. Concatenated,
+    these are one tensor with split slots. `all_to_all(buffer, P_x, split_axis=0, concat_axis=1)`, with P_x 1 x p x 1,
+    gives each worker all slots of its experts.
 
     **Arguments:**
 
     - `x`: this worker's block on P_x, of any dtype; blocks may be uneven and empty. Zero-volume outside P_x.
-    - `P_x`: the partition, of as many dimensions as the tensor.
+    - `P_x`: the partition, with as many dimensions as the tensor.
     - `split_axis`: the dimension that is split afterwards. Negative ones count from the end.
     - `concat_axis`: the dimension that is split before, and whole afterwards.
 
@@ -168,8 +169,8 @@ def all_to_all(x: Array, P_x: Partition, split_axis: int, concat_axis: int) -> A
     **Raises:** `InvalidArgumentError`, on every worker, for a dimension that P_x doesn't have, or one dimension twice;
     `PlanError`, on every worker of P_x, if the blocks don't form a grid, or differ in dtype.
 
-    A worker sends a part of (p - 1) / p of its block, in p - 1 messages. Where q is above 1 and doesn't fit the length,
-    some of it goes to workers at other places along `split_axis`.
+    A worker sends a share of (p - 1) / p of its block, in p - 1 messages. If q is above 1 and doesn't divide the length
+    evenly, some of it is sent to workers at other indices along `split_axis`.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> def program():
@@ -179,7 +180,7 @@ def all_to_all(x: Array, P_x: Partition, split_axis: int, concat_axis: int) -> A
     >>> dj.simulate(2, program)
     [([[0, 1], [3, 4]], [[0, 1, 2]]), ([[2], [5]], [[3, 4, 5]])]
 
-    Source: MPI's all-to-all, as `jax.lax.all_to_all` has it; Hewett and Grady (2020), generalised all-to-all.
+    Source: MPI's all-to-all, as in `jax.lax.all_to_all`; Hewett and Grady (2020), generalised all-to-all.
     """
     P_y = all_to_all_partition(P_x, split_axis, concat_axis)
     plan = partial(plan_all_to_all, P_x=P_x, split_axis=split_axis, concat_axis=concat_axis)
@@ -191,7 +192,7 @@ Sizes = int | Sequence[int]
 
 @dataclass(frozen=True)
 class RollPlan(BoxPlan):
-    """A roll: each worker needs the entries that come to lie in its block, from wherever they are."""
+    """A roll: each worker needs the entries that are shifted into its block, from wherever they are."""
 
     exchange: Exchange
 
@@ -218,24 +219,22 @@ def plan_roll(shape_dtypes: ShapeDtypes, P_x: Partition, shift: Sizes, axis: Siz
 
 @compared
 def roll(x: Array, P_x: Partition, shift: Sizes, axis: Sizes) -> Array:
-    """Shift a tensor on `P_x` round along `axis`: `jnp.roll` of the whole, `torch.roll`.
+    """Shift a tensor on `P_x` cyclically along `axis`: `jnp.roll` of the whole tensor, `torch.roll`.
 
-    With n entries along a dimension, entry i comes to lie at (i + shift) mod n. What leaves a worker's block travels to
-    the worker on whose block it comes to lie, straight, also if several dimensions are shifted; nothing else moves.
-    The adjoint shifts back.
+    With n entries along a dimension, entry i moves to (i + shift) mod n. Entries that leave a worker's block are sent
+    directly to their new owner, also if several dimensions are shifted; nothing else moves. The adjoint shifts back.
 
     **Arguments:**
 
-    - `x`: this worker's block, of as many dimensions as P_x; blocks may be uneven and empty. Zero-volume outside P_x.
+    - `x`: this worker's block, with as many dimensions as P_x; blocks may be uneven and empty. Zero-volume outside P_x.
     - `P_x`: the partition.
-    - `shift`: by how much, an integer, or one for each of `axis`; negative ones shift towards 0, and any may be more
-      than n.
-    - `axis`: the dimension, or several; negative ones count from the end. Of one that is named twice the shifts add up.
+    - `shift`: an integer, or one for each of `axis`; negative ones shift towards 0, and any may exceed n.
+    - `axis`: the dimension, or several; negative ones count from the end. Shifts along a repeated dimension add up.
 
     **Returns:** this worker's block, of x's shape and dtype; outside P_x, `x`.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if `shift` or `axis` are no integers,
-    don't fit each other, or name a dimension that P_x doesn't have; `PlanError` if the blocks don't form a grid.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if `shift` or `axis` are not integers,
+    differ in number, or name a dimension that P_x doesn't have; `PlanError` if the blocks don't form a grid.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -252,11 +251,11 @@ def roll(x: Array, P_x: Partition, shift: Sizes, axis: Sizes) -> Array:
 
 
 def checked_shifts(shift: Sizes, axis: Sizes, P_x: Partition) -> dict[int, int]:
-    """Return the shift along each dimension, ascending, that is named."""
+    """Return the total shift along each named dimension, ascending."""
     by, along = checked_integers("shift", shift, or_one=True), checked_integers("axis", axis, or_one=True)
     if len(by) != len(along) and 1 not in (len(by), len(along)):
         raise InvalidArgumentError(
-            f"`shift` (={by}) and `axis` (={along}) must be as many, or one of the two an integer."
+            f"`shift` (={by}) and `axis` (={along}) must have the same length, or one of them be an integer."
         )
     number = max(len(by), len(along)) if by and along else 0
     shifts: dict[int, int] = {}

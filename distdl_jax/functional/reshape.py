@@ -1,4 +1,4 @@
-"""Reshape a split tensor, and rearrange it: split its dimensions, reorder the factors, and join some."""
+"""Reshaping a split tensor, and rearranging it: splitting its dimensions, reordering the factors, and joining some."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from distdl_jax.validation import checked_integers
 
 @dataclass(frozen=True)
 class _FlatPlan(BoxPlan):
-    """The exchange of blocks that are flat in each group of dimensions; elsewhere workers keep what they hold."""
+    """The exchange of blocks that are flat in each group of dimensions; other workers keep their blocks."""
 
     reshaping: Reshaping
 
@@ -45,7 +45,7 @@ class _FlatPlan(BoxPlan):
 
 @dataclass(frozen=True)
 class ReshapePlan(Computation):
-    """A reshaping: one movement, `moved`, between two local reshapes that cost nothing.
+    """A reshape: one movement, `moved`, between two free local reshapes.
 
     - `inputs`: the shapes and dtypes of the workers' blocks.
     """
@@ -82,18 +82,18 @@ def plan_reshape(shape_dtypes: ShapeDtypes, P_x: Partition, P_y: Partition, shap
 
 @compared
 def reshape(x: Array, P_x: Partition, P_y: Partition, shape: int | Sequence[int]) -> Array:
-    """Reshape a tensor on `P_x`, in row-major order, to one of `shape` on `P_y`: `jnp.reshape` of the whole.
+    """Reshape a tensor on `P_x`, in row-major order, to one of `shape` on `P_y`: `jnp.reshape` of the whole tensor.
 
-    Every worker of P_y gets its balanced block; the blocks on P_x may be unbalanced. It is one movement, of what has to
-    go to another worker; if each has its block already nothing moves. The adjoint is the movement back, onto the
-    blocks as they were.
+    Every worker of P_y gets its balanced block; the blocks on P_x may be unbalanced. It is one movement of the entries
+    that change workers; if there are none, there is no communication. The adjoint is the reverse movement, onto the
+    original blocks.
 
     **Arguments:**
 
-    - `x`: this worker's block if it is in P_x, of as many dimensions as P_x; elsewhere a zero-volume array, floating
-      or complex exactly if the data is.
-    - `P_x`, `P_y`: any partitions, of as many dimensions as x and as `shape`; equal, overlapping or disjoint teams.
-    - `shape`: of the whole output, or its length; one number may be -1, and follows from the others.
+    - `x`: this worker's block if it is in P_x, with as many dimensions as P_x; elsewhere a zero-volume array, floating
+      or complex if and only if the data is.
+    - `P_x`, `P_y`: any partitions, with as many dimensions as x and as `shape`; equal, overlapping or disjoint teams.
+    - `shape`: the shape of the whole output, or its length; one number may be -1, to be computed.
 
     **Returns:** in P_y the balanced block; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
 
@@ -134,16 +134,16 @@ def _resolved(lengths: tuple[int, ...], extent: tuple[int, ...]) -> tuple[int, .
 
 
 OVER_WORKERS = -1
-"""Of the factors of a dimension, the one that its workers share; its length follows from the others."""
+"""Among the factors of a dimension, the one that is split over its workers; its length follows from the others."""
 
 
 class Rule(NamedTuple):
-    """What becomes of a tensor's dimensions.
+    """The rearrangement of a tensor's dimensions.
 
     - `factors`: the lengths into which each is split, row-major; one of them is OVER_WORKERS.
-    - `order`: of all the factors, afterwards.
-    - `groups`: how many of them, in that order, each dimension of the result joins.
-    - `name`: the argument that says the factors, for errors.
+    - `order`: the order of all the factors afterwards.
+    - `groups`: the number of factors, in that order, that each dimension of the result joins.
+    - `name`: the argument with the factors, for errors.
     """
 
     factors: tuple[tuple[int, ...], ...]
@@ -158,14 +158,14 @@ class Rule(NamedTuple):
             known = prod(m for m in parts if m != OVER_WORKERS)
             if n % known:
                 raise PlanError(
-                    f"`{self.name}` must divide `x` (of shape {shape_text(extent)}), but dimension {d} is no multiple "
-                    f"of {known}."
+                    f"`{self.name}` must divide `x` (of shape {shape_text(extent)}), but dimension {d} is not a "
+                    f"multiple of {known}."
                 )
             lengths += (n // known if m == OVER_WORKERS else m for m in parts)
         return lengths
 
     def joined(self, lengths: Sequence[int]) -> list[int]:
-        """Return the products, in the result's dimensions, of numbers that the factors have in the order afterwards."""
+        """Return the products, in the result's dimensions, of numbers given for the factors in the order afterwards."""
         return [prod(lengths[start:stop]) for start, stop in pairwise(accumulate(self.groups, initial=0))]
 
     def partitions(self, P_x: Partition) -> tuple[CartesianPartition, CartesianPartition, CartesianPartition]:
@@ -182,7 +182,7 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class Rearrangement(Computation):
-    """Two reshapes, each a movement where blocks are to be others, and a transposition of blocks between them.
+    """Two reshapes, each a movement if blocks change, with a transposition of blocks between them.
 
     - `inputs`: the shapes and dtypes of the workers' blocks.
     """
@@ -200,7 +200,7 @@ class Rearrangement(Computation):
 
 
 def plan_rearrangement(shape_dtypes: ShapeDtypes, P_x: Partition, rule: Rule) -> Rearrangement:
-    """Plan what `rule` says of the tensor on P_x: every worker gets its balanced block of the result."""
+    """Plan the application of `rule` to the tensor on P_x: every worker gets its balanced block of the result."""
     inputs = taking_part(shape_dtypes, P_x.ranks)
     lengths = rule.lengths(owned_grid("x", P_x, inputs).extent)
     before, after, P_y = rule.partitions(P_x)

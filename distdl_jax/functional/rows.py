@@ -1,4 +1,4 @@
-"""Rows by number: lists of row numbers as values, and who sends which rows to whom."""
+"""Rows by number: row numbers as values, and the exchange of rows between workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distdl_jax.plans.messages import ExchangePlan, Piece, RowList, Start
 
 
 class Rows(RowList):
-    """Row numbers in an immutable array: equal and hashed as a value, with the same repr on every worker.
+    """Row numbers in an immutable array: compared and hashed by value, with the same repr on every worker.
 
     >>> rows = Rows([[2, 0], [2, 1]])
     >>> rows.shape, rows == Rows(rows.array)
@@ -43,12 +43,12 @@ class Rows(RowList):
 
     @property
     def repeats(self) -> bool:
-        """Whether one of the numbers, 0 or more, is in it more than once."""
+        """Whether a non-negative number occurs in it more than once."""
         return bool(np.any(np.bincount(self.array.ravel()) > 1))
 
     @property
     def ascends(self) -> bool:
-        """Whether no number is less than the one before."""
+        """Whether the numbers are nondecreasing."""
         return bool(np.all(np.diff(self.array.ravel()) >= 0))
 
     def __eq__(self, other: object) -> bool:
@@ -65,7 +65,7 @@ class Rows(RowList):
 
 
 def run_or_rows(numbers: np.ndarray) -> Start:
-    """Return the first of numbers that follow each other, and else all of them.
+    """Return the first of consecutive numbers, otherwise all of them.
 
     >>> run_or_rows(np.array([3, 4, 5])), run_or_rows(np.array([3, 5])).shape
     (3, (2,))
@@ -76,13 +76,13 @@ def run_or_rows(numbers: np.ndarray) -> Start:
 
 
 def numbers_of(start: Start, length: int) -> np.ndarray:
-    """Return the numbers of `length` rows: `run_or_rows` read backwards."""
+    """Return the numbers of `length` rows: the inverse of `run_or_rows`."""
     numbers: np.ndarray = np.arange(start, start + length) if isinstance(start, int) else start.array
     return numbers
 
 
 def distinct(numbers: np.ndarray) -> np.ndarray:
-    """Return the different numbers, ascending; of many integers much faster than `np.unique`.
+    """Return the distinct numbers, ascending; for many integers much faster than `np.unique`.
 
     >>> distinct(np.array([3, 1, 3])).tolist()
     [1, 3]
@@ -93,16 +93,16 @@ def distinct(numbers: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class RowExchange(Exchange):
-    """Who owns which rows of a table, and who needs which of them: an exchange whose needs along `axis` are lists.
+    """The owners of a table's rows, and the workers that need them: an exchange whose needs along `axis` are lists.
 
-    - `owned`: the blocks of the table, whose dimension `axis` has the rows.
-    - `entries`: the blocks of the result, which has the dimensions of `indices` in place of `axis`.
-    - `indices`: for each entry the number of its row.
-    - `rows`: by index along `axis`, the numbers of the rows that it needs, ascending.
+    - `owned`: the blocks of the table, with its rows along dimension `axis`.
+    - `entries`: the blocks of the result, with the dimensions of `indices` in place of `axis`.
+    - `indices`: the row number of each entry.
+    - `rows`: by index along `axis`, the needed row numbers, ascending.
 
     A worker needs each row once, however many of its entries have that number: `needed` has, along `axis`, the numbers
-    of its entries, ascending, without repetitions. `plan` moves those rows, and `copy` puts them in the entries. Both
-    read backwards are the adjoint: the sums, at each row, of the entries with that number.
+    of its entries, ascending, without duplicates. `plan` moves those rows, and `copy` copies them to the entries.
+    Reversed, both are the adjoint: the sums, for each row, of the entries with that number.
 
     >>> table, entries = (ProductGrid.balanced((n,), (2,), ranks=(0, 1)) for n in (4, 6))
     >>> exchange = RowExchange.of(table, entries, 0, Rows([0, 2, 2, 3, 0, 3]))
@@ -130,7 +130,7 @@ class RowExchange(Exchange):
         return {}
 
     def plan(self, rank: int) -> ExchangePlan:
-        """Return the part of the worker of world rank `rank` in moving the rows; it is kept."""
+        """Return the part of the worker of world rank `rank` in moving the rows; cached."""
         if rank not in self._plans:
             self._plans[rank] = super().plan(rank)
         return self._plans[rank]
@@ -188,6 +188,6 @@ class RowExchange(Exchange):
 
 
 def _numbers(entries: ProductGrid, axis: int, indices: Rows, place: tuple[int, ...]) -> np.ndarray:
-    """Return the numbers of a worker's entries, from its place along the dimensions of `indices`."""
+    """Return the numbers of a worker's entries, from its index along the dimensions of `indices`."""
     box = (entries.ranges[axis + d][i] for d, i in enumerate(place))
     return indices.array[tuple(slice(*side) for side in box)].ravel()

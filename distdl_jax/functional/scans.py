@@ -1,4 +1,4 @@
-"""Scans along a dimension that is split: cumulative sums, and any associative function."""
+"""Scans along a split dimension: cumulative sums, and any associative function."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Leaves = Sequence[Array]
 
 @dataclass(frozen=True)
 class ScanPlan(Plan):
-    """The scan of one array: each worker gets the last result of every worker before it.
+    """The scan of one array: each worker gets the last result of every preceding worker.
 
     - `inputs`: the shapes and dtypes of the workers' blocks.
     - `fetch`: the movement of these results, in the dtype in which they are combined.
@@ -54,27 +54,26 @@ def associative_scan(
     """Scan a tensor on `P_x` with an associative function along `axis`, which may be split: `jax.lax.associative_scan`.
 
     Entry i of the result is f(... f(f(x_0, x_1), x_2) ..., x_i). Each worker scans its own block. Then it gets the last
-    result of every worker before it, one entry of each along `axis`, combines them, and puts them before its own: with
-    p workers along `axis` up to p - 1 entries move to a worker, once, whatever the length. It computes f of its entries
-    about three times. Derivatives are JAX's, of any order; backward as much moves the other way.
+    result of every preceding worker, one entry of each along `axis`, combines them, and prepends them to its own: with
+    p workers along `axis` up to p - 1 entries are sent to a worker, once, whatever the length. It computes f on its
+    entries about three times. Derivatives are JAX's, of any order; the backward pass moves the same amount in reverse.
 
     **Arguments:**
 
-    - `f`: from two trees like x to one. It is associative, and works on all entries along `axis` at once. The
-      same on all workers, which is not compared.
-    - `x`: this worker's block, or a tree of blocks, each on P_x and cut alike along `axis`; along other dimensions
-      their lengths may differ. Blocks may be uneven and empty. Zero-volume outside P_x.
-    - `P_x`: the partition, of as many dimensions as each tensor.
+    - `f`: a function of two trees like x that returns one. It must be associative, and work on all entries along `axis`
+      at once. It must be the same on all workers, which is not checked.
+    - `x`: this worker's block, or a tree of blocks, each on P_x and with equal lengths along `axis`; along other
+      dimensions their lengths may differ. Blocks may be uneven and empty. Zero-volume outside P_x.
+    - `P_x`: the partition, with as many dimensions as each tensor.
     - `axis`: the dimension; a negative one counts from the end.
     - `reverse`: whether to scan from the end.
 
     **Returns:** a tree like x, of blocks of the same shapes; outside P_x, `x`.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit; `PlanError`,
-    on every worker of P_x, if blocks don't form a grid, or are not cut alike.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit; `PlanError`, on
+    every worker of P_x, if blocks don't form a grid, or their lengths along `axis` differ.
 
-    The state of a selective state space model (Mamba, S4, minGRU), h_t = a_t h_{t-1} + b_t, over a sequence that is
-    split:
+    The state of a selective state space model (Mamba, S4, minGRU), h_t = a_t h_{t-1} + b_t, over a split sequence:
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])  # sequence x state
@@ -90,7 +89,7 @@ def associative_scan(
     axis, reverse = _checked(P_x, axis, reverse)
     leaves, structure = jax.tree.flatten(x)
     if not leaves:
-        raise InvalidArgumentError("`x` must hold an array or more.")
+        raise InvalidArgumentError("`x` must hold at least one array.")
     if not P_x.active:
         return jax.tree.map(lambda leaf: outside(P_x.world, leaf), x)
 
@@ -116,23 +115,22 @@ def plan_associative_scan(
     lengths = [tuple(plan.inputs[worker].shape[axis] for worker in P_x.ranks) for plan in plans]
     if len(set(lengths)) > 1:
         raise PlanError(
-            f"The arrays of `x` must be cut alike along dimension {axis}, but have the lengths {lengths} on the "
+            f"The arrays of `x` must have equal blocks along dimension {axis}, but have the lengths {lengths} on the "
             "workers of P_x."
         )
     return plans
 
 
 _ALONG_AXIS = """
-Each worker scans its own block, and gets the last result of every block before it: of p workers along `axis` up to
-p - 1 slices, one entry long.
-$derivative
+Each worker scans its own block, and gets the last result of every preceding block: with p workers along `axis`, up to p
+- 1 slices of one entry. $derivative
 
 **Arguments:**
 
 - `x`: this worker's block, of $numbers; blocks may be uneven and empty. Zero-volume outside P_x.
-- `P_x`: the partition, of as many dimensions as the tensor.
+- `P_x`: the partition, with as many dimensions as the tensor.
 - `axis`: the dimension; a negative one counts from the end.
-- `reverse`: whether to begin at the end.
+- `reverse`: whether to start from the end.
 
 **Returns:** this worker's block, of x's shape and dtype$returns. Outside P_x, `x`.
 
@@ -147,9 +145,9 @@ on every worker of P_x, if blocks don't form a grid$refused.
 >>> dj.simulate(2, program)
 $example
 """
-_TOTAL = {"numbers": "any numbers", "refused": "", "returns": "; of bools an integer, as in jnp"}
+_TOTAL = {"numbers": "any numbers", "refused": "", "returns": "; for booleans an integer, as in jnp"}
 _EXTREMUM = {
-    "derivative": "Entries that tie share a gradient, in other parts than on one worker.",
+    "derivative": "Tied entries share a gradient, in other proportions than on one worker.",
     "numbers": "real numbers",
     "returns": "",
     "refused": ", or numbers are not real",
@@ -164,7 +162,7 @@ _EXTREMUM = {
     example="[[2, 3], [6, 7]]",
 )
 def cumsum(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
-    """Add up the entries of a tensor on `P_x` along `axis`, which may be split: `jnp.cumsum`, `torch.cumsum`.
+    """Return cumulative sums of a tensor on `P_x` along `axis`, which may be split: `jnp.cumsum`, `torch.cumsum`.
 
     Half precisions are added in float32.
     """
@@ -174,7 +172,7 @@ def cumsum(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
 @compared
 @documented(_ALONG_AXIS, **_TOTAL, derivative="Derivatives are exact at 0.", example="[[2, 2], [6, 6]]")
 def cumprod(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
-    """Multiply the entries of a tensor on `P_x` along `axis`, which may be split: `jnp.cumprod`, `torch.cumprod`.
+    """Return cumulative products of a tensor on `P_x` along `axis`, which may be split: `jnp.cumprod`, `torch.cumprod`.
 
     Half precisions are multiplied in float32.
     """
@@ -184,14 +182,14 @@ def cumprod(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array
 @compared
 @documented(_ALONG_AXIS, **_EXTREMUM, example="[[2, 2], [3, 3]]")
 def cummax(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
-    """Return the largest entry so far of a tensor on `P_x` along `axis`, which may be split: `jax.lax.cummax`."""
+    """Return cumulative maxima of a tensor on `P_x` along `axis`, which may be split: `jax.lax.cummax`."""
     return _cumulative("cummax", x, P_x, axis, reverse)
 
 
 @compared
 @documented(_ALONG_AXIS, **_EXTREMUM, example="[[2, 1], [1, 1]]")
 def cummin(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
-    """Return the smallest entry so far of a tensor on `P_x` along `axis`, which may be split: `jax.lax.cummin`."""
+    """Return cumulative minima of a tensor on `P_x` along `axis`, which may be split: `jax.lax.cummin`."""
     return _cumulative("cummin", x, P_x, axis, reverse)
 
 
@@ -201,7 +199,7 @@ _KINDS: dict[str, tuple[Callable[..., Array], Callable[[Array, Array], Array]]] 
     "cummax": (lax.cummax, jnp.maximum),
     "cummin": (lax.cummin, jnp.minimum),
 }
-"""The scan of one worker's entries, and two results combined."""
+"""The scan of one worker's entries, and the combination of two results."""
 
 
 def plan_cumulative(kind: str, shape_dtypes: ShapeDtypes, P_x: Partition, axis: int, reverse: bool = False) -> ScanPlan:
@@ -237,7 +235,7 @@ def _cumulative(kind: str, x: Array, P_x: Partition, axis: int, reverse: bool) -
 
 
 class _Along(NamedTuple):
-    """How arrays are scanned: one worker's entries, and two of its results, of which the first comes before."""
+    """The scan of arrays: of one worker's entries, and of two results, the first of which comes before the second."""
 
     axis: int
     reverse: bool
@@ -245,7 +243,7 @@ class _Along(NamedTuple):
     combine: Callable[[Leaves, Leaves], Leaves]
 
     def last(self, y: Array) -> Array:
-        """Return the result of the entry that comes last; of no entries, none."""
+        """Return the result of the last entry; empty if there are no entries."""
         n = y.shape[self.axis]
         if n == 0:
             return y
@@ -255,14 +253,15 @@ class _Along(NamedTuple):
 
 
 def _run(plans: Sequence[ScanPlan], world: World, leaves: Leaves, along: _Along) -> list[Array]:
-    """Return this worker's results, of each array one."""
+    """Return this worker's results, one for each array."""
     n = leaves[0].shape[along.axis]
     own = list(along.scan(leaves)) if n else list(leaves)
     moved = [plan.fetch.run(world, along.last(y)) for plan, y in zip(plans, own, strict=True)]
     if n and moved[0].shape[along.axis]:
         before = (jnp.broadcast_to(along.last(y), own[i].shape) for i, y in enumerate(along.scan(moved)))
         own = list(along.combine(list(before), own))
-    # Every worker's results depend on all that moved, whatever it needs of it: otherwise some would run no adjoint.
+    # Every worker's results depend on the whole movement, however much it needs; otherwise some would not run the
+    # adjoint.
     return [tie(y, *moved) for y in own]
 
 

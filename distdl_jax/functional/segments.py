@@ -1,4 +1,4 @@
-"""Means, extrema and softmax over the entries of a split tensor that have the same number."""
+"""Means, extrema and softmax over the entries of a split tensor with the same segment number."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from distdl_jax.validation import checked_axis
 
 @dataclass(frozen=True)
 class GroupedPlan(Computation):
-    """Entries that go to the owners of their segments, sorted, and something that is computed there.
+    """Entries that are sent to the owners of their segments, sorted, and a computation there.
 
-    - `operation`: "max" or "min", one number for each segment; or "softmax", one for each entry, which goes back.
+    - `operation`: "max" or "min", one number for each segment; or "softmax", one for each entry, which is sent back.
     - `gather`: the movement to the owners.
     - `segment_ids`: the numbers of all segments, in the order of the sorted entries.
-    - `segments`: by index along the dimension of the entries, the segments that it owns.
+    - `segments`: by index along the dimension of the entries, the segments owned there.
     """
 
     operation: str
@@ -49,7 +49,7 @@ class GroupedPlan(Computation):
 
     @cached_property
     def back(self) -> TakePlan:
-        """The movement of each entry back to where it was."""
+        """The movement of each entry back to its origin."""
         outputs = self.gather.outputs
         return TakePlan("segment_softmax", outputs, self.gather.dtype, self.gather.exchange, takes=False)
 
@@ -63,7 +63,7 @@ class GroupedPlan(Computation):
         return ShapeDtype((*block.shape[:axis], own[1], *block.shape[axis + 1 :]), block.dtype)
 
     def _own(self, worker: int) -> tuple[np.ndarray, int] | None:
-        """Return the numbers, among a worker's segments, of the entries that it gets, and how many segments it has."""
+        """Return the worker's own segment numbers of its received entries, and its number of segments."""
         grid, axis = self.gather.exchange.entries, self.gather.exchange.axis
         if (cell := grid.cell_of.get(worker)) is None:
             return None
@@ -83,7 +83,7 @@ class GroupedPlan(Computation):
             rows = _softmax(rows.astype(accumulation_dtype(x.dtype)), ids, known).astype(x.dtype)
         else:
             extremum: Any = jax.ops.segment_max if self.operation == "max" else jax.ops.segment_min
-            # The derivative compares the entries with their extremum. XLA might compute them again, an ulp off.
+            # The derivative compares the entries with their extremum. XLA might recompute them, off by an ulp.
             rows = extremum(materialize(rows), ids, **known)
         return jnp.moveaxis(rows, 0, axis)
 
@@ -136,16 +136,16 @@ def _checked_line(segment_ids: Any, num_segments: int) -> tuple[Rows, int]:
 _BY_SEGMENT = """
 **Arguments:**
 
-- `x`: this worker's block if it is in P_x, unbalanced or empty, of $numbers.
-  Elsewhere a zero-volume array.
+- `x`: this worker's block if it is in P_x, which may be unbalanced or empty, of $numbers. Elsewhere a zero-volume
+  array.
 - `P_x`: the partition of x.
-- `segment_ids`: the numbers of all entries of the whole along `axis`, 0 to `num_segments` - 1, the same on every
-  worker: integers in numpy, $ids.
-- `num_segments`: how many segments there are.
-- `axis`: the dimension of x that they number; a negative one counts from the end.
+- `segment_ids`: the segment numbers of all entries of the whole tensor along `axis`, 0 to `num_segments` - 1, the same
+  on every worker: integers in numpy, $ids.
+- `num_segments`: the number of segments.
+- `axis`: the dimension of x with these entries; a negative one counts from the end.
 $result
 
-**Raises:** as `segment_sum`$refused.
+**Raises:** as in `segment_sum`$refused.
 
 >>> import jax, distdl_jax as dj
 >>> $name(jax.numpy.array([1.0, 5.0, 1.0]), dj.Partition().grid([1]), [1, 0, 1], 2).tolist()
@@ -157,7 +157,7 @@ _ONE_FOR_EACH = {
     "refused": "",
     "ids": "of one dimension",
     "result": """\
-- `P_y`: the partition of the result, as in `segment_sum`. Default: P_x, whose workers cut the segments.
+- `P_y`: the partition of the result, as in `segment_sum`. Default: P_x, over whose workers the segments are split.
 
 **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array; in neither, `x`.""",
 }
@@ -174,11 +174,12 @@ _ONE_FOR_EACH = {
 def segment_max(
     x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
 ) -> Array:
-    """Return the largest of the entries of a split tensor with the same number: `jax.ops.segment_max` of the whole.
+    """Return the maximum over entries of a split tensor with the same number: `jax.ops.segment_max` of the whole
+    tensor.
 
-    y[a.., i, b..] = the largest x[a.., e, b..] with segment_ids[e] = i, and if there is none the least number of the
-    dtype, minus infinity of floating ones. An entry goes to the worker that owns its segment if it is not there
-    already; sorted by segment, few have to. Entries that are equal, and the largest, share the gradient equally.
+    y[a.., i, b..] = the largest x[a.., e, b..] with segment_ids[e] = i; if there is none, the smallest number of the
+    dtype, minus infinity for floating ones. An entry is sent to the worker that owns its segment if it is on another
+    one; few are if sorted by segment. Tied entries share the gradient equally.
     """
     return _grouped(x, P_x, segment_ids, num_segments, axis, P_y, "max")
 
@@ -188,9 +189,10 @@ def segment_max(
 def segment_min(
     x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
 ) -> Array:
-    """Return the smallest of the entries of a split tensor with the same number: `jax.ops.segment_min` of the whole.
+    """Return the minimum over entries of a split tensor with the same number: `jax.ops.segment_min` of the whole
+    tensor.
 
-    It is the opposite of `segment_max`; if no entry has the number, the largest number of the dtype.
+    The counterpart of `segment_max`; if no entry has the number, the largest number of the dtype.
     """
     return _grouped(x, P_x, segment_ids, num_segments, axis, P_y, "min")
 
@@ -201,16 +203,16 @@ def segment_min(
     numbers="floating-point numbers",
     refused="",
     ids="of one dimension",
-    result="\n**Returns:** this worker's block, cut as x; outside P_x, `x`.",
+    result="\n**Returns:** this worker's block, split like x; outside P_x, `x`.",
     example="[0.5, 1.0, 0.5]",
     source="Veličković et al. (2018), arXiv:1710.10903; jraph's function of the same name",
 )
 def segment_softmax(x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0) -> Array:
     """Apply the softmax to the entries of a split tensor with the same number: the attention of graph networks.
 
-    y[a.., e, b..] = exp(x[a.., e, b..]) / the sum of the same over all entries with the number of e. An entry goes to
-    the worker that owns its segment and back, if it is not there already; sorted by segment, few have to. Half
-    precisions are computed in float32.
+    y[a.., e, b..] = exp(x[a.., e, b..]) / the sum of the same over all entries with the number of e. An entry is sent
+    to the worker that owns its segment and back if it is on another one; few are if sorted by segment. Half precisions
+    are computed in float32.
     """
     return _grouped(x, P_x, segment_ids, num_segments, axis, None, "softmax")
 
@@ -226,9 +228,9 @@ def segment_softmax(x: Array, P_x: Partition, segment_ids: Any, num_segments: in
 def segment_mean(
     x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
 ) -> Array:
-    """Return the mean of the entries of a split tensor with the same number: `segment_sum` divided by their number.
+    """Return the mean of entries of a split tensor with the same number: `segment_sum` divided by their number.
 
-    If no entry has the number the mean is 0, as jraph's. Means of integers are floating-point.
+    If no entry has the number, the mean is 0, as in jraph. Means of integers are floating-point numbers.
     """
     check_partitions(P_x=P_x)
     axis, (ids, n) = checked_axis("axis", axis, P_x.shape), checked_segments(segment_ids, num_segments)

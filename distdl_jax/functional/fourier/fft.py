@@ -25,24 +25,23 @@ Kind = Literal["fft", "ifft", "rfft", "irfft"]
 NORMS = (None, "backward", "ortho", "forward")
 
 _TRANSFORM = """
-With P_x of shape p_0 x ... x p_{D-1}, a worker transforms along the dimensions that it holds as a whole. For each
-group of others the tensor is repartitioned to pencils along them, and in the end back; if no dimension of `axes`
-is split nothing moves. These are the fewest movements that keep the workers busy: one there and one back, if the
-other dimensions are long enough to be split instead. The transform is linear, and its derivative is JAX's: its
-transpose moves as much, backwards.
+With P_x of shape p_0 x ... x p_{D-1}, a worker transforms along the dimensions that are whole on it. For each group of
+the other dimensions, the tensor is repartitioned to pencils along them, and back at the end; if no dimension of `axes`
+is split, there is no communication. This is the minimum number of movements that keeps the workers busy: one there and
+one back, if the other dimensions are long enough to be split instead. The transform is linear, and its derivative is
+JAX's; its transpose moves the same amount in reverse.
 
 **Arguments:**
 
-- `x`: this worker's block on P_x, of any length, also 0; $numbers. Elsewhere a zero-volume array.
-- `P_x`: the partition of x and of the result, of as many dimensions as the tensor.
+- `x`: this worker's block on P_x, of any length, including 0; $numbers. Elsewhere a zero-volume array.
+- `P_x`: the partition of x and of the result, with as many dimensions as the tensor.
 - `axes`: the dimensions of the tensor; negative ones count from the end. $axes
 - `norm`: "backward" (None is the same), "ortho" or "forward", as in `jnp.fft`.$lengths
 
-**Returns:** this worker's block, balanced along $balanced; along
-all other dimensions blocks are x's. It is $dtype of double precision. (Half
-precisions, integers and booleans are transformed as jnp's floats.) Outside P_x, `x`.
+**Returns:** this worker's block, balanced along $balanced; along all other dimensions blocks are the same as x's. It is
+$dtype for double precision. (Half precisions, integers and booleans are transformed as jnp's floats.) Outside P_x, `x`.
 
-**Raises:** `InvalidArgumentError`, on every worker, if an argument doesn't fit; `PlanError`, on every worker of P_x, if
+**Raises:** `InvalidArgumentError`, on every worker, if an argument is invalid; `PlanError`, on every worker of P_x, if
 blocks don't form a grid, or the tensor has no elements along one of `axes`$or_complex.
 
 >>> import jax.numpy as jnp, distdl_jax as dj
@@ -69,21 +68,21 @@ _HALVED = _COMPLEX | {
 _REAL = _HALVED | {"numbers": "real or complex", "dtype": "float32, or float64", "or_complex": ""}
 _ALONG_ONE = {
     "others": "",
-    "axes": "`axis` is one, in its place.",
+    "axes": "`axis`: a single dimension, instead of `axes`.",
     "lengths": """
-- `n`: the length, along the last of `axes`, of what is transformed, as in `jnp.fft`: x is cut off, or filled up with
-  zeros, at the end. Default: x's.""",
+- `n`: the length of the transform along the last of `axes`, as in `jnp.fft`: x is truncated, or zero-padded, at the
+  end. Default: x's length.""",
 }
 _ALONG_ALL = {
     "others": ", 1",
     "axes": "Default: all, or with `s` the last ones.",
     "lengths": """
-- `s`: the length of what is transformed along each of `axes`: x is cut off, or filled up with zeros, at the end.
-  Default: x's.""",
+- `s`: the length of the transform along each of `axes`: x is truncated, or zero-padded, at the end. Default: x's
+  lengths.""",
 }
 _TO_ANY_LENGTH = """
-- `n`: the length of the result along the last of `axes`, any: of the frequencies there the n // 2 + 1 lowest count,
-  and those that are missing are 0. Default: 2 (m - 1), where x has m."""
+- `n`: the length of the result along the last of `axes`, any: the n // 2 + 1 lowest frequencies there are used, and
+  missing ones are 0. Default: 2 (m - 1), for x of length m."""
 
 
 @documented(_TRANSFORM, **_COMPLEX, **_ALONG_ONE, x="[0.0, 1.0, 2.0, 3.0]", y="[6.0, -2.0]")
@@ -135,8 +134,8 @@ def irfft(
 ) -> Array:
     """Compute the real inverse of `rfft` on `P_x` along `axes`: `jnp.fft.irfft`.
 
-    The numbers along the last of `axes` stand for the frequencies 0 to m - 1 of a real tensor, the missing ones being
-    their conjugates.
+    The numbers along the last of `axes` are the frequencies 0 to m - 1 of a real tensor; the missing ones are their
+    conjugates.
     """
     return _transform("irfft", x, P_x, _one_of(axes, axis), norm, n)
 
@@ -166,7 +165,7 @@ def rfftn(
 ) -> Array:
     """Compute `rfft` of a real tensor on `P_x` along all dimensions, or along `axes`: `jnp.fft.rfftn`.
 
-    Of the last of `axes`, n // 2 + 1 frequencies are left.
+    n // 2 + 1 frequencies remain along the last of `axes`.
     """
     return _transform("rfft", x, P_x, axes, norm, s=s)
 
@@ -176,7 +175,8 @@ def rfftn(
     **(
         _REAL
         | _ALONG_ALL
-        | {"lengths": _TO_ANY_LENGTH + "\n- `s`: that along each of `axes`. Default: x's, and along the last as `n`."}
+        | {"lengths": _TO_ANY_LENGTH + "\n- `s`: the length along each of `axes`. Default: x's; along the last one, as "
+                                       "`n`."}
     ),
     x="[[10.0, -2.0], [-4.0, 0.0]]",
     y="[[1.0, 2.0]]",
@@ -193,18 +193,18 @@ def irfftn(
 ) -> Array:
     """Compute `irfft` of a tensor on `P_x` along all dimensions, or along `axes`: `jnp.fft.irfftn`.
 
-    The last of `axes` is the one that `rfftn` has halved.
+    The last of `axes` is the one halved by `rfftn`.
     """
     return _transform("irfft", x, P_x, axes, norm, n, s)
 
 
 def _one_of(axes: Axes, axis: int | None) -> Axes:
-    """Return the dimensions, which are given as `axes` or as `axis`."""
+    """Return the dimensions, given as `axes` or as `axis`."""
     if axis is None:
         return axes
     if axes != -1:
         raise InvalidArgumentError(
-            f"`axis` (={axis!r}) must not be given together with `axes` (={axes!r}): it is one of them."
+            f"`axis` (={axis!r}) must not be given together with `axes` (={axes!r})."
         )
     return checked_integer("axis", axis)
 
@@ -237,14 +237,14 @@ def plan_fourier(
     n: int | None = None,
     s: Sequence[int] | None = None,
 ) -> StagesPlan:
-    """Plan the transform `kind`, from the shapes and dtypes of the workers of P_x (and perhaps more)."""
+    """Plan the transform `kind`, from the shapes and dtypes on at least the workers of P_x."""
     along, halved, wanted = check_transform(kind, P_x, axes, norm, n, s)
     blocks = taking_part(shape_dtypes, P_x.ranks)
     dtype, grid = common_dtype("x", blocks, P_x.ranks), owned_grid("x", P_x, blocks)
     if nothing := [a for a in along if grid.extent[a] == 0]:
         raise PlanError(f"`x` (of shape {grid.extent}) must have an element along dimension {nothing[0]}.")
     real = not jnp.issubdtype(dtype, jnp.complexfloating)
-    # The lengths of what is transformed, and of the result.
+    # The lengths of the transform, and of the result.
     before = {a: grid.extent[a] if kind == "irfft" and a == halved else wanted.get(a, grid.extent[a]) for a in along}
     after = dict(before)
     if halved is not None:
@@ -265,7 +265,7 @@ def plan_fourier(
 
 
 def on_grid(P: Partition, shape: tuple[int, ...]) -> Partition:
-    """Return the workers of `P` on a grid of `shape`; on a grid of one worker the first of them."""
+    """Return the workers of `P` on a grid of `shape`; only the first for a grid of one worker."""
     if shape == P.shape:
         return P
     if np.prod(shape) == 1:
@@ -274,7 +274,7 @@ def on_grid(P: Partition, shape: tuple[int, ...]) -> Partition:
 
 
 def _halved_length(kind: Kind, length: int, n: int | None, real: bool, dtype: np.dtype) -> int:
-    """Return the length of the last dimension in the end."""
+    """Return the final length of the last dimension."""
     if kind == "rfft":
         if not real:
             raise PlanError(
@@ -287,9 +287,9 @@ def _halved_length(kind: Kind, length: int, n: int | None, real: bool, dtype: np
 def check_transform(
     kind: Kind, P_x: Partition, axes: Axes | None, norm: str | None, n: int | None, s: Sequence[int] | None
 ) -> tuple[tuple[int, ...], int | None, dict[int, int]]:
-    """Return the dimensions, ascending, the one of which half of the frequencies are kept, and lengths that are given.
+    """Return the dimensions, ascending, the halved one, and the given lengths.
 
-    By dimension, they are those of the result; with `rfft`, of what is transformed.
+    By dimension, these are the lengths of the result; with `rfft`, of the transform.
     """
     check_partitions(P_x=P_x)
     lengths = None if s is None else checked_integers("s", s)
@@ -297,7 +297,7 @@ def check_transform(
     given = tuple(range(P_x.dim))[P_x.dim - count :] if axes is None else checked_integers("axes", axes, or_one=True)
     along = checked_axes("axes", given, P_x.shape)
     if not along:
-        raise InvalidArgumentError("`axes` (=()) must name a dimension or more.")
+        raise InvalidArgumentError("`axes` (=()) must have one dimension or more.")
     if norm not in NORMS:
         raise InvalidArgumentError(f"`norm` (={norm!r}) must be None, 'backward', 'ortho' or 'forward'.")
     named = [a % P_x.dim for a in given]
@@ -306,7 +306,7 @@ def check_transform(
         return along, halved, {} if n is None else {named[-1]: checked_integer("n", n, 1)}
     if n is not None or len(lengths) != len(named) or min(lengths) < 1:
         raise InvalidArgumentError(
-            f"`s` (={s!r}) must have a length of 1 or more for each of the {len(named)} dimensions that are "
-            "transformed, and go without `n`."
+            f"`s` (={s!r}) must have a length of 1 or more for each of the {len(named)} transformed dimensions, and "
+            "excludes `n`."
         )
     return along, halved, dict(zip(named, lengths, strict=True))

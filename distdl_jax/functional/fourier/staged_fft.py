@@ -1,6 +1,6 @@
-"""Fourier transforms on several grids, one after the other, with a movement between each two.
+"""Fourier transforms on several grids in sequence, with a movement between consecutive ones.
 
-On a grid a worker transforms its block along dimensions that it holds as a whole: `Forward`, `Inverse`.
+On each grid a worker transforms its block along dimensions that are whole on it: `Forward`, `Inverse`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import World
 
 AT_ONCE = 3
-"""Along how many dimensions jax.numpy transforms in one call."""
+"""The number of dimensions that jax.numpy transforms in one call."""
 
 
 def as_real(dtype: np.dtype) -> np.dtype:
@@ -46,12 +46,12 @@ def real_part(dtype: np.dtype) -> np.dtype:
 
 @dataclass(frozen=True)
 class Transform(ABC):
-    """The transform of each worker's block along dimensions.
+    """The transform of each worker's block along some dimensions.
 
     - `sizes`: pairs of a dimension, and its length afterwards.
-    - `halved`: the dimension, here or on another grid, of which there are frequencies from 0 on, of real data.
-    - `before`: pairs of a dimension, and the length to which it is cut off, or filled up with zeros, at the end, before
-      the transform: jnp's `n` and `s`.
+    - `halved`: the dimension, on this grid or another, with only the non-negative frequencies, of real data.
+    - `before`: pairs of a dimension, and the length to which it is truncated, or zero-padded, at the end, before the
+      transform: jnp's `n` and `s`.
     """
 
     sizes: tuple[tuple[int, int], ...]
@@ -60,7 +60,7 @@ class Transform(ABC):
     before: tuple[tuple[int, int], ...] = ()
 
     def lengths(self) -> dict[int, int]:
-        """Return the lengths, afterwards, of the dimensions that it works along: each worker has them as a whole."""
+        """Return the lengths, afterwards, of the transformed dimensions, which are whole on each worker."""
         return dict(self.sizes)
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Transform(ABC):
 
     @abstractmethod
     def __call__(self, x: Array) -> Array:
-        """Return the result, of a block that has elements."""
+        """Return the result, for a nonempty block."""
 
     def _resized(self, x: Array) -> Array:
         for axis, n in self.before:
@@ -102,11 +102,11 @@ class Forward(Transform):
 
 @dataclass(frozen=True)
 class Inverse(Transform):
-    """The way back from frequencies along dimensions, of which those that were not kept are 0.
+    """The inverse from frequencies along dimensions, with zeros for those that were not kept.
 
-    With `halved` the result is real; of its frequencies the length may take fewer than there are.
+    With `halved` the result is real; its length may use fewer frequencies than there are.
 
-    - `last`: whether all other dimensions have been transformed when these are.
+    - `last`: whether all other dimensions have been transformed before these.
     """
 
     last: bool = True
@@ -148,7 +148,7 @@ def _at_once(transform: Callable[..., Array], x: Array, axes: list[int], norm: s
 
 
 def lowest(x: Array, axis: int, n: int, *, from_0: bool = False) -> Array:
-    """Return the `n` lowest frequencies of all along `axis`: 0, 1, ..., -1, or, `from_0`, the first n."""
+    """Return the `n` lowest of all frequencies along `axis`: 0, 1, ..., -1, or, with `from_0`, the first n."""
     if n == x.shape[axis]:
         return x
     negative = 0 if from_0 else n // 2
@@ -156,7 +156,7 @@ def lowest(x: Array, axis: int, n: int, *, from_0: bool = False) -> Array:
 
 
 def with_zeros(x: Array, axis: int, n: int) -> Array:
-    """Return `n` frequencies along `axis`: the lowest from `x`, and the others 0."""
+    """Return `n` frequencies along `axis`: the lowest from `x`, and zeros."""
     m = x.shape[axis]
     if n == m:
         return x
@@ -166,13 +166,13 @@ def with_zeros(x: Array, axis: int, n: int) -> Array:
 
 @dataclass(frozen=True)
 class Move:
-    """A repartition of the tensor with its dimensions in another `order`, in which they are packed and sent."""
+    """A repartition of the tensor with its dimensions in another `order`, used for packing and sending."""
 
     order: tuple[int, ...]
     plan: RepartitionPlan
 
     def run(self, world: World, x: Array) -> Array:
-        """Return this worker's block afterwards, its dimensions in the order of `x`."""
+        """Return this worker's resulting block, with its dimensions in the order of `x`."""
         owned, needed = self.plan.exchange.owned, self.plan.exchange.needed
         x = x.transpose(self.order) if world.rank in owned.cell_of else x
         y = self.plan.run(world, x)
@@ -182,7 +182,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Stage(BlocksPlan):
-    """A movement to the grid of a stage, and the arithmetic there; None for none.
+    """A movement to the grid of a stage, and the computation there; None if there is none.
 
     - `inputs`: the workers' blocks between the two.
     """
@@ -192,7 +192,7 @@ class Stage(BlocksPlan):
     step: Transform | None
 
     def run(self, world: World, x: Array) -> Array:
-        """Return this worker's block afterwards."""
+        """Return this worker's resulting block."""
         x = x if self.move is None else self.move.run(world, x)
         if self.step is None:
             return x
@@ -202,18 +202,18 @@ class Stage(BlocksPlan):
 
 @dataclass(frozen=True)
 class StagesPlan(BlocksPlan):
-    """The plan of stages on several grids; `grid` has the blocks in the end."""
+    """The plan of stages on several grids; `grid` has the final blocks."""
 
     stages: tuple[Stage, ...]
     grid: ProductGrid
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of the data in the end."""
+        """The final dtype of the data."""
         return self.blocks[self.grid.ranks[0]].dtype
 
     def run(self, world: World, x: Array) -> Array:
-        """Return this worker's block in the end."""
+        """Return this worker's final block."""
         for stage in self.stages:
             x = stage.run(world, x)
         return x
@@ -227,9 +227,9 @@ def plan_stages(
     like: ProductGrid,
     rebalanced: Collection[int] = (),
 ) -> StagesPlan:
-    """Plan the steps on the grids of `path`, of which the first is `grid`, for blocks of `dtype`.
+    """Plan the steps on the grids of `path`, starting with `grid`, for blocks of `dtype`.
 
-    On a grid of the workers and the shape of `like` the blocks are those of `like` along dimensions of its length,
+    On a grid with the workers and the shape of `like`, the blocks are those of `like` along dimensions of equal length,
     except `rebalanced`. Elsewhere they are balanced.
     """
     stages: list[Stage] = []
@@ -261,10 +261,10 @@ def _grid_on(P: Partition, grid: ProductGrid, like: ProductGrid, rebalanced: Col
 
 
 def _move(blocks: ShapeDtypes, grid: ProductGrid, needed: ProductGrid, dtype: np.dtype, step: Transform | None) -> Move:
-    """Plan the movement next to `step`.
+    """Plan the movement before or after `step`.
 
-    XLA transforms along the last dimension, and transposes for others. That is fast if the other dimension is next
-    to the last, since these matrices stay in the cache. So the dimension travels there.
+    XLA transforms along the last dimension, and transposes for other ones. That is fast if the other dimension is the
+    second to last, since these matrices stay in the cache. So the dimension is moved there.
     """
     dims = len(grid.shape)
     axes = list(step.lengths()) if step is not None else []
