@@ -1,11 +1,11 @@
 """Mean and variance over the blocks of several workers, in one movement and without cancellation.
 
-Each worker finds the mean and the sum of squared deviations of its own entries. These travel to all workers of the
-team, which add them up by the parallel algorithm: with n_i entries, means m_i and sums of squares s_i,
+Each worker computes the mean and the sum of squared deviations of its own entries. These are sent to all workers of the
+team, which combine them by the parallel algorithm: with n_i entries, means m_i and sums of squares s_i,
 
     m = sum n_i m_i / n,        var = sum (s_i + n_i (m_i - m)^2) / n
 
-The counts n_i follow from the shapes, so they don't travel. Source: Chan, Golub and LeVeque (1983).
+The counts n_i follow from the shapes, so they are not sent. Source: Chan, Golub and LeVeque (1983).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from distdl_jax.tracing.world import World
 
 
 class Entries(Protocol):
-    """The entries of a tensor that share a mean and a variance, in one worker's block.
+    """The entries of a tensor that share a mean and a variance, within one worker's block.
 
-    Statistics have one shape on all workers of a team, the *shape of the sums*.
+    Statistics have the same shape on all workers of a team, the *shape of the sums*.
     """
 
     def counts(self, box: Box) -> np.ndarray:
-        """Return the number of entries of the block `box` for each statistic; it broadcasts with the sums."""
+        """Return the number of entries of the block `box` for each statistic, which broadcasts with the sums."""
 
     def sums(self, box: Box, x: Array) -> Array:
         """Return the sums over the entries of the block."""
@@ -51,12 +51,12 @@ class Entries(Protocol):
         """Return the shape of the sums."""
 
     def spread(self, box: Box, sums: Array) -> Array:
-        """Return statistics for every entry of the block: an array that broadcasts with it."""
+        """Broadcast statistics to the entries of the block: an array that broadcasts with it."""
 
 
 @dataclass(frozen=True)
 class Along:
-    """All entries that agree in every dimension but `dims`: sums have length 1 in those."""
+    """All entries with equal indices in every dimension but `dims`: sums have length 1 in these."""
 
     dims: tuple[int, ...]
 
@@ -76,9 +76,9 @@ class Along:
 
 @dataclass(frozen=True)
 class InGroups:
-    """The entries of one sample and one of `groups` groups of neighbouring channels: sums are samples x groups.
+    """The entries of one sample and one of `groups` groups of adjacent channels: sums are samples x groups.
 
-    A group may be split, and a worker have parts of several.
+    A group may be split, and a worker may have parts of several.
     """
 
     groups: int
@@ -93,7 +93,7 @@ class InGroups:
         return self._members(box).sum(axis=0, keepdims=True) * math.prod(box_shape(box)[2:])
 
     def sums(self, box: Box, x: Array) -> Array:
-        # A product with 0 and 1 would carry infinity and NaN from one group to the others.
+        # A product with 0 and 1 would spread infinity and NaN from one group to the others.
         of_channels = jnp.sum(x, axis=tuple(range(2, x.ndim)))
         return jnp.sum(jnp.where(self._members(box), of_channels[:, :, None], 0), axis=1)
 
@@ -110,8 +110,8 @@ class Moments:
     """Mean and variance over teams of workers.
 
     - `grid`: the blocks of the tensor.
-    - `axes`: the dimensions along which workers are a team.
-    - `entries`: the entries that are averaged together.
+    - `axes`: the dimensions along which workers form a team.
+    - `entries`: the entries that are averaged.
     - `dtype`: of the sums.
     - `centred`: whether the mean is subtracted. Otherwise the mean is 0, and the "variance" is the mean square.
     """
@@ -140,7 +140,7 @@ class Moments:
         return np.stack([self.entries.counts(self.box(each)) for each in self.team(worker)])
 
     def spread(self, worker: int, sums: Array) -> Array:
-        """Return statistics for every entry of the block of `worker`."""
+        """Broadcast statistics to the entries of the block of `worker`."""
         return self.entries.spread(self.box(worker), sums)
 
     def run(self, world: World, x: Array) -> tuple[Array, Array]:
@@ -163,14 +163,14 @@ class Moments:
         return mean, jnp.sum(rows[:, 1] + weights * jnp.square(means - mean), axis=0) / total
 
     def _sums(self, worker: int, x: Array, of: Callable[[Array], Array] = lambda x: x) -> Array:
-        """Return the sums over the block of `worker`; of no entries 0, which depends on `x` all the same."""
+        """Return the sums over the block of `worker`; 0 if it is empty, which still depends on `x`."""
         if x.size == 0:
             return tie(self.entries.sums(self.box(worker), jnp.zeros(x.shape, self.dtype)), x)
         return self.entries.sums(self.box(worker), of(x))
 
     @cached_property
     def movement(self) -> MovementPlan:
-        """What `run` moves, of all teams."""
+        """The movement in `run`, for all teams."""
         return _MovementOfTeams(self)
 
     def movement_of(self, worker: int) -> MovementPlan:
@@ -202,7 +202,7 @@ class _MovementOfTeams(MovementPlan):
 
     @cached_property
     def _plans(self) -> dict[int, MovementPlan]:
-        """The plans of teams that were asked for, by their first worker."""
+        """The plans of requested teams, by their first worker."""
         return {}
 
     def _plan(self, worker: int) -> MovementPlan:
@@ -221,7 +221,7 @@ class _MovementOfTeams(MovementPlan):
 
     @property
     def alike(self) -> Iterable[Workers]:
-        # Each worker of a team gives as many numbers.
+        # Each worker of a team contributes the same number of values.
         teams = [team for team in self.moments.teams if len(team) > 1]
         return teams_alike((team, self._plan(team[0]).inputs[team[0]]) for team in teams)
 
@@ -232,7 +232,7 @@ class _MovementOfTeams(MovementPlan):
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _mean_and_squares(x: Array, entries: Entries, box: Box) -> tuple[Array, Array]:
-    """Return the mean of each statistic's entries in a block that has some, and the sum of squared deviations."""
+    """Return the mean of each statistic's entries in a nonempty block, and the sum of squared deviations."""
     mean = entries.sums(box, x) / np.maximum(entries.counts(box), 1).astype(x.dtype)
     return mean, entries.sums(box, jnp.square(x - entries.spread(box, mean)))
 
@@ -245,7 +245,7 @@ def _forward(x: Array, entries: Entries, box: Box) -> tuple[tuple[Array, Array],
 def _backward(
     entries: Entries, box: Box, residuals: tuple[Array, Array], cotangents: tuple[Array, Array]
 ) -> tuple[Array]:
-    """Compute the gradient in one pass over x: deviations sum to 0, so squares have none through the mean."""
+    """Compute the gradient in one pass over x: deviations sum to 0, so squares contribute none through the mean."""
     (x, mean), (of_mean, of_squares) = residuals, cotangents
     of_mean = of_mean / np.maximum(entries.counts(box), 1).astype(x.dtype)
     deviation = x - entries.spread(box, mean)

@@ -1,4 +1,4 @@
-"""Rows of a split tensor by number, and sums of entries at rows by number: each other's adjoint."""
+"""Rows of a split tensor by number, and sums of entries into rows by number: adjoints of each other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from distdl_jax.validation import checked_axis, checked_integer, is_traced
 
 @dataclass(frozen=True)
 class TakePlan(BoxPlan):
-    """Rows by number (`takes`), or the sums of entries at the rows with their numbers, which is the same backwards."""
+    """Rows by number (`takes`), or the adjoint: the sums of entries into the rows with their numbers."""
 
     exchange: RowExchange
     takes: bool
@@ -40,7 +40,7 @@ class TakePlan(BoxPlan):
         return not self.takes and self.exchange.repeats
 
     def steps(self, worker: int) -> tuple[ExchangePlan, ...]:
-        """Return the exchange of rows, and the copies from rows to entries; or both backwards."""
+        """Return the exchange of rows, and the copies from rows to entries; or the adjoints of both."""
         moved, copied = self.exchange.plan(worker), self.exchange.copy(worker)
         return (moved, copied) if self.takes else (copied.reverse(), moved.reverse())
 
@@ -49,7 +49,7 @@ class TakePlan(BoxPlan):
         return block_or_placeholder(grid, worker, self.inputs[worker], self.dtype)
 
 
-taken_rows = lru_cache(maxsize=64)(RowExchange.of)  # one for all layers of a network on a mesh
+taken_rows = lru_cache(maxsize=64)(RowExchange.of)  # shared by all layers of a network on a mesh
 
 
 def plan_take(
@@ -95,27 +95,27 @@ def plan_segment_sum(
 
 @compared
 def take(x: Array, P_x: Partition, indices: Any, axis: int = 0, P_y: Partition | None = None) -> Array:
-    """Take rows of a split tensor by their numbers: `jnp.take` of the whole.
+    """Take rows of a split tensor by their numbers: `jnp.take` of the whole tensor.
 
     With x of shape n_0 x ... x n_{D-1}, and `indices` of shape m_0 x ... x m_{k-1} in place of dimension `axis`:
 
         y[a.., e.., b..] = x[a.., indices[e..], b..]
 
     The numbers are known while JAX traces: the senders of a mesh's edges, the corners of its cells. So the workers plan
-    which rows go to whom. A row goes to a worker once, however many of its entries have that number, all rows for one
-    worker in one message; nothing else moves. The adjoint is `segment_sum`: cotangents of one row are added up on
-    each worker, and the sums sent back.
+    which rows to send to whom. A row is sent to a worker once, however many of its entries have that number, with all
+    rows for one worker in one message; nothing else moves. The adjoint is `segment_sum`: cotangents of a row are summed
+    on each worker, and the sums are sent back.
 
     **Arguments:**
 
     - `x`: this worker's block if it is in P_x: D dimensions; blocks may be unbalanced and empty, of any dtype.
-      Elsewhere a zero-volume array, floating or complex exactly if the data is.
+      Elsewhere a zero-volume array, floating or complex if and only if the data is.
     - `P_x`: the partition of x.
-    - `indices`: the numbers of all rows of the whole, the same on every worker: integers in numpy (a list, a concrete
-      array of JAX), of one dimension or more; they may repeat. Negative ones count from the end.
-    - `axis`: the dimension of x that they number; a negative one counts from the end.
-    - `P_y`: the partition of y, of D - 1 + k dimensions. Default: P_x, whose workers along `axis` cut the first
-      dimension of `indices`.
+    - `indices`: the row numbers of all entries of the whole result, the same on every worker: integers in numpy (a
+      list, a concrete JAX array), of one dimension or more; they may repeat. Negative ones count from the end.
+    - `axis`: the dimension of x with the rows; a negative one counts from the end.
+    - `P_y`: the partition of y, of D - 1 + k dimensions. Default: P_x, over whose workers along `axis` the first
+      dimension of `indices` is split.
 
     **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
 
@@ -140,28 +140,28 @@ def take(x: Array, P_x: Partition, indices: Any, axis: int = 0, P_y: Partition |
 def segment_sum(
     x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
 ) -> Array:
-    """Sum the entries of a split tensor that have the same number: `jax.ops.segment_sum` of the whole.
+    """Sum the entries of a split tensor with the same number: `jax.ops.segment_sum` of the whole tensor.
 
     With `segment_ids` of shape m_0 x ... x m_{k-1}, in place of the dimensions of x from `axis` on:
 
         y[a.., i, b..] = sum over the e.. with segment_ids[e..] = i of x[a.., e.., b..]
 
-    Messages of edges to their receivers, say, or contributions of cells to their corners. The numbers are known while
-    JAX traces. Each worker adds up what it has for a row, and sends the sum to the worker that owns the row, all for
-    one worker in one message. A number that no entry has gives 0. The adjoint is `take`.
+    For instance messages of edges to their receivers, or contributions of cells to their corners. The numbers are known
+    while JAX traces. Each worker sums its entries for a row, and sends the sum to the worker that owns the row, with
+    all rows for one worker in one message. A number without entries gives 0. The adjoint is `take`.
 
     **Arguments:**
 
     - `x`: this worker's block if it is in P_x; blocks may be unbalanced and empty, of any dtype. Half precisions are
       summed, and sent, in float32, and rounded once; the sum of booleans is their "or". Elsewhere a zero-volume array,
-      floating or complex exactly if the data is.
+      floating or complex if and only if the data is.
     - `P_x`: the partition of x.
-    - `segment_ids`: the numbers of all entries of the whole, 0 to `num_segments` - 1, the same on every worker:
-      integers in numpy (a list, a concrete array of JAX), of one dimension or more.
+    - `segment_ids`: the segment numbers of all entries of the whole tensor, 0 to `num_segments` - 1, the same on every
+      worker: integers in numpy (a list, a concrete JAX array), of one dimension or more.
     - `num_segments`: the length of y in dimension `axis`.
-    - `axis`: the first dimension of x that they number; a negative one counts from the end.
-    - `P_y`: the partition of y, of k - 1 dimensions less than x. Default: P_x, whose workers along the numbered
-      dimensions cut the segments.
+    - `axis`: the first dimension of x with these entries; a negative one counts from the end.
+    - `P_y`: the partition of y, with k - 1 dimensions fewer than x. Default: P_x, over whose workers along the numbered
+      dimensions the segments are split.
 
     **Returns:** in P_y the balanced block of y; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
 
@@ -183,7 +183,7 @@ def segment_sum(
 
 
 def checked_rows(name: str, value: Any) -> Rows:
-    """Return the argument `name`, an array of integers that is known while tracing, as a value."""
+    """Return the argument `name`, an array of integers known while tracing, as a value."""
     if isinstance(value, Rows):
         return value
     if is_traced(value):
@@ -191,15 +191,15 @@ def checked_rows(name: str, value: Any) -> Rows:
         if name == "segment_ids":
             other = "reduce_scatter(jax.ops.segment_sum(x, segment_ids, num_segments), P_x, 0)"
         raise InvalidTypeError(
-            f"`{name}` (={value!r}) must be known while tracing, from numpy, not an argument of the jit: the messages "
-            f"depend on it. With numbers that change from call to call, {other} does the same for this worker's block "
-            "of them."
+            f"`{name}` (={value!r}) must be known while tracing, as a numpy array and not an argument of the jit: the "
+            f"messages depend on it. For numbers that change from call to call, {other} does the same with this "
+            "worker's block of them."
         )
     numbers = np.asarray(value)
     if numbers.size == 0 and not hasattr(value, "dtype"):
         numbers = numbers.astype(int)
     if not np.issubdtype(numbers.dtype, np.integer):
-        raise InvalidTypeError(f"`{name}` (of dtype {numbers.dtype}) must hold integers, the numbers of rows.")
+        raise InvalidTypeError(f"`{name}` (of dtype {numbers.dtype}) must hold integers, the row numbers.")
     if numbers.ndim == 0:
         raise InvalidArgumentError(f"`{name}` (={value!r}) must have one dimension or more.")
     return Rows(numbers)
@@ -208,7 +208,7 @@ def checked_rows(name: str, value: Any) -> Rows:
 def checked_segments(
     segment_ids: Any, num_segments: int, name: str = "segment_ids", total: str = "num_segments"
 ) -> tuple[Rows, int]:
-    """Return the argument `name`, numbers of segments, as a value, and the argument `total`, how many there are."""
+    """Return the argument `name`, segment numbers, as a value, and the argument `total`, the number of segments."""
     rows, n = checked_rows(name, segment_ids), checked_integer(total, num_segments, 0)
     if rows.array.size and not (rows.array.min() >= 0 and rows.array.max() < n):
         wrong = rows.array[(rows.array < 0) | (rows.array >= n)].flat[0]
@@ -217,13 +217,13 @@ def checked_segments(
 
 
 def taken_partition(P_x: Partition, rows: Rows, axis: int, P_y: Partition | None) -> Partition:
-    """Return the partition of what is taken, which has the dimensions of the numbers in place of `axis`."""
+    """Return the partition of taken rows, with the dimensions of the numbers in place of `axis`."""
     more = len(rows.shape) - 1
     return _checked_or(P_x, (*P_x.shape[: axis + 1], *(1,) * more, *P_x.shape[axis + 1 :]), P_y)
 
 
 def summed_partition(P_x: Partition, rows: Rows, axis: int, P_y: Partition | None) -> Partition:
-    """Return the partition of sums, which has one dimension in place of those of the numbers."""
+    """Return the partition of sums, with one dimension in place of the dimensions of the numbers."""
     after = axis + len(rows.shape)
     if after > P_x.dim:
         raise InvalidArgumentError(
@@ -239,7 +239,7 @@ def _checked_or(P_x: Partition, shape: Sequence[int], P_y: Partition | None) -> 
     check_partitions(P_x=P_x, P_y=P_y)
     if P_y.dim != len(shape):
         raise InvalidArgumentError(
-            f"`P_y` ({shape_text(P_y.shape)}) must have as many dimensions as the result, {len(shape)}: as "
+            f"`P_y` ({shape_text(P_y.shape)}) must have as many dimensions as the result, {len(shape)}, like "
             f"{shape_text(tuple(shape))}."
         )
     return P_y

@@ -1,4 +1,4 @@
-"""Windows of a split tensor, as Swin transformers attend in them, and pixels shuffled between features and channels."""
+"""Windows of a split tensor, as in Swin transformers, and shuffles of pixels between features and channels."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Sizes = int | Sequence[int]
 
 
 def checked_dimensions(axes: Sizes | None, default: Sequence[int], P_x: Partition) -> tuple[int, ...]:
-    """Return the argument `axes`, one dimension of P_x or more, in the order in which they are given."""
+    """Return the argument `axes`, one dimension of P_x or more, in the given order."""
     along = tuple(default) if axes is None else checked_integers("axes", axes, or_one=True)
     checked_axes("axes", along, P_x.shape)
     if not along:
-        raise InvalidArgumentError(f"`axes` (={axes!r}) must name a dimension or more of P_x, which has {P_x.dim}.")
+        raise InvalidArgumentError(f"`axes` (={axes!r}) must name one or more dimensions of P_x, which has {P_x.dim}.")
     return tuple(d % P_x.dim for d in along)
 
 
@@ -48,12 +48,12 @@ _SHUFFLED = """
 **Arguments:**
 
 - `x`: this worker's block; blocks may be uneven and empty. Zero-volume outside P_x.
-- `P_x`: the partition of input and output, of as many dimensions as the tensor.
+- `P_x`: the partition of input and output, with as many dimensions as the tensor.
 - `$factor`: r, an integer, or one for each of `axes`. $divides.
 - `axes`: the feature dimensions; negative ones count from the end. Default: all but dimension 0 and the channels.
 - `channel_axis`: the dimension of the channels, 1 or -1, the last one.
 
-**Returns:** this worker's balanced block of the output, perhaps empty; outside P_x, `x`.
+**Returns:** this worker's balanced block of the output, which may be empty; outside P_x, `x`.
 
 **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit; `PlanError`,
 on every worker of P_x, if the factor doesn't divide x, or blocks don't form a grid.
@@ -62,7 +62,7 @@ on every worker of P_x, if the factor doesn't divide x, or blocks don't form a g
 >>> P = dj.Partition().grid([1, 1, 1])
 >>> $name(jnp.array($example
 """
-_DIVIDES_CHANNELS = "Its product over them divides the channels"
+_DIVIDES_CHANNELS = "Its product over `axes` divides the channels"
 _DIVIDES_LENGTHS = "It divides the lengths of x along `axes`"
 
 
@@ -82,9 +82,9 @@ def pixel_shuffle(
 
         y[n, c, h r + i, w r + j] = x[n, c r r + i r + j, h, w]
 
-    and likewise for any number of feature dimensions. Everything may be split. Nothing moves if every worker has the
-    channels of its outputs, and the balanced blocks of the output are made of whole pixels: so if only features are
-    split, evenly. Otherwise the entries that are another worker's move, once before and once after.
+    and likewise for any number of feature dimensions. All dimensions may be split. There is no communication if every
+    worker has the channels of its outputs, and the balanced blocks of the output consist of whole pixels: if only
+    features are split, evenly. Otherwise entries that change owners move, once before and once after.
 
     Source: Shi et al. (2016), arXiv:1609.05158; PyTorch's function of the same name.
     """
@@ -103,8 +103,8 @@ def pixel_unshuffle(
 ) -> Array:
     """Turn features of a tensor on `P_x` into channels: `torch.nn.functional.pixel_unshuffle`.
 
-    It is the reverse of `pixel_shuffle`: an image N x C x H r x W r becomes N x C r r x H x W. The pixels that lie on
-    several workers move to the one that needs them.
+    The inverse of `pixel_shuffle`: an image N x C x H r x W r becomes N x C r r x H x W. Pixels that lie on several
+    workers are sent to the one that needs them.
     """
     return _shuffled("pixel_unshuffle", x, P_x, downscale_factor, axes, channel_axis)
 
@@ -119,10 +119,10 @@ def pixel_unshuffle(
 def depth_to_space(
     x: Array, P_x: Partition, block_size: Sizes, axes: Sizes | None = None, *, channel_axis: int = -1
 ) -> Array:
-    """Turn channels of a tensor on `P_x` into features, as TensorFlow and ONNX (DepthToSpace, mode DCR) order them.
+    """Turn channels of a tensor on `P_x` into features, in the order of TensorFlow and ONNX (DepthToSpace, mode DCR).
 
     An image N x H x W x r r C becomes N x H r x W r x C. It differs from `pixel_shuffle` in that the C channels of a
-    pixel lie next to each other:
+    pixel are adjacent:
 
         y[n, h r + i, w r + j, c] = x[n, h, w, (i r + j) C + c]
 
@@ -141,16 +141,16 @@ def depth_to_space(
 def space_to_depth(
     x: Array, P_x: Partition, block_size: Sizes, axes: Sizes | None = None, *, channel_axis: int = -1
 ) -> Array:
-    """Turn features of a tensor on `P_x` into channels, the reverse of `depth_to_space`: ONNX's SpaceToDepth.
+    """Turn features of a tensor on `P_x` into channels, the inverse of `depth_to_space`: ONNX's SpaceToDepth.
 
-    An image N x H r x W r x C becomes N x H x W x r r C. For a Vision Transformer or a ConvNeXt it cuts out the
-    patches: `space_to_depth(image, P_x, 16)`.
+    An image N x H r x W r x C becomes N x H x W x r r C. For a Vision Transformer or a ConvNeXt it cuts patches:
+    `space_to_depth(image, P_x, 16)`.
     """
     return _shuffled("space_to_depth", x, P_x, block_size, axes, channel_axis)
 
 
 class _Kind(NamedTuple):
-    """One of the functions: the name of its factor, where the factors go, and whether they stand before the
+    """One of the functions: the name of its factor, the destination of the factors, and whether they precede the
     channels."""
 
     parameter: str
@@ -190,8 +190,8 @@ def _shuffled(kind: str, x: Array, P_x: Partition, factor: Sizes, axes: Sizes | 
 
 
 def _rule(kind: _Kind, factors: dict[int, int], channel: int, dim: int) -> Rule:
-    """Return what becomes of the dimensions: for a function to channels, what `kind` to features does backwards."""
-    # Before, the channels' factors stand in dimension `channel`; afterwards, each stands behind its feature dimension.
+    """Return the rearrangement of the dimensions: for a function to channels, the inverse of that to features."""
+    # Before, the channels' factors are in dimension `channel`; afterwards, each follows its feature dimension.
     many = len(factors)
     behind = {d: channel + (not kind.factors_first) + place for place, d in enumerate(factors)}
     order: list[int] = []
@@ -210,44 +210,43 @@ def _rule(kind: _Kind, factors: dict[int, int], channel: int, dim: int) -> Rule:
 def _checked(
     kind: str, P_x: Partition, factor: Sizes, axes: Sizes | None, channel_axis: int
 ) -> tuple[dict[int, int], int, int]:
-    """Return the factor of each feature dimension, ascending, the dimension of the channels, and how many there are."""
+    """Return the factors of feature dimensions, ascending, the dimension of channels, and the number of dimensions."""
     check_partitions(P_x=P_x)
     channel = checked_axis("channel_axis", channel_axis, P_x.shape)
     along = checked_dimensions(axes, [d for d in range(1, P_x.dim) if d != channel], P_x)
     if channel in along:
-        raise InvalidArgumentError(f"`axes` (={axes!r}) must not name the dimension of the channels, {channel}.")
+        raise InvalidArgumentError(f"`axes` (={axes!r}) must not include the dimension of the channels, {channel}.")
     return checked_per_axis(KINDS[kind].parameter, factor, along, 1), channel, P_x.dim
 
 
 @compared
 def window_partition(x: Array, P_x: Partition, window_size: Sizes, axes: Sizes | None = None) -> Array:
-    """Cut a tensor on `P_x` into windows that don't overlap, and leave every worker whole windows.
+    """Cut a tensor on `P_x` into windows that don't overlap, with whole windows on every worker.
 
     An image N x H x W x C, on P_n x P_h x P_w x P_c, becomes N x H/h x W/w x h x w x C, on P_n x P_h x P_w x 1 x 1 x
-    P_c, where windows are h x w:
+    P_c, for windows of h x w:
 
         y[n, i, j, a, b, c] = x[n, i h + a, j w + b, c]
 
-    The numbers of windows stand behind dimension 0, the batch (in front, if that is one of `axes`), and the places
-    in a window where the dimensions were: N x C x H x W becomes N x H/h x W/w x C x h x w. So on each worker
-    `y.reshape(-1, h * w, C)` has its windows as entries of a batch, on which attention needs no other worker.
+    The numbers of windows follow dimension 0, the batch (or precede it, if it is one of `axes`), and the positions in a
+    window replace the dimensions: N x C x H x W becomes N x H/h x W/w x C x h x w. So on each worker `y.reshape(-1, h *
+    w, C)` has its windows as entries of a batch, on which attention needs no communication.
 
-    If a window crosses the edge of a block it moves to the one worker that needs it, and nothing else does; if
-    all blocks hold whole windows nothing moves. The adjoint moves it back. Shift windows with `roll(x, P_x, -shift,
-    axes)` before, and by `shift` after `window_reverse`; `window_mask` says which tokens are neighbours then.
+    Only the entries of windows that cross a block boundary move, to the worker that needs them; if all blocks hold
+    whole windows, there is no communication. The adjoint moves them back. To shift windows, use `roll(x, P_x, -shift,
+    axes)` before, and a roll by `shift` after `window_reverse`; `window_mask` tells which tokens are then neighbours.
 
     **Arguments:**
 
     - `x`: this worker's block; blocks may be uneven and empty. Zero-volume outside P_x.
-    - `P_x`: the partition, of as many dimensions as the tensor.
+    - `P_x`: the partition, with as many dimensions as the tensor.
     - `window_size`: the lengths of a window, an integer, or one for each of `axes`. They divide the lengths of x.
-    - `axes`: the dimensions that are cut; negative ones count from the end. Default: all but the first and the last.
+    - `axes`: the dimensions to cut; negative ones count from the end. Default: all but the first and the last.
 
-    **Returns:** this worker's balanced block of the windows, perhaps empty; outside P_x, `x`.
+    **Returns:** this worker's balanced block of the windows, which may be empty; outside P_x, `x`.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit; `PlanError`,
-    on every worker of P_x, if windows don't divide x (put zeros around it with `nn.DistributedPad`), or blocks don't
-    form a grid.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit; `PlanError`, on
+    every worker of P_x, if windows don't divide x (pad it with `nn.DistributedPad`), or blocks don't form a grid.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1, 1, 1])
@@ -274,17 +273,17 @@ def plan_window_partition(
 
 @compared
 def window_reverse(x: Array, P_x: Partition, axes: Sizes | None = None) -> Array:
-    """Put the windows of `window_partition` together again, to balanced blocks on `P_x`.
+    """Reassemble the windows of `window_partition` into balanced blocks on `P_x`.
 
     **Arguments:**
 
-    - `x`: this worker's windows, in the shape, and on the workers, as `window_partition` leaves them; the lengths of
-      channels may be others. Zero-volume outside P_x.
-    - `P_x`, `axes`: as `window_partition` had them: the partition and the dimensions of the tensor that was cut.
+    - `x`: this worker's windows, in the shape and on the workers of `window_partition`'s output; the lengths of
+      channels may differ. Zero-volume outside P_x.
+    - `P_x`, `axes`: as for `window_partition`: the partition and the dimensions of the original tensor.
 
     **Returns:** this worker's balanced block of the whole tensor; outside P_x, `x`.
 
-    **Raises:** as `window_partition`; `PlanError` also if x does not have two dimensions for each of `axes`.
+    **Raises:** as in `window_partition`; `PlanError` also if x does not have two dimensions for each of `axes`.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1, 1, 1])
@@ -311,7 +310,7 @@ def plan_window_reverse(shape_dtypes: ShapeDtypes, P_x: Partition, axes: Sizes |
 
 
 def partition_of_windows(P_x: Partition, axes: Sequence[int]) -> CartesianPartition:
-    """Return the partition on which `window_partition` leaves a tensor on P_x that is cut along `axes`."""
+    """Return the partition of the output of `window_partition` for a tensor on P_x and the dimensions `axes`."""
     return _partition_rule(dict.fromkeys(axes, 1), P_x.dim).partitions(P_x)[1]
 
 
@@ -319,19 +318,19 @@ def partition_of_windows(P_x: Partition, axes: Sequence[int]) -> CartesianPartit
 def window_mask(x: Array, P_x: Partition, window_size: Sizes, shift: Sizes, axes: Sizes | None = None) -> Array:
     """Say which tokens of this worker's windows were neighbours before the tensor was rolled back by `shift`.
 
-    In a window at the end of a dimension some tokens have come round from its beginning. Attention lets tokens see each
-    other that came round along the same dimensions. Nothing moves.
+    In a window at the end of a dimension some tokens have wrapped around from its beginning. Attention lets tokens see
+    each other if they wrapped around along the same dimensions. There is no communication.
 
     **Arguments:**
 
-    - `x`, `P_x`, `window_size`, `axes`: those of `window_partition`: only the lengths of x matter.
+    - `x`, `P_x`, `window_size`, `axes`: as for `window_partition`; only the lengths of x matter.
     - `shift`: by how much x was rolled back, an integer, 0 or more, or one for each of `axes`.
 
     **Returns:** bools, B x L x L, for the B windows of this worker, in the order of `window_partition(...).reshape(-1,
     ...)`, and the L tokens of a window: True where the one may see the other, as `jax.nn.dot_product_attention` takes
     it. Outside P_x, B is 0.
 
-    **Raises:** as `window_partition`.
+    **Raises:** as in `window_partition`.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1, 1])
@@ -359,7 +358,7 @@ def window_mask(x: Array, P_x: Partition, window_size: Sizes, shift: Sizes, axes
 
 
 def _regions(P_x: Partition, extent: tuple[int, ...], sizes: Mapping[int, int], by: Mapping[int, int]) -> np.ndarray:
-    """Return a number for each token of this worker's windows: a bit for each dimension along which it came round."""
+    """Return a number for each token of this worker's windows, with a bit for each dimension that it wrapped around."""
     assert P_x.rank is not None
     index = index_of(P_x.rank, P_x.shape)
     dims = len(sizes)
@@ -373,7 +372,7 @@ def _regions(P_x: Partition, extent: tuple[int, ...], sizes: Mapping[int, int], 
 
 
 def _partition_rule(sizes: Mapping[int, int], dim: int) -> Rule:
-    """Return how a tensor of `dim` dimensions is cut into windows of `sizes`, by dimension."""
+    """Return the rule that cuts a tensor of `dim` dimensions into windows of `sizes`, by dimension."""
     factors = tuple((OVER_WORKERS, sizes[d]) if d in sizes else (OVER_WORKERS,) for d in range(dim))
     first = [sum(len(parts) for parts in factors[:d]) for d in range(dim)]
     front = [] if 0 in sizes else [0]
@@ -384,7 +383,7 @@ def _partition_rule(sizes: Mapping[int, int], dim: int) -> Rule:
 
 
 def _window(window_size: Sizes, axes: Sizes | None, P_x: Partition) -> dict[int, int]:
-    """Return the length of a window along each dimension that is cut, ascending."""
+    """Return the length of a window along each cut dimension, ascending."""
     return checked_per_axis("window_size", window_size, _axes(axes, P_x), 1)
 
 

@@ -1,1 +1,1 @@
-"""Tools that read networks and jobs: nothing of the library imports them when it is imported."""
+"""Tools that read networks and jobs; the library does not import them at import time."""

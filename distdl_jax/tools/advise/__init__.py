@@ -1,1 +1,1 @@
-"""Which partitions are fast: counted, a short list of them measured, and the fastest made a network."""
+"""The choice of fast partitions: by counting, measuring a short list, and building the network with the fastest."""

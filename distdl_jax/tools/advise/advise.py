@@ -1,4 +1,4 @@
-"""The partitions with which a training step of a network is fast: `advise`."""
+"""The partitions that make a training step of a network fast: `advise`."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from distdl_jax.tools.cost.machines import Machine, given_machine
 from distdl_jax.transports.agreement import agree
 from distdl_jax.validation import MOST_WORKERS, checked_dtype, checked_integer, checked_integers
 
-USUAL = Machine(latency=5e-6, bandwidth=5e9, flops=2e10, memory_bandwidth=1e10, memory=16e9, source="a usual core")
-"""The machine of estimates if none is given."""
+USUAL = Machine(latency=5e-6, bandwidth=5e9, flops=2e10, memory_bandwidth=1e10, memory=16e9, source="a typical core")
+"""The machine for estimates if none is given."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A grid for each described layer, and what they cost together.
+    """A grid for each described layer, and their total cost.
 
     - `grids`: by place, as "3", or "3.1" within a skip.
-    - `messages`, `bytes`: that the worker that sends most sends in a training step.
-    - `memory`: bytes that the worker that stores most needs at the fullest time of a step.
-    - `estimate`: seconds of a step by the machine's five numbers. It is not for ranking.
+    - `messages`, `bytes`: the most that any worker sends in a training step.
+    - `memory`: the largest peak memory of a worker in a step, in bytes.
+    - `estimate`: seconds of a step by the machine's five numbers. It is not suited for ranking.
     - `seconds`: of a step, measured; None if it was not.
     """
 
@@ -57,13 +57,13 @@ class Placement:
 
 @dataclass(frozen=True)
 class Advice:
-    """The partitions of a network that `dj.advise` chose, and what others would cost.
+    """The partitions of a network chosen by `dj.advise`, and the cost of alternatives.
 
-    - `network`: an `nn.Sequential` with the chosen partitions, and an `nn.Repartition` wherever they differ.
+    - `network`: an `nn.Sequential` with the chosen partitions, and an `nn.Repartition` between differing ones.
     - `x_spec`: the global shape and the partition of the network's input.
-    - `verdict`: how much faster the plan is, as a sentence; if nothing was measured, it says so.
-    - `faster`: by what share the better one of the obvious plans, the batch split and the split of the longest
-      dimension, takes longer: `mean`, and `low` and `high` at 95 %, in so many `rounds`; None without times.
+    - `verdict`: the speed-up of the plan, as a sentence; or that nothing was measured.
+    - `faster`: by what share the better of the obvious plans, the batch split and the split of the longest dimension,
+      takes longer: `mean`, and `low` and `high` at 95 %, over a number of `rounds`; None without times.
 
     Printed, it is the verdict and a table.
     """
@@ -83,26 +83,26 @@ class Advice:
 
     @cached_property
     def placement(self) -> Placement:
-        """The chosen grids, by place, and what they cost."""
+        """The chosen grids, by place, and their cost."""
         return self._placement(self.grids)
 
     @cached_property
     def runners_up(self) -> tuple[Placement, ...]:
-        """The other plans of the short list, fastest first: those that stayed longest if they were measured."""
+        """The other plans of the short list, fastest first: if measured, those that stayed longest."""
         return tuple(self._placement(grids) for grids in self._ordered if grids != self.grids)
 
     @cached_property
     def cost(self) -> Cost:
-        """What each worker stores, computes and sends: `dj.cost` of the network."""
+        """The storage, computation and messages of each worker: `dj.cost` of the network."""
         return self._search.cost(self.grids)
 
     def why(self, layer: int | str, grid: Sequence[int]) -> Placement:
-        """Return the plan that seems fastest in which a layer has a certain grid; all others may have any.
+        """Return the plan that seems fastest among those with a certain grid for one layer, and any for the others.
 
         **Arguments:**
 
-        - `layer`: its place in the described network: 3, or "3.1" for layer 1 of a skip, all of which is on one grid.
-          A normalisation has the grid of the layer before.
+        - `layer`: its place in the described network: 3, or "3.1" for layer 1 of a skip, which is on a single grid. A
+          normalisation has the grid of the previous layer.
         - `grid`: a number of workers for each dimension of the layer's input.
 
         **Returns:** the `Placement`: messages, bytes, memory, an estimate and, if it was measured, seconds.
@@ -122,7 +122,7 @@ class Advice:
                 "in all."
             )
         if self._search.prices.node(node, wanted) is None:
-            raise InvalidArgumentError(f"`grid` (={wanted}) is none that layer {place} can have.")
+            raise InvalidArgumentError(f"`grid` (={wanted}) is not possible for layer {place}.")
         listed = next((grids for grids in self._ordered if grids[number] == wanted), None)
         return self._placement(listed or self._search.fastest(forced={number: wanted})[0].grids)
 
@@ -167,36 +167,38 @@ def advise(
     measure: float = 60.0,
     results: str | os.PathLike[str] | None = None,
 ) -> Advice:
-    """Choose the partitions with which a training step of a network is fast, and fits the memory.
+    """Choose partitions that make a training step of a network fast, and fit into memory.
 
-    Exact counts and the five numbers of a machine make a short list of four to eight plans: a grid for each layer, with
-    repartitions between layers on other grids. The batch split, and the split of the longest dimension, are always on
-    it. In a job these plans are measured: whole training steps on the real workers, in rounds of one step a plan, until
-    the fastest is known. Plans whose times can't be told apart are ties, of which the one with least memory is taken.
+    Exact counts and the five numbers of a machine determine a short list of four to eight plans: a grid for each layer,
+    with repartitions between layers on different grids. The batch split, and the split of the longest dimension, are
+    always included. In a job these plans are measured: whole training steps on the real workers, in rounds of one step
+    per plan, until the fastest is known. Plans whose times can't be distinguished are ties, of which the one with least
+    memory is chosen.
 
-    In a job all workers of the world call it with the same arguments. Ctrl-C ends measuring after a round, and the
-    answer is what is known then.
+    In a job all workers of the world must call it with the same arguments. Ctrl-C stops measuring after a round, and
+    the answer uses the times so far.
 
     **Arguments:**
 
     - `network`: a list of descriptions like `nn.conv2d(out_channels=8, kernel_size=3)`, of functions of an array, which
-      are applied to each block by itself, and of skips, `nn.skip(...)`.
-    - `x_shape`: the global shape of the input, with the batch.
-    - `workers`: in a job the partition, as `dj.Partition()`: the network is on its workers, and trains there. Or how
-      many there are: the network is then on `dj.planning_world(workers)`, to look at, and nothing is measured.
-    - `memory`: the most that a worker can store, in bytes, or as "40 GiB". Default: that of `machine` where it is
-      given, else any amount.
-    - `machine`: a `dj.Machine`, or the name of one, for the estimate. Default: a usual core.
+      are applied to each block separately, and of skips, `nn.skip(...)`.
+    - `x_shape`: the global shape of the input, including the batch.
+    - `workers`: in a job the partition, such as `dj.Partition()`: the network is on its workers, and trains there. Or
+      their number: the network is then on `dj.planning_world(workers)`, for inspection, and nothing is measured.
+    - `memory`: the most that a worker can store, in bytes, or as "40 GiB". Default: the memory of `machine` if given,
+      otherwise unlimited.
+    - `machine`: a `dj.Machine`, or the name of one, for the estimate. Default: a typical core.
     - `optimiser`, `dtype`: as in `dj.cost`.
-    - `measure`: for how many seconds at most plans are measured, after they were compiled; 0 for an estimate.
-    - `results`: a file, on worker 0, in which what is measured is kept, and looked up. The same network, shapes,
-      options, workers by host and versions are then measured once. Functions in `network` count by their names.
+    - `measure`: the maximum number of seconds for measuring plans, after compilation; 0 for an estimate.
+    - `results`: a file, on worker 0, in which measurements are stored, and looked up. The same network, shapes,
+      options, workers by host and versions are then measured only once. Functions in `network` are identified by their
+      names.
 
     **Returns:** the `Advice`.
 
-    **Raises:** `InvalidTypeError` for a layer that is no description; `InvalidArgumentError` if an argument is not
-    accepted; `PlanError` if `x_shape` does not fit a layer, or nothing fits the memory: it says what the least plan
-    needs.
+    **Raises:** `InvalidTypeError` for a layer that is not a description; `InvalidArgumentError` if an argument is not
+    accepted; `PlanError` if `x_shape` does not fit a layer, or no plan fits into memory, with the memory that the
+    smallest plan needs.
 
     >>> import jax, distdl_jax as dj
     >>> layers = [dj.nn.conv2d(out_channels=8, kernel_size=3, padding=1), jax.nn.relu, dj.nn.max_pool2d(kernel_size=2)]
@@ -223,7 +225,7 @@ def advise(
     prices = Prices(described, P.size, numbers or USUAL, optimiser, OPTIMISERS[optimiser], number)
     search = Search(prices, limit)
     if given is None:
-        return advice(search, P, shortlist(search, P), f"`workers` (={workers}) is a number and no partition of a job")
+        return advice(search, P, shortlist(search, P), f"`workers` (={workers}) is a number, not a partition of a job")
     if reason := _why_not_measured(P, measure):
         return advice(search, P, shortlist(search, P), reason)
     key, path = "", None if results is None else Path(results)
@@ -237,20 +239,20 @@ def advise(
     plans = replace(plans, measured=measured)
     if path is not None and len(measured.times) and not measured.is_interrupted:
         store_plans(P.world, path, key, plans)
-    return advice(search, P, plans, "Ctrl-C came before the first round")
+    return advice(search, P, plans, "Ctrl-C was pressed before the first round")
 
 
 def _why_not_measured(P: Partition, seconds: float) -> str:
-    """Return why an estimate has to do; nothing if plans can be measured."""
+    """Return the reason for using an estimate only; nothing if plans can be measured."""
     if not seconds:
         return "`measure` is 0"
     if P.size == 1:
         return "there is one worker"
-    return "" if P.world.may_measure else "the workers are no processes of their own"
+    return "" if P.world.may_measure else "the workers are not separate processes"
 
 
 def shortlist(search: Search, P: Partition) -> Plans:
-    """Return the plans of the short list; in a job those that the first worker lists."""
+    """Return the plans of the short list; in a job, those of the first worker."""
     candidates, obvious = search.shortlist()
     plans = Plans(tuple(way.grids for way in candidates), obvious)
     if not P.world.may_measure:
@@ -260,7 +262,7 @@ def shortlist(search: Search, P: Partition) -> Plans:
 
 
 def trials(search: Search, P: Partition, plans: Sequence[Grids]) -> list[Trial]:
-    """Return the steps of plans; their arrays stay between steps if those of all plans fit the memory together."""
+    """Return the steps of plans; their arrays stay between steps if all plans' arrays fit into memory together."""
     prices, network = search.prices, search.network
     fit = sum(search.plan(grids).stored for grids in plans) <= (search.limit or prices.machine.memory)
     specs = [TensorSpec(network.x_shape, P.grid(grids[0])) for grids in plans]
@@ -271,7 +273,7 @@ def trials(search: Search, P: Partition, plans: Sequence[Grids]) -> list[Trial]:
 
 
 def advice(search: Search, P: Partition, plans: Plans, reason: str = "") -> Advice:
-    """Return the advice that follows from times. `reason`: why there may be none."""
+    """Return the advice based on times. `reason`: why there may be none."""
     times, listed = plans.measured.times, plans.grids
     faster = None
     if not len(times):
@@ -289,18 +291,18 @@ def advice(search: Search, P: Partition, plans: Plans, reason: str = "") -> Advi
             others = f"{len(best) - 1} other plan{'s' * (len(best) > 2)}"
             verdict += f" It is a tie with {others}, and needs the least memory of them."
         if plans.measured.is_interrupted:
-            verdict += f" Ctrl-C ended measuring after {len(times)} rounds."
+            verdict += f" Ctrl-C stopped measuring after {len(times)} rounds."
     spec = TensorSpec(search.network.x_shape, P.grid(listed[chosen][0]))
     return Advice(search.network.on(listed[chosen], P), spec, verdict, faster, search, plans, chosen)
 
 
 def _verdict(faster: Difference, rival: str, is_rival: bool) -> str:
-    """Return what was measured as a sentence. `rival`: the better one of the obvious plans."""
+    """Return the result of the measurement as a sentence. `rival`: the better of the obvious plans."""
     if is_rival:
-        return f"This is {rival}: no other plan was surely faster, {faster.rounds} rounds."
+        return f"This is {rival}: no other plan was significantly faster, {faster.rounds} rounds."
     if faster.low > 0:
         return f"This plan is faster than {rival} by {faster}."
-    return f"This plan is as fast as {rival}, as far as can be told: faster by {faster}."
+    return f"This plan is as fast as {rival}, within the uncertainty: faster by {faster}."
 
 
 def _bytes(memory: int | str) -> float:
@@ -336,7 +338,7 @@ def advice_table(search: Search, plans: Plans, ordered: Sequence[Grids], chosen:
 
 
 def _grids_text(search: Search, grids: Grids) -> str:
-    """Return the grids of a plan, neighbours on one grid as one."""
+    """Return the grids of a plan, merging neighbours on one grid."""
     runs: list[tuple[str, str, tuple[int, ...]]] = []
     for node, grid in zip(search.network.nodes, grids, strict=True):
         place = node.items[0][0]

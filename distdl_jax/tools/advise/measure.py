@@ -1,6 +1,7 @@
-"""Whole training steps of plans, on the workers of a job: in rounds, one step of each plan, in shuffled order.
+"""Whole training steps of plans, on the workers of a job: in rounds, with one step of each plan, in shuffled order.
 
-Which plan is faster is decided by paired differences of the times of rounds; those that are surely slower leave.
+The faster plan is decided by paired differences of the times of rounds; plans that are significantly slower are
+dropped.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ from distdl_jax.transports.agreement import agree
 from distdl_jax.transports.progress import progress
 
 CHECKS = (3, 6, 12, 24, 48, 96)
-"""After how many rounds plans that are slower leave; after the last, measuring ends."""
+"""The numbers of rounds after which slower plans are dropped; measuring ends after the last."""
 
 ENOUGH = 12
-"""Measuring ends after so many rounds, or more, once the rest are ties."""
+"""Measuring ends after this many rounds, or later, once the rest are ties."""
 
 TIE = 0.02
-"""Plans whose difference is no surer than chance, and at most this share, are a tie."""
+"""Plans whose difference is not significant, and at most this share, are a tie."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """By what share one plan takes longer than another, and within which limits at 95 %.
+    """The share by which one plan takes longer than another, with limits at 95 %.
 
-    - `rounds`: in which both were measured. With fewer than two there are no limits.
+    - `rounds`: the number in which both were measured. With fewer than two there are no limits.
     """
 
     mean: float
@@ -56,7 +57,7 @@ class Difference:
 
     @classmethod
     def between(cls, slower: np.ndarray, faster: np.ndarray) -> Difference:
-        """Return the difference of the times of two plans, round by round, not a number if one took no step."""
+        """Return the difference of the times of two plans, round by round; NaN if one took no step."""
         logs = np.log(slower / faster)
         mean, half, n = _trimmed(logs[np.isfinite(logs)])
         return cls(math.expm1(mean), math.expm1(mean - half), _expm1(mean + half), n)
@@ -69,7 +70,7 @@ class Difference:
 def _trimmed(values: np.ndarray) -> tuple[float, float, int]:
     """Return the mean without a fifth at either end, half its interval at 95 %, and the number of values.
 
-    A round in which the machine did something else counts little so. Source: Yuen (1974), Biometrika 61.
+    So rounds disturbed by other work on the machine count little. Source: Yuen (1974), Biometrika 61.
     """
     n = len(values)
     ordered, cut = np.sort(values), n // 5
@@ -122,17 +123,17 @@ def is_decided(times: np.ndarray, plans: Sequence[int]) -> bool:
 
 
 def fastest(times: np.ndarray, plans: Sequence[int]) -> int:
-    """Return the plan of least typical time."""
+    """Return the plan with the smallest typical time."""
     return min(plans, key=lambda plan: (typical(times[:, plan]), plan))
 
 
 def typical(seconds: np.ndarray) -> float:
-    """Return the mean of the times of a plan, of their logarithms, without the longest and the shortest ones."""
+    """Return the geometric mean of the times of a plan, without the longest and the shortest ones."""
     return math.exp(_trimmed(np.log(seconds[np.isfinite(seconds)]))[0])
 
 
 def ties(times: np.ndarray, plans: Sequence[int]) -> list[int]:
-    """Return the fastest plan, and those that are as fast as can be told."""
+    """Return the fastest plan, and those not distinguishable from it."""
     best = fastest(times, plans)
     found = {plan: Difference.between(times[:, plan], times[:, best]) for plan in plans if plan != best}
     return [best, *(plan for plan, other in found.items() if other.low <= 0 and other.mean <= TIE)]
@@ -147,14 +148,14 @@ def _percent(share: float) -> str:
 
 
 LEAST_SECONDS, MOST_STEPS = 0.02, 9
-"""A plan takes one step a round; several, of which the median counts, if steps are shorter than this."""
+"""A plan takes one step per round, or the median of several if steps are shorter than this."""
 
 
 @dataclass(frozen=True)
 class Measured:
     """The times of plans.
 
-    - `times`: seconds of the slowest worker: rounds x plans, not a number if a plan took no step.
+    - `times`: seconds of the slowest worker: rounds x plans, NaN if a plan took no step.
     - `plans`: those that took a step in every round.
     - `is_interrupted`: whether Ctrl-C ended it.
     """
@@ -177,7 +178,7 @@ class Plans:
 
 
 class Trial:
-    """A plan's training step: value, gradient and update, again and again."""
+    """A plan's training step: value, gradient and update, repeatedly."""
 
     def __init__(self, network: Sequential, x_spec: TensorSpec, copies: int, dtype: np.dtype, is_kept: bool) -> None:
         self._network, self._x_spec, self._copies, self._dtype = network, x_spec, copies, dtype
@@ -187,7 +188,7 @@ class Trial:
         self._arrays: Any = None
 
     def seconds(self, steps: int = 1, ready: Callable[[], object] = lambda: None) -> float:
-        """Take some steps once `ready` has returned; return how long this worker took, the median of them."""
+        """Take steps once `ready` has returned; return this worker's median time of a step."""
         (*arrays, x), self._arrays = jax.block_until_ready(self._arrays or self._new()), None
         ready()
         seconds = []
@@ -200,7 +201,7 @@ class Trial:
         return float(np.median(seconds))
 
     def _new(self) -> tuple[Any, ...]:
-        """Return the parameters, what the optimiser stores, the layers' state, the input."""
+        """Return the parameters, the optimiser state, the layers' state, the input."""
         params = self._network.init(jax.random.key(0), self._dtype)
         stored = [jax.tree.map(jnp.zeros_like, params) for _ in range(self._copies)]
         state = self._network.init_state(self._dtype) if keeps_state(self._network) else None
@@ -219,7 +220,7 @@ def _any(contributions: dict[int, bool]) -> bool:
 
 
 class Interrupts:
-    """Ctrl-C, noted and not raised. Pressed again it is raised; launchers that pass it on make two of one at once."""
+    """Ctrl-C, recorded without raising. Pressed again it raises; launchers that forward it make two of one."""
 
     def __init__(self) -> None:
         self.noted = 0.0
@@ -241,10 +242,10 @@ class Interrupts:
 
 
 class _Next(NamedTuple):
-    """What all workers do next.
+    """The next action of all workers.
 
     - `times`: of the last round. `plans`: those that stay.
-    - `order`: the plans of the next round, in order; none at the end. `steps`: that each takes.
+    - `order`: the plans of the next round, in order; none at the end. `steps`: the number that each takes.
     """
 
     times: tuple[float, ...]
@@ -255,7 +256,7 @@ class _Next(NamedTuple):
 
 
 def measured_plans(world: World, trials: Sequence[Trial], obvious: Collection[int], seconds: float) -> Measured:
-    """Take steps of plans until the fastest is known, or `seconds` are over; compiling comes before, and on top.
+    """Take steps of plans until the fastest is known, or `seconds` have passed, not counting compilation.
 
     Collective in the world. `obvious`: the plans of which the better one stays to the end.
     """
@@ -284,10 +285,10 @@ def measured_plans(world: World, trials: Sequence[Trial], obvious: Collection[in
 
 
 class Race:
-    """The rounds, as the first worker decides on them for all.
+    """The rounds, decided by the first worker for all.
 
     - `obvious`: the plans of which the better one stays to the end.
-    - `seconds`: within which the last round has to end.
+    - `seconds`: the time in which the last round must end.
     """
 
     def __init__(self, count: int, obvious: Collection[int], seconds: float) -> None:
@@ -296,7 +297,7 @@ class Race:
         self._random = random.Random(0)
 
     def begin(self, contributions: dict[int, tuple[list[float], bool]]) -> _Next:
-        """Decide on the first round, after the workers' seconds of a step of each plan."""
+        """Decide on the first round, given the workers' seconds of a step of each plan."""
         self._start = perf_counter()
         times = self._slowest(contributions)
         self._steps = min(MOST_STEPS, math.ceil(LEAST_SECONDS / min(times)))
@@ -304,7 +305,7 @@ class Race:
         return _Next(times, self._plans, () if stops else self._order(), self._steps, stops)
 
     def next(self, contributions: dict[int, tuple[list[float], bool]]) -> _Next:
-        """Decide on the next round, after the workers' seconds of a round; each with whether Ctrl-C was pressed."""
+        """Decide on the next round, given the workers' seconds of a round, and whether Ctrl-C was pressed on each."""
         self._rows.append(self._slowest(contributions))
         times, elapsed = np.array(self._rows), perf_counter() - self._start
         stops = any(noted for _, noted in contributions.values())

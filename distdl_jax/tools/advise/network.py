@@ -1,4 +1,4 @@
-"""A network that is described without partitions: its nodes, which choose a grid each, and the layers on such grids."""
+"""A network described without partitions: its nodes, each of which chooses a grid, and the layers on given grids."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Grids = tuple[Shape, ...]
 
 @dataclass(frozen=True)
 class Node:
-    """Layers on one grid: the first chooses it, the others stay where it leaves its output. A skip is one node.
+    """Layers on one grid: the first chooses it, the others stay on the grid of its output. A skip is one node.
 
     - `items`: each with its place in the network.
-    - `x_shape`, `y_shape`: global shapes of input and output. `elements`: of all arrays in between, added.
-    - `has_params`: whether one of its layers has parameters.
-    - `differentiates_x`: whether a gradient of its input is computed, since there are parameters before.
+    - `x_shape`, `y_shape`: global shapes of input and output. `elements`: the total of all intermediate arrays.
+    - `has_params`: whether any of its layers has parameters.
+    - `differentiates_x`: whether the gradient of its input is computed, because of preceding parameters.
     """
 
     items: tuple[tuple[str, Any], ...]
@@ -45,7 +45,7 @@ class Node:
 
     @property
     def key(self) -> Any:
-        """What nodes of equal cost have in common."""
+        """The key that nodes of equal cost share."""
         return tuple(layer for _, layer in self.items), self.x_shape, self.differentiates_x
 
     @property
@@ -55,10 +55,10 @@ class Node:
 
 
 class DescribedNetwork:
-    """The nodes of a network, one after the other.
+    """The nodes of a network, in order.
 
     - `node_of`: the number of the node of each described layer, by its place: "3", or "3.1" within a skip.
-    - `takes_indices`: whether its input is of whole numbers.
+    - `takes_indices`: whether its input holds integers.
     """
 
     def __init__(self, layers: Sequence[Any], x_shape: Shape, dtype: np.dtype) -> None:
@@ -70,7 +70,7 @@ class DescribedNetwork:
         self.nodes = tuple(self._nodes())
 
     def _nodes(self) -> Iterator[Node]:
-        """Yield the nodes, and find the shapes on the way."""
+        """Yield the nodes, determining the shapes on the way."""
         shape = self.x_shape
         for number, items in enumerate(_groups(self.layers)):
             x_shape, params, elements = shape, self._params, self._elements
@@ -80,7 +80,7 @@ class DescribedNetwork:
             yield Node(tuple(items), x_shape, shape, self._elements - elements, self._params > params, params > 0)
 
     def _output(self, place: str, layer: Any, shape: Shape) -> Shape:
-        """Return the shape of a layer's output, by its plan on one worker; remember that of its input."""
+        """Return the shape of a layer's output, by its plan on one worker; record the shape of its input."""
         _check(layer, place)
         self._shapes[place] = shape
         if isinstance(layer, Skip):
@@ -89,7 +89,7 @@ class DescribedNetwork:
                 y_shape = self._output(f"{place}.{number}", inner, y_shape)
             if y_shape != shape:
                 raise PlanError(
-                    f"`network[{place}]` is a skip: its layers must return an output of the shape of x, "
+                    f"`network[{place}]` is a skip: its layers must return an output with the shape of x, "
                     f"{shape_text(shape)}, but return {shape_text(y_shape)}."
                 )
             self._elements += math.prod(shape)
@@ -103,7 +103,7 @@ class DescribedNetwork:
             found: Shape = Sequential(made).plan({0: x}).output(0).shape
         except (DistDLError, TypeError, ValueError) as error:
             raise PlanError(
-                f"`network[{place}]` ({_name(layer)}), of an input of {shape_text(shape)}: {error}"
+                f"`network[{place}]` ({_name(layer)}), for an input of {shape_text(shape)}: {error}"
             ) from error
         if isinstance(made, Layer):
             self._params += len(jax.tree.leaves(made.param_specs(), is_leaf=is_spec))
@@ -145,7 +145,7 @@ class DescribedNetwork:
 
 
 def _groups(layers: Sequence[Any]) -> list[list[tuple[str, Any]]]:
-    """Return the layers of each node: a function or a norm goes with the layer before, or the first one."""
+    """Return the layers of each node: a function or a norm joins the previous layer, or the first one."""
     groups: list[list[tuple[str, Any]]] = [[]]
     for number, layer in enumerate(layers):
         if _chooses(layer) and any(_chooses(each) for _, each in groups[-1]):
@@ -155,12 +155,12 @@ def _groups(layers: Sequence[Any]) -> list[list[tuple[str, Any]]]:
 
 
 def _chooses(layer: Any) -> bool:
-    """Say whether a layer may be on another grid than the one before."""
+    """Say whether a layer may be on another grid than the previous one."""
     return isinstance(layer, Skip) or (isinstance(layer, LayerDescription) and not layer.follows)
 
 
 def _described(place: str, layer: Any) -> Iterator[str]:
-    """Yield the places of the described layers in a layer."""
+    """Yield the places of the described layers within a layer."""
     if isinstance(layer, LayerDescription):
         yield place
     for number, inner in enumerate(layer.layers if isinstance(layer, Skip) else ()):
@@ -172,14 +172,15 @@ def _repartition(P: Partition, grid: Shape, other: Shape) -> Repartition:
 
 
 def _check(layer: Any, place: str) -> None:
-    """Refuse what is neither a description nor a function of an array."""
+    """Reject anything but a description or a function of an array."""
     if isinstance(layer, LayerDescription | Skip):
         return
     if isinstance(layer, Layer | type):
         name = layer.__name__ if isinstance(layer, type) else type(layer).__name__
         raise InvalidTypeError(
             f"`network[{place}]` is the layer {name}, but must be a description without partitions, which are chosen "
-            f"here: nn.conv2d(...), nn.linear(...) and so on; or nn.describe({name}, ...), for any class, your own too."
+            f"here: nn.conv2d(...), nn.linear(...) and so on; or nn.describe({name}, ...), for any class, including "
+            "your own."
         )
     if not callable(layer):
         raise InvalidTypeError(

@@ -1,4 +1,4 @@
-"""What was measured, kept in a file: plans and their times, by network, shapes, workers and versions."""
+"""Measurements stored in a file: plans and their times, by network, shapes, workers and versions."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ VERSION = 1
 
 
 def key_of(world: World, network: Sequence[Any], asked: dict[str, Any]) -> str:
-    """Return what a measurement depends on, as a line of JSON. Collective in the world; the same on all workers.
+    """Return the key of a measurement, as a line of JSON. Collective in the world; the same on all workers.
 
-    `asked`: shapes and options. Functions are known by their names alone.
+    `asked`: shapes and options. Functions are identified by name only.
     """
     here = platform.node(), jax.devices()[0].device_kind, os.cpu_count()
     hosts = agree(world, tuple(range(world.size)), "the hosts of dj.advise", lambda: here)
@@ -40,7 +40,7 @@ def key_of(world: World, network: Sequence[Any], asked: dict[str, Any]) -> str:
 
 
 def stored_plans(world: World, path: Path, key: str) -> Plans | None:
-    """Return the plans that the first worker's file has under a key, with their times; None if it has none."""
+    """Return the plans stored under a key in the first worker's file, with their times; None if there are none."""
 
     def read() -> Any:
         return _read(path).get(key) if world.rank == 0 else None
@@ -83,7 +83,7 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidArgumentError(
-            f"`results` (={str(path)!r}) must be a file of dj.advise, or none yet, but can't be read: {error}."
+            f"`results` (={str(path)!r}) must be a file of dj.advise, or a new one, but can't be read: {error}."
         ) from error
 
 

@@ -1,6 +1,6 @@
-"""What a layer costs on each grid, and the short list of plans for all of them.
+"""The cost of a layer on each grid, and the short list of plans for all of them.
 
-The list has the fastest plans by the estimate, and the obvious ones; none of them exceeds the memory.
+The list has the plans that the estimate ranks fastest, and the obvious ones; all fit into memory.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from distdl_jax.tools.cost.machines import Machine
 from distdl_jax.transports.progress import progress
 
 MOST_COUNTED, FEWEST_GRIDS, MOST_GRIDS = 120, 8, 24
-"""How many times nodes are counted, about; and on how many grids each, of those that seem fastest."""
+"""The approximate number of node counts, and the number of grids for each, among those that seem fastest."""
 
 
 @dataclass(frozen=True)
 class Price:
-    """What a node costs the worker that it costs most.
+    """The cost of a node on the worker for which it is largest.
 
     - `seconds`: of a step, estimated. `messages`, `bytes`: that the worker sends.
-    - `stored`: bytes of parameters, gradients, the optimiser's numbers, and arrays for the backward pass.
+    - `stored`: bytes of parameters, gradients, the optimiser state, and residuals.
     - `y_grid`: the grid of the output.
     """
 
@@ -51,7 +51,7 @@ class Price:
 class Prices:
     """The prices of the nodes of a network, each counted once.
 
-    - `workers`: how many there are. `optimiser`, `dtype`: as in `dj.cost`. `copies`: numbers for each parameter.
+    - `workers`: their number. `optimiser`, `dtype`: as in `dj.cost`. `copies`: numbers for each parameter.
     """
 
     network: DescribedNetwork
@@ -79,7 +79,7 @@ class Prices:
         return self._known[key]
 
     def _count(self, node: Node, grid: Shape) -> Price:
-        """Count a node alone."""
+        """Count one node."""
         P = self.P.grid(grid)
         layers, y_grid = self.network.node_on(node, grid, P)
         spec, of_x = TensorSpec(node.x_shape, P), node.differentiates_x
@@ -102,7 +102,7 @@ class Prices:
         return self._moves[key]
 
     def grids(self, dims: int) -> list[Shape]:
-        """Return the grids on which nodes of so many dimensions are counted, those that seem fastest first."""
+        """Return the grids on which nodes with `dims` dimensions are counted, those that seem fastest first."""
         nodes = [node for node in self.network.nodes if len(node.x_shape) == dims]
         found = [
             grid
@@ -121,10 +121,10 @@ class Prices:
         return [*pure, *(grid for grid in found if grid not in pure)][:most]
 
     def _guess(self, node: Node) -> Any:
-        """Return a function that guesses the seconds of a node on any grid, from its price if one dimension is cut.
+        """Return a function that estimates the seconds of a node on any grid, from its prices with one dimension cut.
 
-        What a cut along one dimension costs is taken as independent of the cuts along the others, but for the size of
-        the blocks; a cut that the node can't have costs what the whole node does.
+        The cost of a cut along one dimension is assumed independent of the cuts along the others, except for the size
+        of the blocks; an impossible cut costs as much as the whole node.
         """
         dims = len(node.x_shape)
         whole = self.node(node, (1,) * dims)
@@ -166,18 +166,18 @@ def _factorisations(n: int, dims: int) -> Iterator[Shape]:
 
 
 FEWEST, MOST = 4, 8
-"""How many plans are measured."""
+"""The number of plans to measure."""
 
 NEAR = 3.0
-"""Beyond the fewest, only plans that take at most so many times as long as the fastest, by the estimate."""
+"""Beyond the minimum, only plans that are estimated to take at most this many times as long as the fastest."""
 
 PENALTIES = (1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, 1e6)
-"""Prices of memory, tried if it is limited: seconds of the fastest plan for all that this stores."""
+"""Prices of memory, tried if it is limited: seconds of the fastest plan for all the memory that it stores."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A grid for each node, the estimated seconds of a step, and the bytes stored, added up over the nodes."""
+    """A grid for each node, the estimated seconds of a step, and the bytes stored, summed over the nodes."""
 
     grids: Grids
     seconds: float
@@ -186,7 +186,7 @@ class Candidate:
 
 @dataclass
 class Search:
-    """The grids of all nodes, and the fastest ways through them."""
+    """The grids of all nodes, and the fastest paths through them."""
 
     prices: Prices
     limit: float | None = None
@@ -199,7 +199,7 @@ class Search:
         return self.prices.network
 
     def states(self, number: int) -> dict[Shape, Price]:
-        """Return the grids that a node can have, and their prices."""
+        """Return the possible grids of a node, and their prices."""
         node = self.network.nodes[number]
         dims = len(node.x_shape)
         if dims not in self._grids:
@@ -215,14 +215,14 @@ class Search:
         return found
 
     def count_all(self) -> None:
-        """Count all nodes on all grids, and show how far that is."""
+        """Count all nodes on all grids, and show the progress."""
         for number in progress(range(len(self.network.nodes)), label="advice: counting layers", unit="layer"):
             self.states(number)
 
     def fastest(
         self, count: int = 1, penalty: float = 0.0, forced: Mapping[int, Shape] | None = None
     ) -> list[Candidate]:
-        """Return the ways of least seconds, and `penalty` seconds for each byte stored.
+        """Return the paths with the smallest seconds, plus `penalty` seconds for each byte stored.
 
         `forced`: grids of some nodes, by their number; a node that can't have it may have any.
         """
@@ -250,7 +250,7 @@ class Search:
     def _moved(
         self, number: int, grid: Shape, ways: Mapping[Shape, list[tuple[float, Candidate]]]
     ) -> Iterable[tuple[float, Candidate]]:
-        """Yield all ways to the nodes before, with the repartition from there to a grid."""
+        """Yield all paths to the previous nodes, with the repartition from there to a grid."""
         node, before = self.network.nodes[number], self.network.nodes[number - 1]
         for last, several in ways.items():
             price = self.prices.node(before, last)
@@ -261,7 +261,7 @@ class Search:
                 yield value + seconds, Candidate(way.grids, way.seconds + seconds, way.stored)
 
     def uniform(self, grid: Shape) -> Candidate:
-        """Return the fastest plan in which all nodes that can have a grid have it."""
+        """Return the fastest plan in which all nodes that can have a grid do."""
         nodes = self.network.nodes
         same = {number: grid for number, node in enumerate(nodes) if len(node.x_shape) == len(grid)}
         return self.fastest(forced=same)[0]
@@ -280,14 +280,14 @@ class Search:
         return found
 
     def _parts(self, length: int) -> int:
-        """Return over how many workers a dimension can be split: a divisor of their number."""
+        """Return the number of workers over which a dimension can be split, a divisor of the total."""
         workers = self.prices.workers
         return next(p for p in range(min(length, workers), 0, -1) if workers % p == 0)
 
     def shortlist(self) -> tuple[list[Candidate], dict[str, int]]:
-        """Return the plans that are worth a measurement, and which of them are the obvious ones, by name.
+        """Return the plans worth measuring, and the obvious ones among them, by name.
 
-        The obvious ones come first, the others by estimated seconds. Raises `PlanError` if nothing fits the memory.
+        The obvious ones come first, the others by estimated seconds. Raises `PlanError` if no plan fits into memory.
         """
         self.count_all()
         obvious = self.incumbents()
@@ -312,26 +312,26 @@ class Search:
         if not chosen:
             least = min(self.memory(way.grids) for way in distinct)
             raise PlanError(
-                f"`memory` ({memory_text(self.limit or 0)}) is too little for the worker that stores most: of the "
-                f"{len(distinct)} plans for {self.prices.workers} workers that were counted, the least needs "
+                f"`memory` ({memory_text(self.limit or 0)}) is too little for the fullest worker: of the "
+                f"{len(distinct)} plans for {self.prices.workers} workers that were counted, the smallest needs "
                 f"{memory_text(least)}."
             )
         return chosen, {name: chosen.index(way) for name, way in obvious.items() if way in chosen}
 
     def plan(self, grids: Grids) -> Candidate:
-        """Return the plan that has these grids, with its estimate."""
+        """Return the plan with these grids, with its estimate."""
         return self.fastest(forced=dict(enumerate(grids)))[0]
 
     def fits(self, grids: Grids) -> bool:
-        """Say whether the worker that stores most stays within the limit."""
+        """Say whether the worker that stores most is within the limit."""
         return self.limit is None or self.memory(grids) <= self.limit
 
     def memory(self, grids: Grids) -> int:
-        """Return the bytes that the worker that stores most needs at the fullest time of a step."""
+        """Return the largest peak memory of a worker in a step, in bytes."""
         return int(self.cost(grids).memory.max())
 
     def cost(self, grids: Grids) -> Cost:
-        """Return what the whole network costs."""
+        """Return the cost of the whole network."""
         if grids not in self._costs:
             P = self.prices.P
             spec = TensorSpec(self.network.x_shape, P.grid(grids[0]))

@@ -1,1 +1,1 @@
-"""What a training step of a network costs each worker, from its traced program; and machines."""
+"""The cost of a network's training step on each worker, from its traced program; and machines."""

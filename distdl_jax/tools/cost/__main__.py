@@ -1,4 +1,4 @@
-"""`python -m distdl_jax machine`: measure the machine that the job runs on, and print it as a call that makes it."""
+"""`python -m distdl_jax machine`: measure the job's machine, and print it as a call that constructs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distdl_jax.tools.cost.machines import measure
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Carry out a command line; return the exit status."""
+    """Run a command line; return the exit status."""
     is_first = Partition().rank == 0
     if arguments:
         if is_first:

@@ -1,4 +1,4 @@
-"""How much each worker stores, computes and sends: the numbers of a layer, or of a network, one entry a worker."""
+"""How much each worker stores, computes and sends: the numbers of a layer, or of a network, one entry per worker."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Amounts:
 
     Bytes:
 
-    - `parameters`, `gradients`, `optimiser`: of the parameters, their gradients, and what the optimiser stores.
+    - `parameters`, `gradients`, `optimiser`: of the parameters, their gradients, and the optimiser state.
     - `bytes_forward`, `bytes_backward`: in messages that the worker sends.
-    - `team_bytes_forward`, `team_bytes_backward`: that it hands to collective operations.
-    - `memory_traffic`: that arithmetic reads and writes in memory, each array once if it is read or written.
+    - `team_bytes_forward`, `team_bytes_backward`: passed to collective operations.
+    - `memory_traffic`: read and written in memory by arithmetic, counting each array once for each.
 
     Counts:
 
@@ -53,12 +53,12 @@ class Amounts:
 
     @classmethod
     def none(cls, workers: int) -> Amounts:
-        """Return zeros for so many workers."""
+        """Return zeros for `workers`."""
         return cls(*(np.zeros(workers, np.int64) for _ in fields(cls)))
 
     @classmethod
     def sum(cls, several: Iterable[Amounts], workers: int) -> Amounts:
-        """Return the sums over layers, or zeros for so many workers."""
+        """Return the sums over layers, or zeros for `workers`."""
         total = cls.none(workers)
         for amounts in several:
             for field in fields(cls):
@@ -66,7 +66,7 @@ class Amounts:
         return total
 
     def count(self, layer: CountedLayer | Joined, backward: bool) -> None:
-        """Add what all workers do in a layer, in a step without or with gradients of the parameters."""
+        """Add the work of all workers in a layer, in a step with or without gradients of the parameters."""
         if isinstance(layer, Joined):
             self._count_join(layer, backward)
             return
@@ -86,7 +86,7 @@ class Amounts:
             self._count_communication("backward", [(each.workers, each.trace.backward(of_x)) for each in layer.classes])
 
     def _count_join(self, join: Joined, backward: bool) -> None:
-        """Add the sum, the product, or the concatenation of two ways' outputs."""
+        """Add the sum, the product, or the concatenation of two branches' outputs."""
         for worker, workers in groups(join.y):
             y = join.y[worker]
             self.flops_forward[workers] += y.size * (join.kind != "concatenation")
@@ -102,7 +102,7 @@ class Amounts:
                 self._count_communication("backward", [(everyone, (Mark(movement, True),))])
 
     def _count_communication(self, back: str, of_classes: Sequence[tuple[np.ndarray, Communication]]) -> None:
-        """Add what classes of workers communicate "forward", or "backward"."""
+        """Add the communication of classes of workers, "forward" or "backward"."""
         total = _Sent.none(len(self.parameters))
         times: dict[tuple[int, bool, int], tuple[Mark, Counter[int]]] = {}
         for number, (workers, communication) in enumerate(of_classes):
@@ -138,14 +138,14 @@ class Amounts:
 
     @property
     def bytes(self) -> np.ndarray:
-        """All bytes sent in messages, and handed to collective operations."""
+        """All bytes sent in messages, or passed to collective operations."""
         in_messages = self.bytes_forward + self.bytes_backward
         return in_messages + self.team_bytes_forward + self.team_bytes_backward
 
 
 def alike(several: Sequence[Amounts]) -> Iterator[np.ndarray]:
-    """Yield the workers whose amounts are the same in each of several layers."""
-    codes = np.zeros(1, np.uint64)  # workers have the same one if all numbers are the same; others, but once in 2^64
+    """Yield groups of workers with equal amounts in each of several layers."""
+    codes = np.zeros(1, np.uint64)  # the same for equal numbers; otherwise with probability 2^-64
     for array in (getattr(amounts, field.name) for amounts in several for field in fields(amounts)):
         codes = (codes ^ (codes >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15) + array.astype(np.uint64)
     yield from same(np.unique(codes, return_inverse=True)[1].reshape(-1))
@@ -153,7 +153,7 @@ def alike(several: Sequence[Amounts]) -> Iterator[np.ndarray]:
 
 @dataclass
 class _Sent:
-    """What each worker sends: `Amounts` of one direction."""
+    """The messages of each worker: `Amounts` of one direction."""
 
     messages: np.ndarray
     bytes: np.ndarray
@@ -162,7 +162,7 @@ class _Sent:
 
     @classmethod
     def none(cls, workers: int) -> _Sent:
-        """Return zeros for so many workers."""
+        """Return zeros for `workers`."""
         return cls(*(np.zeros(workers, np.int64) for _ in fields(cls)))
 
     @classmethod
@@ -181,7 +181,7 @@ class _Sent:
         return sent
 
     def add(self, workers: Index, operation: Operation) -> None:
-        """Add an operation that each of `workers` takes part in."""
+        """Add an operation in which each of `workers` takes part."""
         if not operation.is_message:
             self.collectives[workers] += 1
             self.team_bytes[workers] += operation.bytes_sent

@@ -1,7 +1,7 @@
-"""Numbers of all workers at once: by class of workers with equal values, and of what they send in movements of boxes.
+"""Numbers for all workers at once: by class of workers with equal values, and for the messages of box movements.
 
-A worker's messages are the products of what its ranges share with those of others, dimension by dimension. So their
-number, and the elements in them, are products of numbers that go with its index along each dimension.
+A worker's messages are the products of the overlaps of its ranges with others', dimension by dimension. So their
+number, and their elements, are products of numbers determined by its index along each dimension.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.worker_ranks import ConsecutiveRanks, Workers
 
 Index = np.ndarray | slice | int
-"""Workers, as an index of arrays with an entry for each worker."""
+"""Workers, as an index into arrays with an entry for each worker."""
 
 
 def groups(values: Mapping[int, Any]) -> Iterator[tuple[int, Index]]:
-    """Yield a worker of each class of `values`, and all workers of it."""
+    """Yield a worker of each class of `values`, and all workers of the class."""
     if not isinstance(values, ByClass):
         yield from zip(values, values, strict=True)
         return
@@ -35,7 +35,7 @@ def groups(values: Mapping[int, Any]) -> Iterator[tuple[int, Index]]:
 
 
 def codes(several: Iterable[Mapping[int, Any]], before: np.ndarray) -> np.ndarray:
-    """Return a number for each worker: the same for those of one number `before` and equal values in all mappings."""
+    """Return a number for each worker: equal if the number `before` and the values in all mappings are."""
     for values in several:
         own = np.zeros(len(before), np.int64)
         numbers: dict[Any, int] = {}
@@ -46,13 +46,13 @@ def codes(several: Iterable[Mapping[int, Any]], before: np.ndarray) -> np.ndarra
 
 
 def same(codes: np.ndarray) -> list[np.ndarray]:
-    """Return the places of each code."""
+    """Return the positions of each code."""
     order = np.argsort(codes, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
 
 
 class Traffic(NamedTuple):
-    """How many messages each worker of a movement, or of its adjoint, sends to others, and the bytes in them."""
+    """The number of messages that each worker of a movement, or of its adjoint, sends, and their bytes."""
 
     workers: np.ndarray | slice
     messages: np.ndarray
@@ -60,14 +60,14 @@ class Traffic(NamedTuple):
 
 
 Counts = tuple[np.ndarray, np.ndarray]
-"""The messages, and the elements in them, of each cell of a grid."""
+"""The messages, and their elements, of each cell of a grid."""
 
 Line = Mapping[int, Sequence[Overlap]]
-"""What one index along a dimension shares with the indices of the other grid."""
+"""The overlap of one index along a dimension with the indices of the other grid."""
 
 
 def traffic(movement: RepartitionPlan | RangesPlan, *, adjoint: bool = False) -> Traffic:
-    """Return what workers send in a movement, or in its adjoint."""
+    """Return the messages of workers in a movement, or in its adjoint."""
     if isinstance(movement, RepartitionPlan):
         grid, other = movement.exchange.owned, movement.exchange.needed
         grid, other = (other, grid) if adjoint else (grid, other)
@@ -80,21 +80,21 @@ def traffic(movement: RepartitionPlan | RangesPlan, *, adjoint: bool = False) ->
 
 
 def as_index(workers: Workers) -> np.ndarray | slice:
-    """Return workers as an index of an array with an entry for each worker of the world."""
+    """Return workers as an index into an array with an entry for each worker of the world."""
     return slice(workers[0], workers[-1] + 1) if isinstance(workers, ConsecutiveRanks) else np.asarray(workers)
 
 
 def repartition_counts(owned: ProductGrid, needed: ProductGrid) -> Counts:
-    """Return what the workers of `owned` send to those of `needed` in a repartition: there, and back the other way.
+    """Return the messages from the workers of `owned` to those of `needed` in a repartition, and in reverse.
 
-    Both grids hold all of the tensor.
+    Both grids cover the tensor.
 
     >>> rows, columns = (ProductGrid.balanced((4, 6), shape, range(2)) for shape in ((2, 1), (1, 2)))
     >>> [numbers.tolist() for numbers in repartition_counts(rows, columns)]
     [[1, 1], [6, 6]]
     """
     messages, elements = map(_product, zip(*map(_along, owned.ranges, needed.ranges), strict=True))
-    # What a worker has on both grids it gives to itself, without a message.
+    # Entries that a worker has on both grids need no message.
     place = np.full(max(*owned.ranks, *needed.ranks) + 1, -1)
     place[as_index(needed.ranks)] = np.arange(len(needed.ranks))
     place = place[as_index(owned.ranks)]
@@ -108,7 +108,7 @@ def repartition_counts(owned: ProductGrid, needed: ProductGrid) -> Counts:
 
 @lru_cache(maxsize=4096)
 def _along(ranges: tuple[Range, ...], others: tuple[Range, ...]) -> Counts:
-    """Return with how many of the other ranges each range overlaps, and its length."""
+    """Return, for each range, the number of other ranges that it overlaps, and its length."""
     (starts, stops), (first, last) = (np.asarray(each).reshape(-1, 2).T for each in (ranges, others))
     first, last = first[last > first], last[last > first]  # without empty ones; both ascend
     overlapping = np.searchsorted(first, stops, "left") - np.searchsorted(last, starts, "right")
@@ -121,7 +121,7 @@ def _indices(workers: int, grid: tuple[int, ...]) -> tuple[np.ndarray, ...]:
 
 
 def halo_counts(halos: Halos, *, adjoint: bool = False) -> Counts:
-    """Return what the workers of `halos.owned` send in a halo exchange, all dimensions together.
+    """Return the messages of the workers of `halos.owned` in a halo exchange, over all dimensions.
 
     >>> grid = ProductGrid.balanced((6, 4), (3, 1), range(3))
     >>> [numbers.tolist() for numbers in halo_counts(Halos(grid, (((0, 3), (1, 5), (3, 6)), ((0, 4),))))]
@@ -138,7 +138,7 @@ def halo_counts(halos: Halos, *, adjoint: bool = False) -> Counts:
         overlaps = exchange.overlaps_of_needed if adjoint else exchange.overlaps_of_owned
         others = [[shared for j, shared in overlaps(0, i).items() if j != i] for i in line]
         counts, lengths = [len(shared) for shared in others], [sum(map(_length, shared)) for shared in others]
-        # Rows are as long as what was needed in the dimensions before, and owned in those that come.
+        # Rows have the lengths needed in previous dimensions, and owned in later ones.
         messages = messages + _product((*map(_signs, sizes[:d]), counts, *map(_signs, sizes[d + 1 :])))
         elements = elements + _product((*sizes[:d], lengths, *sizes[d + 1 :]))
         sizes[d] = _sizes(needed)
@@ -158,5 +158,5 @@ def _length(shared: Sequence[Overlap]) -> int:
 
 
 def _product(along: Iterable[Sequence[int]]) -> np.ndarray:
-    """Return the product of the numbers of each cell's index along each dimension."""
+    """Return the product of the numbers for each cell's index along each dimension."""
     return reduce(np.multiply.outer, (np.asarray(numbers, np.int64) for numbers in along)).ravel()

@@ -1,4 +1,4 @@
-"""What a training step of a network costs, from the programs of its layers: `cost`."""
+"""The cost of a network's training step, from the programs of its layers: `cost`."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from distdl_jax.tracing.world import World
 from distdl_jax.validation import checked_boolean, checked_dtype
 
 VERSION = 2
-"""Of the form of the JSON."""
+"""Of the JSON format."""
 
 COLUMNS = ("Mflop", "messages", "MB sent", "MB stored")
-"""Of the table: what the worker that has most computes, sends and stores."""
+"""Of the table: the largest amounts that a worker computes, sends and stores."""
 
 ESTIMATE = "estimated ms"
-NOTE = "The estimate is a third off, more or less: not for ranking partitions."
+NOTE = "The estimate is off by about a third: not suited for ranking partitions."
 
 
 @dataclass(frozen=True, eq=False)
 class LayerCost:
-    """What one layer costs.
+    """The cost of one layer.
 
     - `place`, `name`: where it is in the network, "3.body.0", and its class.
-    - `amounts`: what each worker stores, computes and sends for it.
+    - `amounts`: the storage, computation and messages of each worker for it.
     - `seconds`: of each worker, an estimate; None without a machine.
     """
 
@@ -64,22 +64,22 @@ class LayerCost:
         return f"{self.place} {self.name}".strip()
 
     def numbers(self, activations: np.ndarray) -> list[float]:
-        """Return its entries in the columns, of the worker that has most; `activations`: bytes that it keeps."""
+        """Return its column entries, for the worker with the most; `activations`: bytes that the layer stores."""
         stored = self.amounts.parameters + self.amounts.gradients + self.amounts.optimiser + activations
         return in_columns(self.amounts, stored.max())
 
 
 def in_columns(amounts: Amounts, stored: int) -> list[float]:
-    """Return the entries of a row, of the worker that has most, with the bytes that it stores."""
+    """Return the entries of a row, for the worker with the most, with the bytes that it stores."""
     return [amounts.flops.max() / 1e6, amounts.operations.max(), amounts.bytes.max() / 1e6, stored / 1e6]
 
 
 OPTIMISERS = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "lion": 1, "adam": 2, "adamw": 2}
-"""How many numbers an optimiser stores for each parameter."""
+"""The number of values that an optimiser stores for each parameter."""
 
 
 class PlacedLayer(NamedTuple):
-    """A layer, or a function, of a network; `name`: of its class, or of the function."""
+    """A layer or a function in a network; `name`: of its class, or of the function."""
 
     place: str
     layer: Any
@@ -95,7 +95,7 @@ class PlacedLayer(NamedTuple):
 
 
 def placed_layers(layer: Callable[..., Any], place: str = "") -> Iterator[PlacedLayer]:
-    """Yield the layers that `layer` is made of, at any depth, or itself; places, "3.body.0", are those of actions."""
+    """Yield the layers within `layer`, at any depth, or the layer itself; places, "3.body.0", are those of actions."""
     if not isinstance(layer, Network) or isinstance(layer, Pipeline):
         yield PlacedLayer(place, layer, getattr(layer, "__name__", type(layer).__name__))
         return
@@ -108,11 +108,11 @@ def placed_layers(layer: Callable[..., Any], place: str = "") -> Iterator[Placed
 
 @dataclass(frozen=True, eq=False)
 class Cost:
-    """What a training step of a network costs each worker.
+    """The cost of a network's training step on each worker.
 
     - `layers`: layer by layer, in order.
     - `workers`: all layers together: arrays with an entry for each worker, by world rank.
-    - `compiled`: the memory of the fullest worker by XLA, if it was asked for.
+    - `compiled`: the memory of the fullest worker according to XLA, if requested.
     """
 
     layers: tuple[LayerCost, ...]
@@ -125,9 +125,9 @@ class Cost:
 
     @property
     def seconds(self) -> float | None:
-        """The seconds of a step of the slowest worker, estimated from five numbers; None without a machine.
+        """The seconds of a step on the slowest worker, estimated from five numbers; None without a machine.
 
-        Measured steps took a third more or less, and partitions came in the right order as often as by chance.
+        Measured steps took about a third more or less, and the estimate ranked partitions no better than chance.
         """
         estimates = [layer.seconds for layer in self.layers if layer.seconds is not None]
         return float(np.sum(estimates, axis=0).max()) if estimates else None
@@ -144,23 +144,23 @@ class Cost:
 
     @property
     def bytes(self) -> np.ndarray:
-        """The bytes that each worker sends in messages, and hands to collective operations."""
+        """The bytes that each worker sends in messages, or passes to collective operations."""
         return self.workers.bytes
 
     @property
     def memory(self) -> np.ndarray:
-        """The bytes that each worker needs at the fullest time of a step.
+        """The peak memory of each worker in a step, in bytes.
 
-        The step is one jitted function of the parameters and what the optimiser stores, both donated, and of the input:
-        value and gradient of a loss, and the optimiser's update. If they aren't donated, the new ones come on top.
-        The bytes are those of XLA's arrays on a CPU; MPI, Python and compiled programs are not among them.
+        The step is one jitted function of the parameters and the optimiser state, both donated, and of the input: value
+        and gradient of a loss, and the optimiser's update. Without donation, the new ones are additional. The bytes are
+        those of XLA's arrays on a CPU; MPI, Python and compiled programs are not included.
 
         """
         return self._most_live
 
     @property
     def fullest(self) -> int:
-        """The world rank of the worker that needs most memory, the first one of several."""
+        """The world rank of the worker that needs most memory, the first one if tied."""
         return int(np.argmax(self._most_live))
 
     @property
@@ -177,7 +177,7 @@ class Cost:
 
     @cached_property
     def _memory(self) -> list[tuple[WorkerMemory, np.ndarray]]:
-        """The memory of each kind of workers: those that store, compute and send equally much in each layer."""
+        """The memory of each class of workers: those that store, compute and send the same amounts in each layer."""
         found = []
         for workers in alike([layer.amounts for layer in self.layers]):
             worker = int(workers[0])
@@ -190,7 +190,7 @@ class Cost:
 
     @property
     def _most_live(self) -> np.ndarray:
-        """The bytes of all arrays at the fullest time, as far as layers say what they store."""
+        """The peak bytes of all arrays, as far as layers report what they store."""
         stored = self.workers.parameters + self.workers.optimiser
         for memory, workers in self._memory:
             block = self._x[int(workers[0])]
@@ -198,7 +198,7 @@ class Cost:
         return stored
 
     def table(self) -> str:
-        """Return a table as text: a row for each layer; bytes and counts of the worker that has most."""
+        """Return a table as text: a row for each layer; bytes and counts of the worker with the most."""
         activations, seconds = self.activations, self.seconds
         rows = [["layer", *COLUMNS]]
         rows += ([each.title, *map(number, each.numbers(activations[each.place]))] for each in self.layers)
@@ -213,7 +213,7 @@ class Cost:
         return "\n".join(line.rstrip() for line in [*lines, *([] if seconds is None else ["", NOTE])])
 
     def to_json(self) -> str:
-        """Return all numbers as JSON, in the form that docs/cost.md describes."""
+        """Return all numbers as JSON, in the format of docs/cost.md."""
         activations = self.activations
         layers = [
             {
@@ -229,7 +229,7 @@ class Cost:
         return json.dumps(content)
 
     def draw(self) -> Drawing:
-        """Return a picture: for each layer a bar of what it computes, sends and stores; the table is its text."""
+        """Return a picture: for each layer a bar of its computation, messages and storage; the table is its text."""
         activations = self.activations
         numbers = np.array([layer.numbers(activations[layer.place]) for layer in self.layers])
         shares = numbers / np.maximum(numbers.sum(0), 1e-30)
@@ -255,29 +255,30 @@ def cost(
     dtype: DTypeLike = jnp.float32,
     compiled: bool = False,
 ) -> Cost:
-    """Count what a training step of `network` costs each worker: without a message, and nothing runs.
+    """Count the cost of a training step of `network` on each worker, without communication or execution.
 
     A step is the value of a loss of the output, the gradient of the parameters, and the optimiser's update. It works in
     any world: in a job, in `dj.simulate`, and for any number of workers on `dj.planning_world(n)`. Each layer is
-    traced, for one worker of each shape of blocks. A layer of your own, whose movements depend on shapes that others
-    have computed, is traced for each worker, on 256 workers at most.
+    traced, for one worker of each shape of blocks. A layer of your own whose movements depend on shapes computed by
+    other workers is traced for each worker, on at most 256 workers.
 
     **Arguments:**
 
     - `network`: a layer, or a network of layers.
     - `x_spec`: the global shape and the partition of its input.
-    - `machine`: for an estimate of seconds: a `Machine`, or a name that `dj.machine.load` takes. None: no seconds.
-    - `optimiser`: what the optimiser stores: "adam", "adamw", "sgd", "momentum", "rmsprop", "adagrad" or "lion".
-    - `backward`: whether gradients are computed and parameters updated; else it is the forward pass alone.
-    - `dtype`: of the input and of the parameters; an input of indices is of int32.
-    - `compiled`: whether the step of the worker that needs most memory is compiled, which takes as long as in the job;
-      `Cost.compiled` has its memory then. On as many workers as layers are traced on.
+    - `machine`: for an estimate of seconds: a `Machine`, or a name for `dj.machine.load`. None: no seconds.
+    - `optimiser`: which determines the optimiser state: "adam", "adamw", "sgd", "momentum", "rmsprop", "adagrad" or
+      "lion".
+    - `backward`: whether gradients are computed and parameters updated; otherwise only the forward pass.
+    - `dtype`: of the input and of the parameters; an input of indices has int32.
+    - `compiled`: whether to compile the step of the worker that needs most memory, which takes as long as in the job;
+      its memory is in `Cost.compiled`. The number of workers is limited as for tracing.
 
     **Returns:** the `Cost`.
 
-    **Raises:** `InvalidTypeError` if `network` is no layer or `x_spec` no spec; `InvalidArgumentError` if
-    `optimiser` is none of those, or there is no such machine; `PlanError` if x does not fit, or a layer that has to
-    be traced for each worker is on more than that.
+    **Raises:** `InvalidTypeError` if `network` is not a layer or `x_spec` not a spec; `InvalidArgumentError` if
+    `optimiser` is not one of these, or there is no such machine; `PlanError` if x does not fit, or a layer that has to
+    be traced for each worker is on too many.
 
     >>> import distdl_jax as dj
     >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
@@ -310,7 +311,7 @@ def count(
     backward: bool = True,
     of_x: bool = False,
 ) -> Cost:
-    """Count a step, `of_x`: with the gradient of x; `copies`: how many numbers the optimiser stores for a parameter."""
+    """Count a step; `of_x`: with the gradient of x; `copies`: the optimiser's values per parameter."""
     world = _world(network, x_spec)
     size = world.size
     takes_indices = getattr(network, "takes_indices", False)
@@ -345,7 +346,7 @@ def count(
 
 
 def _world(network: Layer, x_spec: TensorSpec) -> World:
-    """Return the world of a network, of which the spec need not be: it may be of another planning world."""
+    """Return the world of a network; the spec may be on another planning world."""
     return (getattr(network, "input_partition", None) or x_spec.partition).world
 
 

@@ -1,4 +1,4 @@
-"""The layers of a network, in order, with what workers do in each of them."""
+"""The layers of a network, in order, with the work of all workers in each of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CountedLayer:
     """A layer in a network.
 
     - `place`: in the network: "3.body.0".
-    - `classes`: what workers do. - `y`: the shapes and dtypes of their blocks afterwards.
+    - `classes`: the work of workers. - `y`: the shapes and dtypes of their blocks afterwards.
     - `uses_params`: whether it has parameters. - `has_gradient`: whether the gradient of its input is computed.
     """
 
@@ -48,16 +48,16 @@ class CountedLayer:
         return found
 
     def trace(self, worker: int) -> Trace:
-        """Return what a worker does."""
+        """Return the work of a worker."""
         return self.classes[self._class_of[worker]].trace
 
 
 @dataclass(frozen=True)
 class Joined:
-    """Two ways from one input, whose outputs are added, multiplied, or concatenated: None for the input as it is.
+    """Two branches from one input, whose outputs are added, multiplied, or concatenated: None for the input itself.
 
-    - `place`, `y`, `has_gradient`: as of a layer; `has_gradient` of the outputs.
-    - `movements`: what moves before they are concatenated, and whether it has a gradient.
+    - `place`, `y`, `has_gradient`: as for a layer; `has_gradient` for the outputs.
+    - `movements`: the movements before concatenation, and whether they have a gradient.
     """
 
     place: str
@@ -69,7 +69,7 @@ class Joined:
 
 
 Chain = tuple[CountedLayer | Joined, ...]
-"""Layers, one after the other."""
+"""Layers, in order."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Counter:
     dtype: np.dtype
 
     def chain(self, layer: Any, plan: Plan, x: ShapeDtypes, place: str = "", has_gradient: bool = False) -> Chain:
-        """Return the layers of a network, or a layer alone, on blocks like `x`.
+        """Return the layers of a network, or a single layer, on blocks like `x`.
 
         - `has_gradient`: whether the gradient of `x` is computed.
         """
@@ -110,7 +110,7 @@ class Counter:
             raise
         except (jax.errors.JAXTypeError, ValueError) as error:
             name = getattr(layer, "__name__", type(layer).__name__)
-            reason = "it depends on values" if isinstance(error, jax.errors.JAXTypeError) else "JAX refuses it"
+            reason = "it depends on values" if isinstance(error, jax.errors.JAXTypeError) else "JAX rejects it"
             raise PlanError(
                 f"{f'{place} {name}'.strip()} can't be counted from its program, forward and backward: {reason} "
                 f"({str(error).splitlines()[0]})."
@@ -146,8 +146,8 @@ class LayerMovement(NamedTuple):
     """A movement in the forward pass of a layer.
 
     - `place`: of the layer in the network. - `movement`: None if workers were traced together.
-    - `of_params`: whether it moves parameters alone.
-    - `operations`: where there is no plan, what each worker communicates.
+    - `of_params`: whether it moves only parameters.
+    - `operations`: without a plan, the communication of each worker.
     """
 
     place: str
@@ -157,7 +157,7 @@ class LayerMovement(NamedTuple):
 
 
 def forward_movements(chain: Chain) -> list[LayerMovement]:
-    """Return what moves in the forward pass of layers, in order."""
+    """Return the movements in the forward pass of layers, in order."""
     found: list[LayerMovement] = []
     for layer in nodes_in(chain):
         if isinstance(layer, Joined):
@@ -179,7 +179,7 @@ def has_gradient_after(chain: Chain) -> bool:
 
 
 def nodes_in(chain: Chain) -> Iterator[CountedLayer | Joined]:
-    """Yield the layers of a chain and of the ways in it, in the order of the forward pass."""
+    """Yield the layers of a chain and of its branches, in the order of the forward pass."""
     for node in chain:
         for way in node.ways if isinstance(node, Joined) else ():
             yield from nodes_in(way or ())

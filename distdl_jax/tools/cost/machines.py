@@ -1,4 +1,4 @@
-"""A machine as five numbers, of which `dj.cost` and `dj.advise` estimate seconds: published, measured, or your own.
+"""A machine as five numbers, from which `dj.cost` and `dj.advise` estimate seconds: published, measured, or your own.
 
 >>> import distdl_jax as dj
 >>> dj.machine.names()
@@ -31,22 +31,22 @@ _UNITS: Final = {
     "memory_bandwidth": ("bytes per second", 1e7, 1e16, "20e9 for 20 GB/s"),
     "memory": ("bytes", 1e5, 1e16, "4e9 for 4 GB"),
 }
-"""The unit of each number, the least and the most that a machine can have, and an example."""
+"""The unit of each number, its range for real machines, and an example."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """A machine: five numbers of each worker, in SI units, while all workers of a host are busy.
 
-    - `latency`: seconds of a message without bytes.
+    - `latency`: seconds of an empty message.
     - `bandwidth`: bytes per second of a worker's messages.
-    - `flops`: multiplications and additions per second that a worker reaches, in float32.
+    - `flops`: float32 multiplications and additions per second that a worker reaches.
     - `memory_bandwidth`: bytes per second that a worker reads and writes in memory.
-    - `memory`: bytes that a worker may fill.
-    - `source`: where the numbers come from, as a text.
+    - `memory`: bytes available to a worker.
+    - `source`: where the numbers come from, as text.
 
-    Raises `InvalidTypeError` for what is no number, and `InvalidArgumentError` for a number that no machine has, which
-    is most often one in another unit.
+    Raises `InvalidTypeError` for a value that is not a number, and `InvalidArgumentError` for an implausible one,
+    usually in another unit.
 
     >>> machine = Machine(latency=2.4e-6, bandwidth=5e9, flops=80e9, memory_bandwidth=20e9, memory=4e9)
     >>> f"{1e3 * machine.seconds(messages=10, bytes=5e6, flops=8e8, memory_traffic=2e7):.2f} ms"
@@ -64,18 +64,18 @@ class Machine:
         for name in _UNITS:
             _check_number(name, getattr(self, name))
         if not isinstance(self.source, str):
-            raise InvalidTypeError(f"`source` (={self.source!r}) must be a text.")
+            raise InvalidTypeError(f"`source` (={self.source!r}) must be a string.")
 
     def seconds(self, messages: Any, bytes: Any, flops: Any, memory_traffic: Any) -> Any:
         """Estimate seconds: latency x messages + bytes / bandwidth + flops / speed + memory traffic / its bandwidth.
 
-        Measured steps took a third more or less, so the sum is not for ranking partitions.
+        Measured steps took about a third more or less, so the sum is not suited for ranking partitions.
 
         **Arguments:**
 
-        - `messages`, `bytes`: that a worker sends.
-        - `flops`: that it computes.
-        - `memory_traffic`: bytes that it reads and writes in memory.
+        - `messages`, `bytes`: sent by a worker.
+        - `flops`: computed by it.
+        - `memory_traffic`: bytes read and written by it in memory.
 
         Each is a number, or an array with an entry for each worker.
 
@@ -88,7 +88,7 @@ class Machine:
 
 
 def _check_number(name: str, value: object) -> None:
-    """Refuse a value that is no number, or one that no machine has in this unit."""
+    """Reject a value that is not a number, or is implausible in this unit."""
     unit, least, most, example = _UNITS[name]
     if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
         raise InvalidTypeError(f"`{name}` (={value!r}) must be a number of {unit}: {example}.")
@@ -140,7 +140,7 @@ _KNOWN: Final = {
 def names() -> tuple[str, ...]:
     """Return the names of the machines that `load` knows.
 
-    **Returns:** a tuple of texts.
+    **Returns:** a tuple of strings.
 
     >>> names()
     ('infiniband-hdr', 'omni-path', 'perlmutter-cpu', 'workstation')
@@ -155,9 +155,9 @@ def load(name: str) -> Machine:
 
     - `name`: one of `names()`.
 
-    **Returns:** the `Machine`; its `source` says where the numbers come from.
+    **Returns:** the `Machine`; its `source` tells where the numbers come from.
 
-    **Raises:** `InvalidArgumentError` if there is none of this name.
+    **Raises:** `InvalidArgumentError` if there is none with this name.
 
     >>> load("infiniband-hdr").latency
     2.6e-06
@@ -171,14 +171,14 @@ def load(name: str) -> Machine:
 
 
 def given_machine(machine: object) -> Machine:
-    """Return the machine that a user gives: one, or its name."""
+    """Return the machine that a user gives: as such, or by name."""
     return machine if isinstance(machine, Machine) else load(machine)  # type: ignore[arg-type]
 
 
 ROUNDS, ENOUGH, MOST = 9, 0.02, 2.0
-"""How often each loop is timed, for how many seconds each time, and in all at most.
+"""The number of timings of each loop, the seconds of each, and the maximum total.
 
-A message takes a thousand times as long while other programs keep the cores, so there are not many in a loop.
+A message takes a thousand times as long while other programs use the cores, so a loop has few of them.
 """
 
 SHORT, LONG = 8, 2**22
@@ -189,11 +189,11 @@ SIDE, ENTRIES = 512, 2**24
 
 
 def measure() -> Machine:
-    """Measure the machine that this job runs on, in some ten seconds: with all its workers, who all call it.
+    """Measure the machine of this job, in about ten seconds, with all its workers, all of which must call it.
 
     Every worker sends to the next one, multiplies matrices, and reads and writes an array, all at the same time, in
-    loops of compiled programs. Of the rounds the median counts, and of the workers the slowest. The memory of a host is
-    divided by the workers on it.
+    loops of compiled programs. It uses the median over rounds, and the slowest worker. The memory of a host is divided
+    by the workers on it.
 
     **Returns:** the `Machine`, the same on every worker. Printed, it is a call that makes it again.
 
@@ -207,7 +207,7 @@ def measure() -> Machine:
     P = Partition()
     if P.size == 1 or not P.world.may_measure:
         raise InvalidArgumentError(
-            "A machine is measured by two workers or more, each a process of its own: mpiexec -n 4 python ..."
+            "A machine is measured by two or more workers, each a separate process: mpiexec -n 4 python ..."
         )
     hosts = _gathered(P, os.uname().nodename)
     latency, long = (_seconds(P, _sends(P, size)) for size in (SHORT, LONG))
@@ -224,11 +224,11 @@ def measure() -> Machine:
 
 
 Loop = Callable[[int], float]
-"""Repeats something so many times, and returns the seconds that this took."""
+"""Repeats something a number of times, and returns the seconds taken."""
 
 
 def _loop(body: Callable[[Array], Array], x: Array) -> Loop:
-    """Compile a loop, so that what it repeats is part of one program, as it is in a step."""
+    """Compile a loop, so that the repetitions are part of one program, as in a step."""
 
     def program(times: Array, x: Array) -> Array:
         return lax.fori_loop(0, times, lambda _, x: body(x), x)
@@ -244,7 +244,7 @@ def _loop(body: Callable[[Array], Array], x: Array) -> Loop:
 
 
 def _sends(P: Partition, size: int) -> Loop:
-    """Return the loop in which every worker sends so many bytes to the next one."""
+    """Return the loop in which every worker sends `size` bytes to the next one."""
     transport, rank, like = P.world.transport, P.world.rank, ShapeDtype((size // 4,), np.dtype(np.float32))
     ahead, behind = (rank + 1) % P.size, (rank - 1) % P.size
     return _loop(lambda x: transport.sendrecv(x, ahead, like, behind, 1), jnp.zeros(like.shape, like.dtype))
@@ -254,7 +254,7 @@ def _seconds(P: Partition, loop: Loop) -> float:
     """Return the seconds of one repetition: of the slowest worker, the median over rounds."""
 
     def slowest(times: int) -> float:
-        _gathered(P, None)  # all begin together
+        _gathered(P, None)  # all start together
         return float(max(_gathered(P, loop(times))))
 
     often = 1
@@ -269,7 +269,7 @@ def _seconds(P: Partition, loop: Loop) -> float:
 
 
 def _gathered(P: Partition, value: Any) -> list[Any]:
-    """Return what all workers give."""
+    """Return the values of all workers."""
     found = P.allgather_data(value)
-    assert found is not None  # all are in it
+    assert found is not None  # all of them are included
     return found

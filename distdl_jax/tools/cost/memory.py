@@ -1,8 +1,8 @@
-"""The memory of one worker in a training step: from what its layers store, or by XLA.
+"""The memory of one worker in a training step: from what its layers store, or according to XLA.
 
 A step is a list of operations with the arrays that they read and make. An array is live from the operation that makes
-it to the last that reads it. A layer is one operation forward, and one backward. Or the step is compiled for one worker
-alone, and XLA says where its arrays are; nothing runs.
+it to the last one that reads it. A layer is one forward operation and one backward operation. Alternatively the step is
+compiled for one worker, and XLA reports the memory of its arrays; nothing runs.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from distdl_jax.transports.threads.workers import on_stand_ins
 class WorkerMemory(NamedTuple):
     """The bytes of one worker.
 
-    - `activations`: what is stored from the forward to the backward pass, by the place of the first layer that reads
-      it then; without the network's input.
-    - `live`: of all arrays but the parameters, what the optimiser stores, and the network's input, at the fullest time.
+    - `activations`: stored from the forward to the backward pass, by the place of the first layer that reads them then;
+      without the network's input.
+    - `live`: the peak of all arrays except the parameters, the optimiser state, and the network's input.
     """
 
     activations: dict[str, int]
@@ -55,10 +55,10 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Operation:
-    """An operation of a step: it reads and makes arrays.
+    """An operation of a step, with the arrays that it reads and makes.
 
-    - `scratch`: bytes that it takes besides them, as buffers of messages.
-    - `in_place`: whether a result may take the place of an array of the same size that it is the last to read.
+    - `scratch`: additional bytes that it needs, such as message buffers.
+    - `in_place`: whether a result may replace an array of the same size of which it is the last reader.
     """
 
     reads: Sequence[_Block]
@@ -70,11 +70,11 @@ class _Operation:
 def worker_memory(
     chain: Chain, worker: int, x_bytes: int, gradients: Mapping[str, int], *, backward: bool = True, of_x: bool = False
 ) -> WorkerMemory:
-    """Return what `worker` stores in a training step: of a loss, its gradients, and the optimiser's update.
+    """Return the memory of `worker` in a training step: of a loss, its gradients, and the optimiser's update.
 
     - `x_bytes`: of its block of the network's input.
     - `gradients`: by the place of a layer, the bytes of its parameters' gradients on this worker.
-    - `backward`: whether gradients are computed. `of_x`: also that of the input, which then is one of the arrays.
+    - `backward`: whether gradients are computed. `of_x`: including the input's, which then is one of the arrays.
     """
     tape, x = _Tape(worker, gradients), _Block(x_bytes, of_x)
     if of_x:
@@ -88,7 +88,7 @@ def worker_memory(
 
 @dataclass
 class _Tape:
-    """The operations of a step on one worker, and how to go back."""
+    """The operations of a step on one worker, and their reversal."""
 
     worker: int
     gradients: Mapping[str, int]
@@ -99,7 +99,7 @@ class _Tape:
     of_params: dict[str, _Block] = field(default_factory=dict)
 
     def run(self, chain: Chain, x: _Block) -> _Block:
-        """Record layers on x, one after the other; return the array that is their output."""
+        """Record layers on x, in order; return the array of their output."""
         for node in chain:
             if isinstance(node, CountedLayer):
                 x = self._compute(node, node.trace(self.worker), x)
@@ -107,7 +107,7 @@ class _Tape:
                 ways = x, other = tuple(x if way is None else self.run(way, x) for way in node.ways)
                 if node.kind == "sum":
                     x = self._add(x, other)
-                elif node.kind == "product":  # with numbers that are much fewer
+                elif node.kind == "product":  # with far fewer numbers
                     self.saved += [(node.place, way) for way in ways]
                     x = self._join(ways, _Block(x.nbytes, True), ways, in_place=True)
                 else:
@@ -117,14 +117,14 @@ class _Tape:
         return x
 
     def _gradient(self, place: str) -> list[_Block]:
-        """Return the array of a layer's gradients, until the optimiser's update; nothing if it was made before."""
+        """Return the array of a layer's gradients, until the optimiser's update; nothing if it exists already."""
         if place in self.of_params:
             return []
         self.of_params[place] = _Block(self.gradients.get(place, 0))
         return [self.of_params[place]]
 
     def _compute(self, layer: CountedLayer, trace: Trace, x: _Block) -> _Block:
-        """Record what a worker does in a layer."""
+        """Record the work of a worker in a layer."""
         output = layer.y[self.worker]
         nbytes, buffers = output.size * output.dtype.itemsize, self._buffers(trace.forward)
         if not trace.written and (not trace.forward or (nbytes == x.nbytes and not buffers)):
@@ -151,13 +151,13 @@ class _Tape:
             self._add_cotangent(x, cotangent)
 
     def _buffers(self, communication: Communication) -> int:
-        """Return the most bytes of the buffers of messages in one movement: packed at once, and received."""
+        """Return the largest total of message buffers in one movement: packed at once, and received."""
         return max((_packed(each, self.worker) for each in communication if isinstance(each, Mark)), default=0)
 
     def _join(
         self, parts: Sequence[_Block], y: _Block, reads: Sequence[_Block] = (), *, in_place: bool = False
     ) -> _Block:
-        """Record an array that is made of two; the cotangents of these are made of its own and of `reads`."""
+        """Record an array that combines two; their cotangents are made of its own and of `reads`."""
         self.operations.append(_Operation(parts, (y,), in_place=in_place))
 
         def back() -> None:
@@ -171,7 +171,7 @@ class _Tape:
         return y
 
     def _add(self, x: _Block, other: _Block) -> _Block:
-        """Record a sum, of which the cotangent is that of both."""
+        """Record a sum, which shares its cotangent with both terms."""
         y = _Block(x.nbytes, x.has_gradient or other.has_gradient)
         self.operations.append(_Operation((x, other), (y,), in_place=True))
 
@@ -215,7 +215,7 @@ class _Tape:
 
 
 def _packed(mark: Mark, worker: int) -> int:
-    """Return the bytes of the buffers of messages of one worker in a movement."""
+    """Return the bytes of the message buffers of one worker in a movement."""
     movement = mark.plan
     if not mark.moves or worker not in movement.inputs:
         return 0
@@ -229,7 +229,7 @@ def _packed(mark: Mark, worker: int) -> int:
 
 
 def _most_live(operations: Sequence[_Operation]) -> int:
-    """Return the bytes of the arrays that are live at the fullest time."""
+    """Return the peak bytes of the live arrays."""
     last: dict[_Block, int] = {}
     for number, each in enumerate(operations):
         last |= dict.fromkeys((*each.reads, *each.makes), number)
@@ -247,17 +247,17 @@ def _most_live(operations: Sequence[_Operation]) -> int:
 
 
 RATE = 1e-6
-"""Of the update: so small that the numbers stay as they are at the beginning of a training."""
+"""Of the update: so small that the numbers stay as at the beginning of training."""
 
 
 @dataclass(frozen=True)
 class CompiledMemory:
-    """The bytes of the arrays of one worker's compiled step, as XLA assigns them.
+    """The bytes of the arrays in one worker's compiled step, as assigned by XLA.
 
     - `worker`: its world rank.
-    - `arguments`: parameters, what the optimiser stores, and the block of the input.
-    - `results`: what comes out in its own memory: the loss, and what isn't donated.
-    - `temporaries`: activations, gradients, messages, and what an operation needs besides its operands.
+    - `arguments`: parameters, the optimiser state, and the block of the input.
+    - `results`: results in separate memory: the loss, and values that aren't donated.
+    - `temporaries`: activations, gradients, messages, and scratch memory.
     """
 
     worker: int
@@ -267,15 +267,15 @@ class CompiledMemory:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The total."""
         return self.arguments + self.results + self.temporaries
 
 
 def compile_step(
     network: Layer, x: ShapeDtypes, world: World, worker: int, dtype: np.dtype, copies: int, backward: bool
 ) -> CompiledMemory:
-    """Compile the step of `worker`, with blocks like `x`; `copies`: the numbers that the optimiser stores for each
-    parameter, whose arrays and the parameters are donated.
+    """Compile the step of `worker`, with blocks like `x`; `copies`: the number of values that the optimiser stores per
+    parameter, whose arrays are donated with the parameters.
 
     All workers trace their steps, in threads, since they agree on plans. Messages are calls of the same shapes.
     """
@@ -305,10 +305,10 @@ def _apply(network: Layer, params: Any, x: Array) -> Array:
 
 
 def training_step(network: Layer, P: Partition) -> Callable[..., Any]:
-    """Return a step of parameters, what the optimiser stores, the layers' state, and x.
+    """Return a step of parameters, the optimiser state, the layers' state, and x.
 
-    It is the value and the gradient of a loss, and an update that reads and writes all that is stored. It returns the
-    new values of the first three, and the loss.
+    It computes the value and the gradient of a loss, and an update that reads and writes everything that is stored. It
+    returns the new values of the first three, and the loss.
     """
 
     def loss(params: Any, state: Any, x: Array) -> tuple[Array, Any]:
@@ -330,7 +330,7 @@ def _mean(power: int, mean: Array, gradient: Array) -> Array:
 
 
 def _direction(gradient: Array, *means: Array) -> Array:
-    """Return what sgd, momentum or Adam follow, with no, one or two running means."""
+    """Return the direction of sgd, momentum or Adam, with no, one or two running means."""
     if len(means) < 2:
         return means[0] if means else gradient
     return means[0] / (jnp.sqrt(jnp.abs(means[1])) + 1e-8)

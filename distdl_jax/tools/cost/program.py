@@ -1,4 +1,4 @@
-"""Traced programs as lists of operations, without the calls that JAX nests them in, and their arithmetic."""
+"""Traced programs as flat lists of operations, without JAX's nested calls, and their arithmetic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distdl_jax.tracing.jaxprs import Branches, Call, Scan, While, bodies, struc
 
 
 class Value(NamedTuple):
-    """An array of a program: its number, and its shape and dtype."""
+    """An array of a program: its number, shape and dtype."""
 
     number: int
     aval: Any
@@ -26,7 +26,7 @@ class Value(NamedTuple):
 
 
 class Step(NamedTuple):
-    """An operation of a program, from its arguments, constants left out, to its results."""
+    """An operation of a program, from its arguments, without constants, to its results."""
 
     eqn: Any
     args: tuple[Value, ...]
@@ -39,17 +39,17 @@ class Step(NamedTuple):
 
     @property
     def mark(self) -> Mark | None:
-        """The movement that it is, if it is one."""
+        """The movement in it, if it is one."""
         return mark_of(self.eqn)
 
     @property
     def is_passed(self) -> bool:
-        """Whether it is a movement in which the worker has no part."""
+        """Whether it is a movement in which the worker takes no part."""
         return self.mark is not None and not self.mark.moves
 
 
 class Program(NamedTuple):
-    """A program without calls: loops and branches are operations of it."""
+    """A program without calls; loops and branches are operations of it."""
 
     args: tuple[Value, ...]
     steps: tuple[Step, ...]
@@ -64,7 +64,7 @@ class Program(NamedTuple):
         return cls(tuple(args), tuple(reader.steps), tuple(results))
 
     def needed_for(self, results: Iterable[Value | None]) -> Program:
-        """Return the part of the program that makes some of its results."""
+        """Return the part of the program that computes some of its results."""
         wanted = {value for value in results if value is not None}
         kept: list[Step] = []
         for step in reversed(self.steps):
@@ -80,7 +80,7 @@ class Program(NamedTuple):
 
     @property
     def marks(self) -> list[Mark]:
-        """The movements, in order: in a loop as often as it runs, once if that is not known."""
+        """The movements, in order: in a loop as often as it runs, or once if that is not known."""
         return [mark for step in self.steps for mark in marks_in(step.eqn)]
 
 
@@ -103,7 +103,7 @@ class _Reader:
         for eqn in jaxpr.eqns:
             of_eqn = [of(atom) for atom in eqn.invars]
             rest = [value for value in of_eqn if value not in self.zeros]
-            if eqn.primitive.name == "add_any" and len(rest) == 1:  # the other is the cotangent of what is only tied
+            if eqn.primitive.name == "add_any" and len(rest) == 1:  # the other is a tied value's cotangent
                 values[eqn.outvars[0]] = rest[0]
                 continue
             match structure(eqn):
@@ -155,7 +155,7 @@ _PASSED = {
     *("moved", "cotangent", "layout_constraint", "random_seed", "random_wrap", "random_unwrap"),
     *("tie", "passed_to_layer", "tangent_of_a_parameter"),
 }
-"""Operations that arrange numbers, and compute none."""
+"""Operations that only rearrange numbers."""
 
 
 def flops_in(jaxpr: Any) -> int:
@@ -166,7 +166,7 @@ def flops_in(jaxpr: Any) -> int:
 def flops_of(eqn: Any) -> int:
     """Return the flops of an equation.
 
-    Loops count as often as they run, one of unknown length once; of branches the dearest counts.
+    Loops count as often as they run, or once if that is unknown; the most expensive branch counts.
     """
     match structure(eqn):
         case Scan(body, length):
@@ -192,7 +192,7 @@ def _size(aval: Any) -> int:
 
 
 def _product(eqn: Any) -> int:
-    """Return twice the products; one of complex numbers is four of real ones."""
+    """Return twice the number of products; a complex product is four real ones."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
     y = eqn.outvars[0].aval
     return (
@@ -203,7 +203,7 @@ def _product(eqn: Any) -> int:
 
 
 def _convolution(eqn: Any) -> int:
-    """Return twice the products, those with padding and with the zeros of a dilated input left out."""
+    """Return twice the number of products, without those on padding and on zeros of a dilated input."""
     x, weight, y = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape
     lhs, rhs, out = eqn.params["dimension_numbers"]
     pairs = 1

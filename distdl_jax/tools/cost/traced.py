@@ -1,6 +1,6 @@
-"""What workers do in a layer of which one worker's program does not tell the others': it is traced on all of them.
+"""The work in a layer for which one worker's program does not determine the others': it is traced on all of them.
 
-So are layers of a user's own, in which a movement depends on shapes that others have computed. Nothing runs.
+This includes users' layers in which a movement depends on shapes computed by other workers. Nothing runs.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from distdl_jax.transports.threads.workers import on_stand_ins
 from distdl_jax.watchdog.programs.ir import Operation, operations
 
 MOST_WORKERS = 256
-"""On how many workers layers are traced. Each takes a thread, and some milliseconds a layer."""
+"""The maximum number of workers on which layers are traced. Each takes a thread, and some milliseconds per layer."""
 
 
 def traced_by_all(layer: Any, x: ShapeDtypes, world: World, dtype: np.dtype) -> tuple[TracedClass, ...]:
-    """Return what each worker does in `layer`, on blocks like `x`; `dtype` is that of parameters."""
+    """Return the work of each worker in `layer`, on blocks like `x`; `dtype` is the parameters' dtype."""
     if world.size > MOST_WORKERS:
         raise PlanError(
-            f"{type(layer).__name__} can't be counted by the program of one worker, so it is traced on all of them: on "
-            f"{MOST_WORKERS} at most, but there are {world.size}."
+            f"{type(layer).__name__} can't be counted by the program of one worker, so it is traced on all of them: at "
+            f"most {MOST_WORKERS}, but there are {world.size}."
         )
 
     def on_worker(worker: int) -> Trace:
@@ -49,7 +49,7 @@ def traced_by_all(layer: Any, x: ShapeDtypes, world: World, dtype: np.dtype) -> 
 
 
 class _Tracer:
-    """One worker's programs of a layer: on the thread that stands for it, whose block is like `x`.
+    """One worker's programs of a layer, on the thread that represents it; its block is like `x`.
 
     - `dtype`: of the parameters.
     """
@@ -60,7 +60,7 @@ class _Tracer:
         self.workers = Partition()
 
     def trace(self) -> Trace:
-        """Return what the worker does."""
+        """Return the work of the worker."""
         forward = jax.make_jaxpr(self._apply)(self.params, self.x)
         (y,) = forward.out_avals
         flops, sent = flops_in(forward.jaxpr), self._operations(forward.jaxpr)
@@ -78,7 +78,7 @@ class _Tracer:
         return apply_layer(self.layer, params, x, None, True, jax.random.key(0))[0]
 
     def _backward(self, argnums: tuple[int, ...], y: Any) -> Any:
-        """Return the program of the gradient with respect to some of (params, x), which begins with the forward one."""
+        """Return the program of the gradient with respect to some of (params, x), which includes the forward pass."""
 
         def loss(params: Any, x: Array, dy: Array) -> Array:
             return jnp.sum((self._apply(params, x) * dy).real)
@@ -92,7 +92,7 @@ class _Tracer:
         return [op for op, times in found for _ in range(times or 1)]
 
     def _stored(self) -> Stored:
-        """Return what is kept for the backward pass."""
+        """Return what is stored for the backward pass."""
 
         def residuals(params: Any, x: Array) -> Sequence[Any]:
             y, vjp = jax.vjp(self._apply, params, x)

@@ -1,8 +1,8 @@
-"""What workers do in a layer, from its traced program: one trace for each class of workers with blocks of equal shapes.
+"""The work in a layer, from its traced program: one trace for each class of workers with blocks of equal shapes.
 
-In a world that records, a movement leaves a mark, and its plan says what every worker communicates. So one worker's
-program tells the messages of all whose programs are the same: of those that have the same shapes of x, y, parameters,
-and of what movements take and give.
+In a recording world, a movement leaves a mark, whose plan determines the communication of every worker. So one worker's
+program determines the messages of all with the same program: those with the same shapes of x, y, parameters, and of the
+inputs and outputs of movements.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from distdl_jax.transports.threads.current_world import original_world, simulate
 from distdl_jax.watchdog.programs.ir import Operation
 
 Communication = tuple[Mark | Operation, ...]
-"""Movements of all workers, or, of a worker that was traced with all others, its own operations."""
+"""Movements of all workers; or, for a worker traced with all others, its own operations."""
 
 
 class Stored(NamedTuple):
-    """What is kept from the forward to the backward pass of y = f(x), apart from parameters.
+    """What is stored from the forward to the backward pass of y = f(x), besides parameters.
 
     - `x`, `y`: whether these two are. - `others`: bytes of other arrays.
     """
@@ -51,14 +51,15 @@ class Stored(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What a worker does in a layer.
+    """The work of a worker in a layer.
 
     - `flops`, `flops_x`, `flops_params`: multiplications and additions of the forward pass, and of the gradients of x
       and of the parameters, as XLA counts them.
     - `read`, `written`: bytes of the arguments, and of the result.
-    - `stored`: what is kept for the backward pass.
-    - `forward`: what is communicated in the forward pass, in order.
-    - `of_params`, `of_both`: the same for the gradient of the parameters, and for that of x too.
+    - `stored`: what is stored for the backward pass.
+    - `forward`: the communication in the forward pass, in order.
+    - `of_params`, `of_both`: the same for the gradient of the parameters, and for the gradients of both x and
+      parameters.
     """
 
     flops: int = 0
@@ -72,27 +73,27 @@ class Trace(NamedTuple):
     of_both: Communication = ()
 
     def backward(self, of_x: bool) -> Communication:
-        """Return what is communicated for the gradients: with that of x, or of the parameters alone."""
+        """Return the communication for the gradients, with that of x or only of the parameters."""
         return self.of_both if of_x else self.of_params
 
 
 class TracedClass(NamedTuple):
-    """Workers, by world rank, that do the same."""
+    """Equivalent workers, by world rank."""
 
     workers: np.ndarray
     trace: Trace
 
 
 class NotRecorded(Exception):
-    """One worker's program of a layer does not tell what the others do."""
+    """One worker's program of a layer does not determine the others'."""
 
 
 def traced_classes(layer: Any, plan: Plan, x: ShapeDtypes, world: World, dtype: np.dtype) -> tuple[TracedClass, ...]:
-    """Return what all workers do in a layer on blocks like `x`, by class; raises `NotRecorded`.
+    """Return the work of all workers in a layer on blocks like `x`, by class; raises `NotRecorded`.
 
-    `dtype` is that of the parameters.
+    `dtype` is the parameters' dtype.
     """
-    if isinstance(layer, Wrapper):  # what JAX runs again for gradients shows in the whole program alone
+    if isinstance(layer, Wrapper):  # JAX's recomputation for gradients shows only in the whole program
         raise NotRecorded
     if isinstance(plan, MovementPlan):
         mark = Mark(plan, False)
@@ -139,7 +140,7 @@ def _classes(layer: Any, plan: Plan, x: ShapeDtypes, world: World, dtype: np.dty
 
 
 def _check_is_whole(movement: MovementPlan, of_classes: Sequence[np.ndarray], traces: Mapping[int, Trace]) -> None:
-    """Refuse a movement that is planned for some of those who take part."""
+    """Reject a movement that is planned for only some of its participants."""
     taking_part = np.asarray(movement.workers)
     for workers in of_classes:
         marks = (each for each in traces[int(workers[0])].forward if isinstance(each, Mark))
@@ -148,14 +149,14 @@ def _check_is_whole(movement: MovementPlan, of_classes: Sequence[np.ndarray], tr
 
 
 def _fingerprint(values: Mapping[int, Any]) -> Hashable:
-    """Return what tells mappings."""
+    """Return a key that distinguishes mappings."""
     if not isinstance(values, ByClass):
         return tuple(values.items())
     return values.classes, tuple(values[worker] for worker in representatives(values))
 
 
 class _Tracer:
-    """Traces a layer on one worker after the other."""
+    """Traces a layer on one worker after another."""
 
     def __init__(self, layer: Any, plan: Plan, x: ShapeDtypes, world: World, dtype: np.dtype) -> None:
         self.layer, self.x, self.dtype = layer, x, dtype
@@ -169,7 +170,7 @@ class _Tracer:
         self.specs = layer.param_specs() if isinstance(layer, Layer) else {}
 
     def trace(self, worker: int, y: ShapeDtype) -> Trace:
-        """Return what a worker does, whose output is like `y`."""
+        """Return the work of a worker whose output is like `y`."""
         if worker not in self.plan.workers:
             return Trace()
         world = recording_world(worker, self.world)
@@ -190,7 +191,7 @@ class _Tracer:
         of_x = bool(jnp.issubdtype(x.dtype, jnp.inexact))
         both = _Gradients.of(self._apply, params, x, of_x)
         alone = both if both.of_params else None
-        if alone is not None and of_x and any(map(_is_loop, both.backward.steps)):  # a loop is of both
+        if alone is not None and of_x and any(map(_is_loop, both.backward.steps)):  # a loop belongs to both
             alone = _Gradients.of(self._apply, params, x, False)
         flops = both.forward.flops
         flops_params = 0 if alone is None else alone.flops_of_params - flops
@@ -241,12 +242,12 @@ class _Gradients(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Those of all steps that something needs."""
+        """The flops of all needed steps."""
         return self.whole.needed_for((self.y, *self.of_params, self.of_x)).flops
 
     @property
     def flops_of_params(self) -> int:
-        """Those of the steps that make y and the parameters' gradients."""
+        """The flops of the steps that compute y and the parameters' gradients."""
         return self.whole.needed_for((self.y, *self.of_params)).flops
 
     @classmethod
@@ -293,12 +294,12 @@ _start.def_abstract_eval(_start_result)
 
 @lru_cache(maxsize=4096)
 def recording_world(worker: int, world: World) -> RecordingWorld:
-    """Return the world of a worker, the same each time: JAX remembers traced functions by it."""
+    """Return the world of a worker, the same object each time, since JAX caches traced functions by it."""
     return RecordingWorld(worker, world)
 
 
 def _agreements(layer: Any, plan: Plan, x: ShapeDtypes, dtype: np.dtype) -> Iterator[tuple[Any, Any, Any, Plan]]:
-    """Yield the layers within a layer that agree while it is traced: with all workers' inputs, parameters, and plan."""
+    """Yield the layers within a layer that agree while traced: with all workers' inputs, parameters, and plan."""
     parts: list[tuple[Any, Plan, ShapeDtypes]] = []
     match layer, plan:
         case DistributedFNOBlock(), FNOBlockPlan():
@@ -316,7 +317,7 @@ def bytes_of(*values: Value | None) -> int:
 
 
 def _of_params(both: _Gradients) -> list[Mark]:
-    """Return the movements of the forward pass, in which those of parameters alone are noted."""
+    """Return the movements of the forward pass, marking those of parameters only."""
     of_x, found = {both.x}, []
     for step in both.before.steps:
         args = step.args[:1] if step.name == "tie" else step.args
@@ -332,14 +333,14 @@ COMPUTED_AGAIN = {
     *("stop_gradient", "sub", "xor", "broadcast_in_dim", "expand_dims", "iota", "reshape", "rev", "slice", "squeeze"),
     *("transpose", "one_minus_square"),
 }
-"""JAX's operations whose results XLA computes again for each use; a power to an integer is a product."""
+"""JAX's operations whose results XLA recomputes for each use; a power with an integer exponent is a product."""
 
 _PASSED = {"tie", "passed_to_layer", "tangent_of_a_parameter", "optimization_barrier", "layout_constraint"}
 """Operations whose results are their arguments."""
 
 
 def _stored(both: _Gradients) -> Stored:
-    """Return what is kept for the gradients. What XLA can compute again is not: it keeps what that is made of."""
+    """Return what is stored for the gradients. XLA recomputes cheap values, so their inputs are stored instead."""
     nothing: frozenset[Value] = frozenset()
     sources = {value: frozenset({value}) for value in both.whole.args}
     for step in both.before.steps:

@@ -1,4 +1,5 @@
-"""`python -m distdl_jax doctor`: what is wrong with an installation, a launch or a machine, and what to do.
+"""`python -m distdl_jax doctor`: problems of an installation, a launch or a machine, and what to do about them.
 
-Each worker says what it finds (`worker`), worker 0 adds what concerns several (`job`), and prints it (`findings`).
+Each worker reports its findings (`worker`), worker 0 adds those about several workers (`job`), and prints all
+(`findings`).
 """

@@ -18,20 +18,21 @@ from distdl_jax.watchdog.launch import supervised
 from distdl_jax.watchdog.launch.launcher import job_rank, job_size
 
 LONGEST = 60.0
-"""Seconds in which workers must have answered each other, once MPI is up."""
+"""Seconds in which workers must have answered each other, once MPI has started."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Carry out a command line; return the exit status, 1 where an error was found."""
+    """Run a command line; return the exit status, 1 if an error was found."""
     parser = argparse.ArgumentParser(
         prog="python -m distdl_jax doctor",
-        description="Look at the installation, the launch and the machine: alone, under a launcher as a job is "
-        "started, or for workers in one process. The exit status is 1 where an error was found.",
+        description="Check the installation, the launch and the machine: alone, under a launcher as a job is started, "
+                    "or for workers in one process. The exit status is 1 if an error was found.",
     )
-    help_of_simulate = "look at dj.simulate with N workers, without MPI"
+    help_of_simulate = "check dj.simulate with N workers, without MPI"
     parser.add_argument("--simulate", metavar="N", type=_workers, help=help_of_simulate)
     parser.add_argument("--json", action="store_true", help="print the findings, and the hosts, as JSON")
-    parser.add_argument("--checkpoints", metavar="DIR", default=os.getcwd(), help="where checkpoints go (here)")
+    parser.add_argument("--checkpoints", metavar="DIR", default=os.getcwd(), help="the folder for checkpoints "
+                                                                                  "(default: the current one)")
     options = parser.parse_args(arguments)
     return _simulated(options) if options.simulate else _over_mpi(options)
 
@@ -50,12 +51,12 @@ def _print(title: str, findings: list[Finding], hosts: Sequence[job.Host], optio
 
 
 def settings(everyone: Sequence[Reading]) -> Iterator[Finding]:
-    """Yield what is wrong with the settings of the workers, by rank."""
+    """Yield problems in the settings of the workers, by rank."""
     problems = list(setting_problems(everyone))
     for problem in problems:
         yield Finding("error", "settings", problem, "docs/settings.md has a table of all of them.")
     if warning := warning_of_unknown(everyone):
-        yield Finding("warning", "settings", warning, "Correct the name, or leave it out.")
+        yield Finding("warning", "settings", warning, "Correct the name, or remove it.")
     elif not problems:
         yield Finding("ok", "settings", "All are right.")
 
@@ -83,13 +84,13 @@ def _over_mpi(options: argparse.Namespace) -> int:
         if rank in (None, 0):
             print("\n".join(lines_of(problem)), file=sys.stderr, flush=True)
         else:
-            time.sleep(1)  # let the first worker say it
+            time.sleep(1)  # leave it to the first worker
     comm, of_mpi = worker.start_mpi()
     findings = [*worker.versions(), *of_mpi, *worker.jax_and_devices(), *worker.checkpoints(options.checkpoints)]
     host = job.Host.here()
-    if comm is None:  # the others wait for this worker, and know nothing of it
+    if comm is None:  # the others wait for this worker without knowing this
         if rank not in (None, 0):
-            time.sleep(1)  # after the first worker, if that has the same to say
+            time.sleep(1)  # after the first worker, if that has the same finding
         findings += [*settings([own_reading()]), *(job.find([host]) if job_size() == 1 else [])]
         return _print(f"worker {rank or 0} of {job_size()}, alone", findings, [host], options)
     timer = threading.Timer(LONGEST, _give_up, (findings, host, options, comm.Get_rank()))
@@ -98,7 +99,7 @@ def _over_mpi(options: argparse.Namespace) -> int:
     everyone = comm.gather((findings, host, own_reading(), worker.installation()))
     measured = job.messages(comm, comm.allgather(host.name)) + job.folder_seen(comm, options.checkpoints)
     MPI, count = import_module("mpi4py.MPI"), comm.Get_size()
-    supervised.tell(supervised.ENDS)  # the others need no end from the supervisor
+    supervised.tell(supervised.ENDS)  # the others don't need to be ended by the supervisor
     MPI.Finalize()
     timer.cancel()
     if everyone is None or (rank and count == 1):
@@ -110,14 +111,14 @@ def _over_mpi(options: argparse.Namespace) -> int:
 
 
 def _give_up(findings: list[Finding], host: job.Host, options: argparse.Namespace, rank: int) -> None:
-    """End the job, whose workers have started MPI but don't answer each other, with what this worker knows."""
+    """End a job whose workers have started MPI but don't answer each other, printing what this worker knows."""
     if rank:
-        time.sleep(5)  # worker 0 says it
+        time.sleep(5)  # worker 0 prints it
     text = (
-        f"Worker {rank} has waited {LONGEST:g} s for the others, although MPI is up: a worker hangs, or messages "
+        f"Worker {rank} has waited {LONGEST:g} s for the others, although MPI has started: a worker hangs, or messages "
         "between hosts don't arrive."
     )
-    cure = "Look for a firewall, and for the network interface that MPI takes; try workers on one host alone."
+    cure = "Look for a firewall, and for the network interface that MPI uses; try workers on one host only."
     _print(f"worker {rank}, alone", [*findings, Finding("error", "message", text, cure)], [host], options)
     os._exit(1)
 

@@ -1,4 +1,4 @@
-"""What concerns several workers: hosts, cores, threads, memory, differences, and a message between two of them."""
+"""Checks across workers: hosts, cores, threads, memory, differences, and a message between two of them."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 LEAST_MEMORY = 2**30
-"""Bytes; a worker takes 0.25 GiB before it holds a tensor, and more while it compiles."""
+"""Bytes; a worker needs 0.25 GiB before it holds a tensor, and more while it compiles."""
 
 LEAST_SHARED = 32 * 2**20
-"""Bytes of /dev/shm for each worker of a host; MPI's own queues take 5 MiB, and messages come on top."""
+"""Bytes of /dev/shm for each worker of a host; MPI's own queues need 5 MiB, and messages are additional."""
 
 SIZES = {8: "8 bytes", 2**20: "1 MiB"}
 """The messages, in bytes and as text."""
 
 SLOW_NETWORK = 15e-6
-"""Seconds of a small message between hosts. Networks of clusters take 1 to 5 us, Ethernet with TCP 20 and more."""
+"""Seconds of a small message between hosts. Cluster networks take 1 to 5 us, Ethernet with TCP 20 or more."""
 
 
 _THREADS = ("NPROC", "PJRT_NPROC", "OMP_NUM_THREADS")
 
 
 class Host(NamedTuple):
-    """A worker's host, and what of it the worker may use; None if that is unknown.
+    """A worker's host, and its resources for the worker; None if unknown.
 
     - `cores`: of the host; `affinity`: those that this worker may run on.
     - `memory`: bytes that are available, by the host and by a cgroup's limit; `shared`: bytes free in /dev/shm.
-    - `threads`: with which XLA and oneDNN compute; `variables`: those of the environment which decide that.
+    - `threads`: the number with which XLA and oneDNN compute; `variables`: the environment variables that determine it.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Host(NamedTuple):
 
     @classmethod
     def here(cls) -> Host:
-        """Look at this worker's, once JAX has started its threads."""
+        """Inspect this worker's host, once JAX has started its threads."""
         cores = os.cpu_count() or 1
         kib = [int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemAvailable")]
         limits = [int(limit) for limit in _memory_limits() if limit.isdecimal()]
@@ -76,7 +76,7 @@ def _lines(path: Path | str) -> list[str]:
 
 
 def _memory_limits() -> Iterator[str]:
-    """Yield the limits of this process's cgroup (version 2), and of those around it."""
+    """Yield the limits of this process's cgroup (version 2), and of its parents."""
     for line in _lines("/proc/self/cgroup"):
         if line.startswith("0::"):
             inner = Path(f"/sys/fs/cgroup{line[3:]}")
@@ -96,7 +96,7 @@ def _threads_here() -> dict[str, int]:
 
 
 def find(everyone: Sequence[Host], simulated: int = 0) -> Iterator[Finding]:
-    """Yield the findings about hosts, of the workers by rank; `simulated`: how many are threads of one process."""
+    """Yield the findings about hosts, for the workers by rank; `simulated`: the number of threads of one process."""
     hosts: dict[str, list[int]] = {}
     for worker, host in enumerate(everyone):
         hosts.setdefault(host.name, []).append(worker)
@@ -107,7 +107,7 @@ def find(everyone: Sequence[Host], simulated: int = 0) -> Iterator[Finding]:
         yield _cores([everyone[rank] for rank in fullest], fullest)
         yield from merged([list(_threads(host, max(1, int(share[host.name])))) for host in everyone])
     for subject, least, sizes, cure in (
-        ("memory", LEAST_MEMORY, [host.memory for host in everyone], "Fewer workers on the host, or more memory."),
+        ("memory", LEAST_MEMORY, [host.memory for host in everyone], "Use fewer workers on the host, or more memory."),
         ("shared memory", LEAST_SHARED, [host.shared for host in everyone], _CURE_SHARED),
     ):
         shares = {
@@ -121,7 +121,7 @@ def find(everyone: Sequence[Host], simulated: int = 0) -> Iterator[Finding]:
             yield Finding("warning" if bad else "ok", subject, text, cure * bad)
 
 
-_CURE_SHARED = "A job ends by SIGBUS where /dev/shm is full: docker run --shm-size=2g, or --ipc=host, in a container."
+_CURE_SHARED = "A job is ended by SIGBUS if /dev/shm is full: docker run --shm-size=2g, or --ipc=host, in a container."
 
 
 def _number(count: int, what: str) -> str:
@@ -129,7 +129,7 @@ def _number(count: int, what: str) -> str:
 
 
 def usable(everyone: Sequence[Host]) -> int:
-    """Return how many cores the workers of one host have together."""
+    """Return the number of cores available to the workers of one host together."""
     return len(set[int]().union(*(host.affinity for host in everyone)))
 
 
@@ -146,12 +146,12 @@ def _placement(everyone: Sequence[Host], workers: Mapping[str, Sequence[int]]) -
 
 
 def _cores(everyone: Sequence[Host], ranks: Sequence[int]) -> Finding:
-    """Return what the workers of the fullest host have of its cores."""
+    """Return the share of cores for the workers of the fullest host."""
     first, cores, sizes = everyone[0], usable(everyone), [len(host.affinity) for host in everyone]
     text = f"{_number(len(ranks), 'worker')} on {first.name} can use {cores} of {_number(first.cores, 'core')}"
-    bind = "Bind each to cores of its own: --bind-to core, srun --cpu-bind=cores."
+    bind = "Bind each to its own cores: --bind-to core, srun --cpu-bind=cores."
     if len(ranks) > cores:
-        text += ": MPI spins while it waits, and takes the time of the worker that computes."
+        text += ": MPI spins while it waits, taking time from the worker that computes."
         return Finding("warning", "cores", text, bind if cores < first.cores else f"Start at most {cores} there.")
     if sum(sizes) > cores > min(sizes):
         some = zip(ranks[:4], everyone, strict=False)
@@ -166,7 +166,7 @@ def _threads(host: Host, share: int) -> Iterator[Finding]:
         given = host.variables or "no variable is set"
         text = f"{name} computes with {_number(threads, 'thread')} on {_number(share, 'core')} ({given})."
         if threads > share:
-            cure = "Leave NPROC, PJRT_NPROC and OMP_NUM_THREADS out: python -m distdl_jax sets them."
+            cure = "Unset NPROC, PJRT_NPROC and OMP_NUM_THREADS: python -m distdl_jax sets them."
             yield Finding("warning", "threads", text, cure)
         elif threads < share:
             variable = "NPROC" if name == "XLA" else "OMP_NUM_THREADS"
@@ -175,11 +175,11 @@ def _threads(host: Host, share: int) -> Iterator[Finding]:
             yield Finding("ok", "threads", text)
 
 
-# --- messages, and a file that all should see: collective ---
+# --- messages, and a file visible to all: collective ---
 
 
 def messages(comm: MPI.Intracomm, everyone: Sequence[str]) -> list[Finding]:
-    """Time messages of worker 0 to another on its host, and to one on another host; return what worker 0 found."""
+    """Time messages from worker 0 to another on its host, and to one on another host; return worker 0's findings."""
     near = [worker for worker, host in enumerate(everyone) if worker and host == everyone[0]][:1]
     far = [worker for worker, host in enumerate(everyone) if host != everyone[0]][:1]
     found = []
@@ -187,7 +187,7 @@ def messages(comm: MPI.Intracomm, everyone: Sequence[str]) -> list[Finding]:
         for nbytes in SIZES:
             request = comm.Ibarrier()
             while not request.Test():
-                time.sleep(0.001)  # a barrier of MPI's spins, and takes the time of workers that measure
+                time.sleep(0.001)  # an MPI barrier spins, taking time from workers that measure
             if comm.Get_rank() in (0, other):
                 found.append(message(_ping_pong(comm, other, nbytes), nbytes, everyone[0], everyone[other], other))
     return found
@@ -209,21 +209,21 @@ def _ping_pong(comm: MPI.Intracomm, other: int, nbytes: int, times: int = 50) ->
 
 
 def message(seconds: float, nbytes: int, host: str, other_host: str, other: int) -> Finding:
-    """Return what it means that a message to a worker takes so long."""
+    """Return the finding about the time of a message to a worker."""
     where = "on one host" if host == other_host else f"on {host} and {other_host}"
     speed = f" ({nbytes / seconds / 1e9:.3g} GB/s)" if nbytes > 1024 else ""
     text = f"{SIZES[nbytes]} from worker 0 to {other}, {where}, takes {1e6 * seconds:.4g} us{speed}."
     if host != other_host and nbytes < 1024 and seconds > SLOW_NETWORK:
-        cure = "If the hosts have a faster network than Ethernet, MPI does not use it: take the cluster's own MPI."
+        cure = "If the hosts have a faster network than Ethernet, MPI does not use it: use the cluster's own MPI."
         return Finding("note", "message", text, cure)
     return Finding("ok", "message", text)
 
 
 def folder_seen(comm: MPI.Intracomm, folder: str) -> list[Finding]:
-    """Return an error where a worker does not see a file that worker 0 writes to the folder for checkpoints."""
+    """Return an error if a worker does not see a file that worker 0 writes to the folder for checkpoints."""
     path = Path(folder).expanduser() / f".distdl_jax_doctor_{comm.bcast(os.getpid())}"
     if comm.Get_rank() == 0:
-        with suppress(OSError):  # what is wrong has been found before
+        with suppress(OSError):  # the problem has been found before
             path.touch()
     wrote = comm.bcast(path.exists())
     blind = tuple(worker for worker, sees in enumerate(comm.allgather(path.exists())) if wrote and not sees)

@@ -1,4 +1,4 @@
-"""Findings: a verdict, what was found, and a cure; merged over the workers that find the same, and printed."""
+"""Findings: a verdict, a description, and a cure; merged over the workers with the same finding, and printed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import asdict, dataclass, replace
 from distdl_jax.plans.shape_dtype import ranks_text
 
 VERDICTS = ("ok", "note", "warning", "error")
-"""From good to bad. A note needs no action; a warning costs time or memory; an error stops programs, or makes them
-wrong."""
+"""From good to bad. A note needs no action; a warning costs time or memory; an error stops programs, or makes their
+results wrong."""
 
 
 @dataclass(frozen=True)
 class Finding:
     """One line of the report.
 
-    - `subject`: a word or two; `found`: a sentence; `cure`: what to do, "" where there is nothing to do.
-    - `workers`: those that it holds for; () for all.
+    - `subject`: a word or two; `found`: a sentence; `cure`: what to do, "" if nothing.
+    - `workers`: those concerned; () for all.
     """
 
     verdict: str
@@ -30,7 +30,7 @@ class Finding:
 
 
 def merged(everyone: Sequence[Iterable[Finding]]) -> list[Finding]:
-    """Merge what the workers, by rank, have found: what all have in common is one finding; subjects stay together."""
+    """Merge the findings of the workers, by rank: a finding common to all is listed once; subjects stay together."""
     workers: dict[Finding, list[int]] = {}
     for worker, findings in enumerate(everyone):
         for finding in findings:
@@ -53,7 +53,7 @@ def worst(findings: Iterable[Finding]) -> str:
 
 
 def as_text(title: str, findings: Sequence[Finding]) -> str:
-    """Return the report that is printed."""
+    """Return the report to print."""
     lines = [line for finding in findings for line in lines_of(finding)]
     counts = {verdict: sum(finding.verdict == verdict for finding in findings) for verdict in VERDICTS[:0:-1]}
     summary = ", ".join(f"{number} {verdict}{'s' * (number != 1)}" for verdict, number in counts.items())
@@ -61,7 +61,7 @@ def as_text(title: str, findings: Sequence[Finding]) -> str:
 
 
 def lines_of(finding: Finding) -> list[str]:
-    """Return the lines that a finding takes."""
+    """Return the lines of a finding."""
     where = f" ({'workers' if finding.workers[1:] else 'worker'} {ranks_text(finding.workers)})"
     texts = [(f"{finding.verdict:8} {finding.subject:17} ", finding.found + where * bool(finding.workers))]
     if finding.cure:
@@ -74,7 +74,7 @@ def lines_of(finding: Finding) -> list[str]:
 
 
 def as_json(findings: Sequence[Finding], hosts: Sequence[object]) -> str:
-    """Return the findings, and what each worker says of its host, as JSON."""
+    """Return the findings, and each worker's description of its host, as JSON."""
     content = {
         "verdict": worst(findings),
         "workers": len(hosts),

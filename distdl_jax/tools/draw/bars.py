@@ -1,4 +1,4 @@
-"""A table of which each row has a horizontal bar."""
+"""A table with a horizontal bar in each row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distdl_jax.tools.draw import svg
 from distdl_jax.tools.draw.svg import Part
 
 FILLS = ("#4878a8", "#a5cbe8", "#e08a3c", "#f3d9b1", "#8c2f39", "#c9ced4")
-"""Of a bar's parts, from the left: neighbours differ in lightness, too."""
+"""For the parts of a bar, from the left: adjacent ones differ in lightness, too."""
 
 LONGEST, ROW, LETTERS = 360, 24, 30
 """Pixels of the longest bar, and of a row; characters of the longest bar in text."""
@@ -25,11 +25,11 @@ def bars(
     """Draw a table with a horizontal bar at the end of each row.
 
     - `columns`: the heads of the columns of text, the rows' names first.
-    - `rows`: of each row its cells and the lengths of its bar's parts, from the left, in one unit for all rows:
-      `(["0 Conv2d", "4", "1.2 MB"], [1.2e6])`. A row without lengths has no bar.
+    - `rows`: for each row its cells and the lengths of its bar's parts, from the left, in one unit for all rows: `(["0
+      Conv2d", "4", "1.2 MB"], [1.2e6])`. A row without lengths has no bar.
     - `parts`: the names of a bar's parts, up to six, for a legend. `notes`: sentences below the table.
 
-    Bars share one scale; in text they are signs, a kind for each part.
+    Bars share one scale; in text they consist of characters, a different one for each part.
 
     >>> print(bars("Bytes sent", ["layer", "bytes"], [(["conv", "200"], [150, 50]), (["relu", "0"], [])]).text)
     Bytes sent
@@ -70,6 +70,6 @@ def _legend(parts: Sequence[str]) -> Part:
 
 
 def _signs(lengths: Sequence[float], longest: float) -> str:
-    """Return a bar in characters, a sign for each part; the ends of parts are rounded, so that they add up."""
+    """Return a bar in characters, a different one for each part; the ends of parts are rounded, so that they add up."""
     ends = [round(LETTERS * sum(lengths[:i]) / longest) for i in range(len(lengths) + 1)]
     return "".join(sign * (stop - start) for sign, start, stop in zip("#=+-*.", ends, ends[1:], strict=False))
