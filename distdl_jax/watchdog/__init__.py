@@ -1,1 +1,1 @@
-"""How hangs are found, before programs run and while they do; and how processes are started and ended."""
+"""Detection of hangs, before programs run and while they do; starting and ending of processes."""

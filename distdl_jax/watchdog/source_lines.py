@@ -1,4 +1,4 @@
-"""Lines and functions of the user's program, as messages name them: the innermost line outside libraries."""
+"""Lines and functions of the user's program, as named in messages: the innermost line outside libraries."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _LIBRARIES = (
 
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 _GENERATED = ("<frozen ", "<string>", "<__array_function__")
-"""Names of code without a file: Python's own, dataclasses', numpy's. A notebook's cell is the user's."""
+"""Names of code without a file: Python's own, dataclasses', numpy's. A notebook's cell is user code."""
 
 
 def user_line() -> str:
-    """Return the line of the user's program that this thread is at, `train.py:31 in loss`."""
+    """Return the line of the user's program at which this thread is, `train.py:31 in loss`."""
     return line_of(sys._getframe(1))
 
 
 def warn_user(text: str, category: type[Warning]) -> None:
-    """Warn at the line of the user's program that this thread is at: once, unless the user has it otherwise."""
+    """Warn at the line of the user's program at which this thread is: once, unless configured otherwise."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_back is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
@@ -47,7 +47,7 @@ def warn_user(text: str, category: type[Warning]) -> None:
 
 
 def line_of(innermost: FrameType) -> str:
-    """Return the line of another thread, which must stand still, from the innermost of its frames."""
+    """Return the line of another thread, which must be stopped, from its innermost frame."""
     frame: FrameType | None = innermost
     without_file = None
     while frame is not None and is_library(frame.f_code.co_filename):
@@ -61,7 +61,7 @@ def line_of(innermost: FrameType) -> str:
 
 @functools.cache
 def is_library(file_name: str) -> bool:
-    """Return whether a source file belongs to this library, to those that it is built on, or to Python."""
+    """Return whether a source file belongs to this library, to its dependencies, or to Python."""
     return file_name.startswith(_LIBRARIES) or file_name.startswith(_GENERATED)
 
 

@@ -1,7 +1,7 @@
-"""Who owns which block of a tensor, or who stands where on a grid of workers, drawn.
+"""Drawings of the owners of a tensor's blocks, or of the workers on a grid.
 
-One dimension is a strip, two are a rectangle; of three the last two are a slab, and slabs stand next to each other.
-Dimensions that are split beyond these have a row of slabs for each range.
+One dimension is a strip, two are a rectangle; with three the last two are a slab, and slabs are drawn side by side.
+Further split dimensions have a row of slabs for each range.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from distdl_jax.tools.draw import svg
 from distdl_jax.tools.draw.svg import Area, Part
 
 MOST = 64
-"""How many workers are drawn: of more, those with the first indices along each dimension."""
+"""The number of workers that are drawn: if there are more, those with the first indices along each dimension."""
 
 MOST_COPIES = 4
-"""How many copies of a tensor are drawn one by one; of more, a block names the workers that hold it."""
+"""The number of copies of a tensor drawn separately; if there are more, a block names its workers."""
 
 A_ROW = 16
-"""How many blocks stand next to each other."""
+"""The number of blocks in a row."""
 
 FACE, STRIP, WIDEST = 230, 40, 1240
-"""Pixels of the longer side of a slab, of a strip's height, and of all."""
+"""Pixels of the longer side of a slab, of a strip's height, and in total."""
 
 
 class Block(NamedTuple):
-    """A block, the workers that hold it, and the number of the copy that it is drawn in."""
+    """A block, the workers that hold it, and the number of the copy in which it is drawn."""
 
     workers: tuple[int, ...]
     box: Box
@@ -47,7 +47,7 @@ class Block(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """Blocks that are drawn on one plane: of a copy, with ranges along the dimensions that are not on the plane."""
+    """Blocks that are drawn in one plane: of a copy, with ranges along the other dimensions."""
 
     copy: int
     ranges: tuple[Range, ...]
@@ -57,16 +57,16 @@ class Panel(NamedTuple):
 
 @dataclass(frozen=True)
 class Blocks:
-    """A tensor as it is drawn.
+    """A tensor to draw.
 
-    - `name`: "x"; "" if there is one tensor only.
-    - `shape`: of the whole tensor; of a grid of workers, the grid's.
-    - `grid`: how many blocks there are along each dimension.
-    - `blocks`: those that are drawn.
+    - `name`: "x"; "" if there is only one tensor.
+    - `shape`: of the whole tensor; for a grid of workers, the grid's.
+    - `grid`: the number of blocks along each dimension.
+    - `blocks`: the blocks to draw.
     - `copies`: of the tensor.
-    - `workers`: how many hold a block, drawn or not.
+    - `workers`: the number of workers that hold a block, drawn or not.
     - `outside`: workers without a block, as text.
-    - `are_cells`: whether it is a grid of workers, with indices in the place of ranges.
+    - `are_cells`: whether it is a grid of workers, with indices instead of ranges.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Blocks:
 
     @cached_property
     def drawn(self) -> tuple[int, ...]:
-        """The dimensions that are drawn: those that are split, and features as far as there are three or fewer."""
+        """The drawn dimensions: the split ones, and features up to a total of three."""
         split = [d for d, p in enumerate(self.grid) if p > 1]
         features = range(2, len(self.shape)) if len(self.shape) > 2 else range(len(self.shape))
         whole = [d for d in reversed(features) if d not in split]
@@ -98,7 +98,7 @@ class Blocks:
 
     @property
     def notes(self) -> list[str]:
-        """What the picture doesn't show, as sentences."""
+        """What the picture omits, as sentences."""
         notes = []
         hidden = [d for d in range(len(self.shape)) if d not in self.drawn]
         if hidden and not self.are_cells:
@@ -110,7 +110,7 @@ class Blocks:
         if left_out > 0:
             notes.append(
                 f"Drawn are workers with the first indices along each dimension; {left_out:,} more of the "
-                f"{shape_text(self.grid)} grid are left out."
+                f"{shape_text(self.grid)} grid are omitted."
             )
         if empty := sorted({worker for block in self.blocks if block.is_empty for worker in block.workers}):
             notes.append(f"Empty blocks: {named(empty)}.")
@@ -120,7 +120,7 @@ class Blocks:
 
     @cached_property
     def panels(self) -> list[Panel]:
-        """The blocks that aren't empty, by plane, and in rows of so many columns that it doesn't get too wide."""
+        """The nonempty blocks, by plane, in rows of limited length."""
 
         def plane(block: Block) -> tuple[int, tuple[Range, ...]]:
             return block.copy, tuple(block.box[d] for d in self.drawn[:-2])
@@ -136,15 +136,15 @@ class Blocks:
         return panels
 
     def column(self, block: Block) -> Range:
-        """Return the range of a block along the last dimension that is drawn."""
+        """Return the range of a block along the last drawn dimension."""
         return block.box[self.drawn[-1]] if self.drawn else (0, 1)
 
     def line(self, block: Block) -> Range:
-        """Return the range of a block along the last but one dimension that is drawn."""
+        """Return the range of a block along the second to last drawn dimension."""
         return block.box[self.drawn[-2]] if len(self.drawn) > 1 else (0, 1)
 
     def caption(self, panel: Panel) -> str:
-        """Return what a panel is of."""
+        """Return the caption of a panel."""
         shown = [f"copy {panel.copy}"] if self.copies > 1 and len({p.copy for p in self.panels}) > 1 else []
         for d, bounds in zip(self.drawn, panel.ranges, strict=False):
             if self.grid[d] > 1:
@@ -152,16 +152,16 @@ class Blocks:
         return ", ".join(shown)
 
     def box_text(self, block: Block) -> str:
-        """Return the box of a block as an index; of a grid of workers, the worker's index."""
+        """Return the box of a block as an index; for a grid of workers, the worker's index."""
         return f"{named(block.workers)}: [{', '.join(map(self.range_text, block.box))}]"
 
     def range_text(self, bounds: Range) -> str:
-        """Return a range as Python's slices are written; of a grid of workers, the index."""
+        """Return a range in the notation of Python's slices; for a grid of workers, the index."""
         return f"{bounds[0]}" if self.are_cells else f"{bounds[0]}:{bounds[1]}"
 
     @property
     def text(self) -> str:
-        """The tensor in characters: a table of workers for each panel, and what it doesn't show."""
+        """The tensor in characters: a table of workers for each panel, and what it omits."""
         lines = [self.title]
         for panel in self.panels:
             if caption := self.caption(panel) * (panel.row == 0):
@@ -185,13 +185,13 @@ class Blocks:
 
 
 def listing(items: Iterable[object]) -> str:
-    """Return items in a sentence: "1, 2 and 3"."""
+    """Return items as part of a sentence: "1, 2 and 3"."""
     *first, last = map(str, items)
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def named(workers: Sequence[int]) -> str:
-    """Return workers as text, runs of them as a range; of many runs the first ones.
+    """Return workers as text, with runs as ranges; if there are many runs, the first ones.
 
     >>> named([0, 1, 2, 5]), named([3])
     ('workers 0-2, 5', 'worker 3')
@@ -203,12 +203,12 @@ def named(workers: Sequence[int]) -> str:
 
 
 def label(workers: Sequence[int]) -> str:
-    """Return the workers that hold a block: of many the first ones."""
+    """Return the workers that hold a block: if there are many, the first ones."""
     return ", ".join(map(str, workers)) if len(workers) <= 3 else f"{workers[0]}, {workers[1]}, ..."
 
 
 def first_cells(grid: Sequence[int]) -> Iterable[tuple[int, ...]]:
-    """Return the cells of a grid that are drawn: the first indices along each dimension.
+    """Return the drawn cells of a grid: the first indices along each dimension.
 
     >>> len([*first_cells((2, 3))]), [*first_cells((64, 64))][-1], [*first_cells((1, 100_000))][-1]
     (6, (7, 7), (0, 63))
@@ -227,14 +227,14 @@ def outside(P: Partition) -> str:
 
 
 def workers_as_blocks(P: Partition) -> Blocks:
-    """Return the workers of a partition as they are drawn: on the grid, if there is one."""
+    """Return the workers of a partition for drawing: on the grid, if there is one."""
     cells = first_cells(P.shape)
     blocks = tuple(Block((P.ranks[rank_of(cell, P.shape)],), tuple((i, i + 1) for i in cell)) for cell in cells)
     return Blocks("", P.shape, P.shape, blocks, 1, P.size, outside(P), are_cells=True)
 
 
 def spec_as_blocks(spec: TensorSpec, name: str = "") -> Blocks:
-    """Return a tensor as it is drawn: who owns which block, and who holds none."""
+    """Return a tensor for drawing: the owner of each block, and the workers without one."""
     P, along = spec.partition, {d: spec.partition.shape[d] for d in spec.replicated}
     copies, owners = prod(along.values()), dict[tuple[Box, int], list[int]]()
     for cell in first_cells(P.shape):
@@ -247,9 +247,9 @@ def spec_as_blocks(spec: TensorSpec, name: str = "") -> Blocks:
 
 
 class Grid(NamedTuple):
-    """A tensor laid out: the picture of its blocks, and where the block of each worker is, and in which panel.
+    """A laid-out tensor: the picture of its blocks, and the area and panel of each worker's block.
 
-    Of a worker with several copies, it is the first.
+    For a worker with several copies, it is the first.
     """
 
     blocks: Blocks
@@ -263,7 +263,7 @@ class Grid(NamedTuple):
 
 
 def lay_out(blocks: Blocks, gap: float = 3, around: float = 0, size: float = 0) -> Grid:
-    """Lay out the blocks of a tensor, `gap` pixels between them and `around` each panel; `size`: of its longer side."""
+    """Lay out the blocks of a tensor, `gap` pixels between them and `around` each panel; `size`: of the longer side."""
     filled = [block for panel in blocks.panels for block in panel.blocks]
     lines, columns = [[along(block) for block in filled] for along in (blocks.line, blocks.column)]
     longest, highest = (max((stop for _, stop in ranges), default=1) for ranges in (columns, lines))
@@ -310,7 +310,7 @@ def lay_out(blocks: Blocks, gap: float = 3, around: float = 0, size: float = 0) 
 
 
 def _pixels(ranges: Iterable[Range], length: float, least: float, gap: float) -> dict[int, float]:
-    """Return where each start and stop of ranges is: blocks are as long as they are, but at least `least`."""
+    """Return the position of each start and stop of ranges, proportional to lengths of at least `least`."""
     cuts = sorted({cut for bounds in ranges for cut in bounds}) or [0, 1]
     scale = length / max(cuts[-1] - cuts[0], 1)
     steps = (max(least, scale * (stop - start)) + gap for start, stop in pairwise(cuts))
@@ -325,11 +325,11 @@ def _face(area: Area, shown: str, worker: int, about: str) -> str:
 
 
 def _ticks(places: dict[int, float], gap: float, are_cells: bool, at: float, *, is_across: bool) -> list[str]:
-    """Return the ends of ranges at one side of a panel, as far as there is room for them; of a grid, the indices."""
+    """Return the ends of ranges at one side of a panel, as far as they fit; for a grid, the indices."""
     starts = [*places.values()]
     ticks, free = [], -1e9
     for i, cut in enumerate(list(places)[: -1 if are_cells else None]):
-        # Of a range between two blocks, somewhere in the gap.
+        # For a range between two blocks, a position in the gap.
         pixel = (starts[i] + starts[i + 1] - gap) / 2 if are_cells else starts[i] - gap * i / (len(starts) - 1)
         if pixel - free >= (svg.width_of(str(cut), 10) + 6 if is_across else 11):
             x, y, anchor = (pixel, at, "middle") if is_across else (at, pixel + 3.5, "end")
@@ -339,7 +339,7 @@ def _ticks(places: dict[int, float], gap: float, are_cells: bool, at: float, *, 
 
 
 def titled(blocks: Blocks, part: Part | None = None) -> Part:
-    """Return the picture of a tensor under its title, and below it what it doesn't show."""
+    """Return the picture of a tensor under its title, followed by what it omits."""
     return svg.below([svg.heading(blocks.title), part or lay_out(blocks).part, svg.words(blocks.notes)], 8)
 
 

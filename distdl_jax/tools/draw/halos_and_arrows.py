@@ -15,7 +15,7 @@ from distdl_jax.tools.draw.svg import Area, Part, Point
 
 
 def _area_of(grid: Grid, worker: int, own: Box, box: Box) -> Area:
-    """Return where a box is in the block `own` of a worker, or next to the block if it is outside of it."""
+    """Return the area of a box in the block `own` of a worker, or next to the block if it is outside."""
     (x, y, w, h), drawn = grid.areas[worker], grid.blocks.drawn
     if drawn:
         x, w = _span(x, w, own[drawn[-1]], box[drawn[-1]])
@@ -34,7 +34,7 @@ def _span(at: float, length: float, own: Range, bounds: Range) -> tuple[float, f
 
 
 def _beyond(entries: int) -> float:
-    """Return how many pixels so many entries of a halo take: wide ones must not take all of the paper."""
+    """Return the pixels for the entries of a halo, limited for wide ones."""
     return 9 * math.log2(1 + entries)
 
 
@@ -48,7 +48,7 @@ def _arrived(area: Area, piece: Event) -> str:
 
 
 def draw_halos(blocks: Blocks, halos: Sequence[Event]) -> Part:
-    """Draw blocks with the halos that arrive: an arrow for each message, and one for all those between two panels."""
+    """Draw blocks with their halos: an arrow for each message, and one for all messages between two panels."""
     boxes = _boxes(blocks)
     panel_of = {w: i for i, panel in enumerate(blocks.panels) for block in panel.blocks for w in block.workers}
     on_face = [halo for halo in halos if halo.axis in blocks.drawn[-2:]]
@@ -64,7 +64,7 @@ def draw_halos(blocks: Blocks, halos: Sequence[Event]) -> Part:
         strip, (x, y, w, h) = _area_of(grid, dest, boxes[dest], halo.box), grid.areas[dest]
         marks.append(_arrived(strip, halo))
         side = -1 if halo.box[halo.axis][0] < boxes[dest][halo.axis][0] else 1
-        # Off the middle, so that there and back don't overlap.
+        # Off-centre, so that opposite arrows don't overlap.
         middle = x + w * (0.5 + 0.2 * side), y + h * (0.5 + 0.2 * side)
         is_across = halo.axis == blocks.drawn[-1]
         stop = _middle(strip, middle, is_across)
@@ -88,7 +88,7 @@ def _boxes(blocks: Blocks) -> dict[int, Box]:
 
 
 def _is_near(halo: Event, boxes: Mapping[int, Box]) -> bool:
-    """Say whether a halo is from the next block on its side, not from further away or round the tensor."""
+    """Say whether a halo is from the adjacent block, not from further away or across the periodic boundary."""
     (start, stop), (first, last) = (boxes[worker][halo.axis] for worker in halo.team)
     return start < stop and (stop == first if halo.box[halo.axis][0] < first else start == last)
 
@@ -100,7 +100,7 @@ def _middle(area: Area, other: Point, is_across: bool) -> Point:
 
 
 def _between_panels(grid: Grid, halos: Sequence[Event]) -> Part:
-    """Return a line for each panel and each other one that it sends to, with the number of messages and bytes."""
+    """Return a line for each pair of panels that communicate, with the number of messages and bytes."""
     bundles: dict[tuple[int, ...], list[int]] = {}
     for halo in halos:
         bundles.setdefault(tuple(grid.panels[worker] for worker in halo.team), []).append(halo.nbytes)
@@ -115,9 +115,9 @@ def _between_panels(grid: Grid, halos: Sequence[Event]) -> Part:
 
 
 def draw_pieces(before: Blocks, after: Blocks, pieces: Sequence[Event]) -> Part:
-    """Draw the tensor before and after next to each other, with arrows from box to box, or from block to block.
+    """Draw the tensor before and after side by side, with arrows from box to box, or from block to block.
 
-    A worker that passes on what it has received begins at its block after; one that adds to a sum ends at that before.
+    A worker that forwards received data starts at its block after; one that adds to a sum ends at its block before.
     """
     first, second = lay_out(before), lay_out(after)
     across = max(first.part.width, svg.width_of(before.title, 13), 150) + 84
@@ -133,7 +133,7 @@ def draw_pieces(before: Blocks, after: Blocks, pieces: Sequence[Event]) -> Part:
             to_x, to_y, to_w, to_h = _area_of(second, dest, boxes_after[dest], piece.box)
             sent.append(_sent((x, y, w, h)))
             arrived.append(_arrived((to_x, to_y, to_w, to_h), piece))
-            drawn[source] += 1  # so that arrows from one block don't run on one line
+            drawn[source] += 1  # so that arrows from one block don't coincide
             part = drawn[source] / (1 + of_source[source])
             start, stop = (x + w / 2, y + h * part), (across + to_x + to_w / 2, to_y + to_h * part)
             arrows += [svg.circle(start, 2.5), svg.arrow(start, stop, piece.about)]
@@ -144,7 +144,7 @@ def draw_pieces(before: Blocks, after: Blocks, pieces: Sequence[Event]) -> Part:
             is_aside = (source in here) != (dest in there)
             bend = (34 if (stop[1] > start[1]) == (source in here) else -34) * is_aside
             arrows.append(svg.arrow((start[0] + dx, start[1] + dy), (stop[0] - dx, stop[1] - dy), piece.about, bend))
-    # Numbers on top of the arrows that go over them.
+    # Numbers on top of arrows that cross them.
     arrows += [_badge(at, worker) for centres in (here, there) for worker, at in centres.items()]
     left, right = titled(before, first.with_marks(sent)), titled(after, second.with_marks(arrived))
     on_top = Part(0, 0, tuple(arrows)).at(0, svg.heading("x").height + 8)
@@ -157,7 +157,7 @@ def _centre(area: Area) -> Point:
 
 
 def _badge(at: Point, worker: int) -> str:
-    """Return a number on a disc of paper, in the middle of a block that other marks are on."""
+    """Return a number on a white disc, in the middle of a block with other marks."""
     (x, y), width = at, max(19.0, 9 + svg.width_of(str(worker), 12))
     disc = svg.rect((x - width / 2, y - 9.5, width, 19), svg.PAPER, rx=9.5)
     return disc + svg.text(x, y + 4.2, worker, 12)

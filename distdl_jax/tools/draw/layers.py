@@ -1,4 +1,4 @@
-"""What a layer does, drawn from its plan: who owns what before and after, and what moves in between."""
+"""A layer drawn from its plan: the owners before and after, and the messages in between."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ from distdl_jax.watchdog.programs.ir import Operation
 from distdl_jax.watchdog.programs.matching import play_back
 
 MOST_PARAMETERS = 4
-"""Of how many parameters the blocks are drawn."""
+"""The number of parameters whose blocks are drawn."""
 
 MOST_OPERATIONS = 10_000
-"""How many operations of one movement are looked at: if each of many workers sends to all others, it takes long."""
+"""The number of operations of one movement that are examined, since all-to-all on many workers takes long."""
 
 MOST_ARROWS = 40
-"""How many messages of a movement are drawn as arrows; more are drawn as squares."""
+"""The number of messages of a movement that are drawn as arrows; more are drawn as squares."""
 
 MOST_STEPS = 16
-"""How many movements of one layer are drawn."""
+"""The number of movements of one layer that are drawn."""
 
 LETTERS = 92
 """Of a line of text."""
 
 NAMES = {"all_sum": "all_sum_reduce", "extremum": "all_reduce"}
-"""Of movements that are called otherwise than their plans."""
+"""Names of movements that differ from their plans'."""
 
 
 def draw_layer(layer: Any, x_spec: TensorSpec, dtype: DTypeLike, **options: Any) -> Drawing:
-    """Draw what one of the library's layers does to a tensor; `options` are further arguments of its plan."""
+    """Draw the effect of one of the library's layers on a tensor; `options` are additional arguments of its plan."""
     check_spec(x_spec, "x_spec")
     x_dtype = np.dtype(np.int32 if layer.takes_indices else dtype)
     x = {worker: ShapeDtype(x_spec.shape_on(worker), x_dtype) for worker in range(x_spec.partition.world.size)}
@@ -68,7 +68,7 @@ def draw_layer(layer: Any, x_spec: TensorSpec, dtype: DTypeLike, **options: Any)
         for path, spec in specs[:MOST_PARAMETERS]
     ]
     if len(specs) > MOST_PARAMETERS:
-        notes.append(f"Left out: the blocks of {len(specs) - MOST_PARAMETERS} more parameters.")
+        notes.append(f"Omitted: the blocks of {len(specs) - MOST_PARAMETERS} more parameters.")
     after = None
     try:
         # A halo exchange leaves blocks that overlap.
@@ -76,16 +76,16 @@ def draw_layer(layer: Any, x_spec: TensorSpec, dtype: DTypeLike, **options: Any)
             P_y = layer.output_partition or x_spec.partition
             after = spec_as_blocks(spec_of_blocks(repr(layer), plan.after(x), P_y, layer._copied), "y")
     except PlanError:
-        notes.append("The output is no tensor of balanced blocks, so it is not drawn as a whole.")
+        notes.append("The output is not a tensor of balanced blocks, so it is not drawn as a whole.")
     before, movements = spec_as_blocks(x_spec, "x"), None
     with suppress(PlanError):  # on more workers than a layer can be traced on
-        world = (layer.input_partition or x_spec.partition).world  # the spec may be of another one, to plan
+        world = (layer.input_partition or x_spec.partition).world  # the spec may be on another one, for planning
         movements = forward_movements(LayerCounter(world, np.dtype(dtype)).chain(layer, plan, x))
     return draw_plan(type(layer).__name__, plan, before, parameters, after, notes, movements)
 
 
 def plan_movements(plan: Plan) -> list[LayerMovement] | None:
-    """Return what moves in a plan of one movement; None for other plans."""
+    """Return the movements in a plan of one movement; None for other plans."""
     movement = plan.movement if isinstance(plan, HaloExchangePlan) else plan
     return [LayerMovement("", movement)] if isinstance(movement, MovementPlan) else None
 
@@ -99,9 +99,9 @@ def draw_plan(
     notes: Sequence[str] = (),
     movements: Sequence[LayerMovement] | None = None,
 ) -> Drawing:
-    """Draw what moves in a plan, between the tensor before and after, as far as they are known."""
+    """Draw the movements in a plan, between the tensor before and after, as far as they are known."""
     if movements is None and (movements := plan_movements(plan)) is None:
-        movements, notes = (), [*notes, f"{type(plan).__name__} does not say what moves."]
+        movements, notes = (), [*notes, f"The movements of {type(plan).__name__} are unknown."]
     ends = [blocks for blocks in (before, after) if blocks is not None]
     workers = {worker for blocks in ends for block in blocks.blocks for worker in block.workers}
     workers.update(islice((worker for worker in plan.workers if worker not in workers), max(0, MOST - len(workers))))
@@ -122,7 +122,7 @@ def _draw_steps(title: str, tensors: Sequence[Blocks], steps: Sequence[Step], no
     if rest:
         left_out = [message for step in rest for message in step.messages]
         total = sum(message.nbytes for message in left_out)
-        notes.append(f"Left out: {len(rest)} more movements, of {len(left_out):,} messages and {total:,} bytes.")
+        notes.append(f"Omitted: {len(rest)} more movements, of {len(left_out):,} messages and {total:,} bytes.")
     if not moving:
         notes.append("No message is sent.")
     alone = [blocks for blocks in tensors if not any(blocks in step.ends for step in shown)]
@@ -139,7 +139,7 @@ def _draw_steps(title: str, tensors: Sequence[Blocks], steps: Sequence[Step], no
 
 
 def steps_of(movements: Sequence[LayerMovement], workers: Sequence[int], before: Blocks | None) -> list[Step]:
-    """Return movements on some workers; with halos if they are those of the tensor `before`."""
+    """Return movements on some workers, with halos if they are those of the tensor `before`."""
     steps: list[Step] = []
     for place, movement, of_params, operations in movements:
         if place != movements[0].place:
@@ -150,12 +150,12 @@ def steps_of(movements: Sequence[LayerMovement], workers: Sequence[int], before:
             step = _step(f"{place} {_name(movement, of_params)}", movement, workers, before)
         steps.append(step)
         if not (isinstance(movement, RangesPlan) or of_params):
-            before = None  # something else is made of it
+            before = None  # the result is something else
     return steps
 
 
 def _name(movement: MovementPlan, of_params: bool) -> str:
-    """Return the name of a movement, and what it moves."""
+    """Return the name of a movement, and its object."""
     name = getattr(movement, "name", "")
     if isinstance(movement, RangesPlan):
         name = "halos" if name == "windows" else name
@@ -190,7 +190,7 @@ def _step(name: str, movement: MovementPlan, workers: Sequence[int], before: Blo
 
 
 def _communication(name: str, does: Mapping[int, Sequence[Operation]], workers: Sequence[int]) -> Step:
-    """Return the messages and the operations of teams of some workers, from what they do."""
+    """Return the messages and the team operations of some workers, from their communication."""
     messages: list[Event] = []
     calls: dict[Event, None] = {}
     left_out, known = 0, set(workers)
@@ -204,13 +204,13 @@ def _communication(name: str, does: Mapping[int, Sequence[Operation]], workers: 
                 left_out += op.dest is not None
     if not left_out:
         happened, waiting = play_back({worker: tuple(operations) for worker, operations in does.items()})
-        if not waiting:  # in an order in which they can go
+        if not waiting:  # in a possible order of execution
             messages = [Event("message", tuple(team), op.bytes_sent) for op, team, _ in happened if op.is_message]
     return Step(name.strip(), (*messages, *calls), left_out)
 
 
 def _halos(movement: RangesPlan, worker: int) -> Iterator[Event]:
-    """Yield the parts of a worker's halo, each by the message that brings it."""
+    """Yield the parts of a worker's halo, each with the message that brings it."""
     halos, itemsize = movement.halos, movement.dtype.itemsize
     index = halos.owned.index(halos.owned.cell_of[worker])
     box = [ranges[i] for ranges, i in zip(halos.owned.ranges, index, strict=True)]
@@ -223,11 +223,11 @@ def _halos(movement: RangesPlan, worker: int) -> Iterator[Event]:
                 bounds = (start, start + piece.shape[d])
                 halo = (*box[:d], bounds, *box[d + 1 :])
                 yield Event("message", (message.partner, worker), piece.size * itemsize, box=halo, axis=d)
-        box[d] = needed  # corners ride along in the next dimension
+        box[d] = needed  # corners are included in the next dimension
 
 
 def _boxes(step: Step, before: Blocks, after: Blocks) -> tuple[Event, ...]:
-    """Return the messages with the boxes that go from the blocks before to those after, as far as they are drawn."""
+    """Return the messages with the boxes sent from the blocks before to those after, as far as they are drawn."""
     if not all(0 < len(blocks.drawn) < 3 for blocks in (before, after)):
         return ()
     gives, gets = ({w: block.box for block in blocks.blocks for w in block.workers} for blocks in (before, after))
@@ -240,12 +240,12 @@ def _boxes(step: Step, before: Blocks, after: Blocks) -> tuple[Event, ...]:
 
 @dataclass(frozen=True)
 class Step:
-    """A movement, as it is drawn.
+    """A movement to draw.
 
-    - `name`: of the movement, and what it moves.
-    - `events`: its messages and operations of teams; `left_out`: how many messages are with workers not drawn.
+    - `name`: of the movement, and its object.
+    - `events`: its messages and team operations; `left_out`: the number of messages with workers not drawn.
     - `before`, `after`: the tensor; None if it is not known as a whole.
-    - `pieces`: the messages with their boxes, or the halos of `before` that are received.
+    - `pieces`: the messages with their boxes, or the received halos of `before`.
     - `shapes`: of blocks before and after, by worker.
     """
 
@@ -263,7 +263,7 @@ class Step:
 
     @property
     def calls(self) -> list[Event]:
-        """The operations of teams."""
+        """The team operations."""
         return [event for event in self.events if not event.is_message]
 
     @property
@@ -281,12 +281,12 @@ class Step:
         for kind, count in sorted(Counter(call.kind for call in self.calls).items()):
             nbytes = next(call.nbytes for call in self.calls if call.kind == kind)
             parts.append(f"{count} {kind}{'s' * (count > 1)} of {nbytes:,} bytes")
-        more = f"; {self.left_out:,} messages with workers that are left out" if self.left_out else ""
+        more = f"; {self.left_out:,} messages with omitted workers" if self.left_out else ""
         return f"{self.name}: {', '.join(parts) or 'no message'}{more}"
 
     @property
     def lines(self) -> list[str]:
-        """The messages as text, those of equal length together."""
+        """The messages as text, grouped by length."""
         by_size: dict[int, list[str]] = {}
         for message in sorted(self.messages, key=lambda message: message.team[0]):
             by_size.setdefault(message.nbytes, []).append("{} \N{RIGHTWARDS ARROW} {}".format(*message.team))
@@ -300,11 +300,11 @@ class Step:
             root = "" if call.root is None else f" with root {call.root}"
             lines.append(f"{call.kind} of {call.nbytes:,} bytes among {named(sorted(call.team))}{root}")
         if len(self.calls) > 8:
-            lines.append(f"and {len(self.calls) - 8} more operations of teams")
+            lines.append(f"and {len(self.calls) - 8} more team operations")
         return lines
 
     def draw(self) -> Part:
-        """Return the picture: halos, arrows from block to block, squares for many messages, or workers in a row."""
+        """Return the picture: halos, arrows between blocks, squares for many messages, or workers in a row."""
         if self.before is not None and any(piece.axis >= 0 for piece in self.pieces):
             return titled(self.before, draw_halos(self.before, self.pieces))
         if len(self.messages) + sum(len(call.team) for call in self.calls) > MOST_ARROWS:
@@ -319,7 +319,7 @@ class Step:
         return svg.below([tensors, lines, svg.words(self._shapes())])
 
     def _shapes(self) -> list[str]:
-        """Return the shapes of blocks before and after, workers with the same ones together."""
+        """Return the shapes of blocks before and after, grouped by workers with equal ones."""
         same: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
         for worker in sorted({worker for event in self.events for worker in event.team} & {*self.shapes}):
             same.setdefault(self.shapes[worker], []).append(worker)

@@ -1,4 +1,4 @@
-"""What goes from worker to worker, drawn: arrows in order, or a square for each pair."""
+"""Drawings of messages between workers: arrows in order, or a square for each pair."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ Amounts = Mapping[tuple[int, int], tuple[int, int]]
 """The number of messages, and of bytes, from one worker to another."""
 
 MOST_EVENTS = 160
-"""How many messages are drawn in order."""
+"""The number of messages that are drawn in order."""
 
 MOST_TITLES = 1024
-"""How many squares have their own text; more are drawn shade by shade."""
+"""The number of squares with text; more are drawn as shades only."""
 
 TOP, ROW = 34, 24
-"""Pixels above the first message in order, and from one to the next."""
+"""Pixels above the first message in order, and between messages."""
 
 
 class Event(NamedTuple):
-    """A message, or an operation of a team.
+    """A message, or a team operation.
 
     - `kind`: "message", or MPI's name of the operation.
     - `team`: the sender and the receiver, or the workers of the operation.
-    - `nbytes`: of the message, or that each worker hands to the operation.
-    - `what`: the layer, and how often it is done.
-    - `root`: of an operation that has one.
-    - `box`: of the whole tensor, that is in the message; `axis`: the dimension that it is a halo along.
+    - `nbytes`: of the message, or passed by each worker to the operation.
+    - `what`: the layer, and the number of repetitions.
+    - `root`: for an operation that has one.
+    - `box`: of the whole tensor, if in the message; `axis`: the dimension along which it is a halo.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class Event(NamedTuple):
 
     @property
     def about(self) -> str:
-        """What a pointer over it shows."""
+        """The tooltip."""
         return f"{'{} to {}'.format(*self.team) if self.is_message else self.kind}: {self.nbytes:,} bytes"
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class Event(NamedTuple):
 
 
 def amounts_of(messages: Iterable[Event]) -> dict[tuple[int, int], tuple[int, int]]:
-    """Return how many messages and bytes go from each worker to each other."""
+    """Return the number of messages and bytes from each worker to each other."""
     amounts: dict[tuple[int, int], tuple[int, int]] = {}
     for message in messages:
         source, dest = message.team
@@ -71,7 +71,7 @@ def amounts_of(messages: Iterable[Event]) -> dict[tuple[int, int], tuple[int, in
 
 
 def message_squares(workers: Sequence[int], amounts: Amounts) -> Part:
-    """Draw a square for every pair of workers: rows send, columns receive; darker where more bytes go."""
+    """Draw a square for every pair of workers: rows send, columns receive; darker for more bytes."""
     cell = max(2.5, min(36.0, 400 / max(len(workers), 1)))
     edge, side = 34, cell * len(workers)
     place = {worker: edge + cell * i for i, worker in enumerate(workers)}
@@ -88,7 +88,7 @@ def message_squares(workers: Sequence[int], amounts: Amounts) -> Part:
             body.append(svg.text(edge - 6, at + 3.5, worker, 10, "end", svg.GREY))
     shades: dict[int, list[str]] = {}
     for (source, dest), (count, size) in sorted(amounts.items()):
-        # By the logarithm, since halos and whole blocks differ by orders of magnitude.
+        # On a logarithmic scale, since halos and whole blocks differ by orders of magnitude.
         shade = 1 + round(9 * math.log1p(size) / math.log1p(most))
         x, y = place[dest], place[source]
         if len(amounts) <= MOST_TITLES:
@@ -102,9 +102,9 @@ def message_squares(workers: Sequence[int], amounts: Amounts) -> Part:
 
 
 def message_lines(events: Sequence[Event], workers: Sequence[int], waiting: Mapping[int, str]) -> Part:
-    """Draw messages in order: a line for each worker goes down, with an arrow for each message.
+    """Draw messages in order: a vertical line for each worker, with an arrow for each message.
 
-    `waiting` are workers that can't continue, and the operations that they wait in.
+    `waiting` are blocked workers, and the operations in which they wait.
     """
     pitch = min(120.0, max(26.0, 760 / max(len(workers), 1)))
     x_of = {worker: pitch * (i + 0.5) for i, worker in enumerate(workers)}
@@ -146,7 +146,7 @@ def message_lines(events: Sequence[Event], workers: Sequence[int], waiting: Mapp
 
 
 def _on_lines(event: Event, team: Sequence[float], y: float) -> str:
-    """Return an arrow between the lines of two workers, or dots on those of a team, and the bytes if there is room."""
+    """Return an arrow between the lines of two workers, or dots on those of a team, and the bytes if they fit."""
     ends = sorted(team)
     first, last = ends[0], ends[-1]
     size, middle = bytes_text(event.nbytes), (first + last) / 2
@@ -166,15 +166,15 @@ def _on_lines(event: Event, team: Sequence[float], y: float) -> str:
 def draw_messages(
     title: str, workers: Sequence[int], events: Sequence[Event], waiting: Mapping[int, str], notes: Sequence[str]
 ) -> Drawing:
-    """Draw messages in order, and who waits for ever."""
+    """Draw messages in order, and the workers that wait for ever."""
     lanes = workers[:MOST]
     drawn = [event for event in events if {*event.team} <= {*lanes}][:MOST_EVENTS]
     waiting = {worker: what for worker, what in waiting.items() if worker in lanes}
     notes = list(notes)
     if len(workers) > len(lanes):
-        notes.append(f"Left out: {len(workers) - len(lanes):,} more workers, and their messages.")
+        notes.append(f"Omitted: {len(workers) - len(lanes):,} more workers, and their messages.")
     if len(events) > len(drawn):
-        notes.append(f"Drawn are {len(drawn):,} of {len(events):,} messages and operations of teams.")
+        notes.append(f"Drawn are {len(drawn):,} of {len(events):,} messages and team operations.")
     plain = [title, *(f"{i:4}. {event}" for i, event in enumerate(drawn, 1))]
     plain += [f"worker {worker} waits: {what}" for worker, what in waiting.items()]
     about = f"{len(workers):,} workers. " + ". ".join(map(str, drawn[:64]))
@@ -183,9 +183,9 @@ def draw_messages(
 
 
 def draw_amounts(title: str, workers: Sequence[int], amounts: Amounts, plain: str) -> Drawing:
-    """Draw who sends how much to whom."""
+    """Draw the amounts sent between workers."""
     count, size = (sum(each[place] for each in amounts.values()) for place in (0, 1))
-    total = svg.words([f"{count:,} messages, {size:,} bytes; darker where more bytes go"])
+    total = svg.words([f"{count:,} messages, {size:,} bytes; darker for more bytes"])
     head = svg.heading(f"{title}: bytes sent, rows to columns")
     picture = svg.below([head, message_squares(workers, amounts), total], 10)
     about = "A square for each pair of workers: rows send, columns receive."

@@ -1,7 +1,7 @@
-"""SVG as text: shapes, parts that stand next to or below each other, and the document around them.
+"""SVG as text: shapes, parts side by side or stacked, and the enclosing document.
 
-The paper is white whatever is behind the picture. Each fill is as good as white under black letters, and hatching says
-in grey, too, what a neighbour sent.
+The background is white whatever the page's. Black text is as readable on each fill as on white, and hatching marks
+received data in grey, too.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 PAPER, INK, GREY, FAINT, STRONG = "#ffffff", "#1b1f24", "#57606a", "#b6bdc6", "#b3261e"
 TINTS = ("#a6d5f2", "#f7cd9c", "#9bd9bf", "#f5eba0", "#b9c3ee", "#f2b5a7", "#e0c0da")
-"""Fills that people with any colour vision tell apart (after Okabe and Ito, lightened)."""
+"""Fills that can be distinguished with any colour vision (after Okabe and Ito, lightened)."""
 
 HATCH = "url(#dj-hatch)"
-"""The fill of what another worker sent."""
+"""The fill of received data."""
 
 Point = tuple[float, float]
 Area = tuple[float, float, float, float]
@@ -30,17 +30,17 @@ def tint(worker: int) -> str:
 
 
 def number(x: float) -> str:
-    """Return a coordinate with one decimal, and none if it is whole."""
+    """Return a coordinate with one decimal, or none if it is whole."""
     return f"{round(x, 1) + 0.0:g}"
 
 
 def width_of(text: str, size: float = 12) -> float:
-    """Return about how wide a text is."""
+    """Return the approximate width of a text."""
     return 0.56 * size * len(text)
 
 
 def element(tag: str, about: str = "", body: str = "", /, **attributes: float | str) -> str:
-    """Return an element of SVG; `about` is what a pointer over it shows. An underscore stands for a hyphen."""
+    """Return an SVG element; `about` is its tooltip. An underscore stands for a hyphen."""
     pairs = ((name.rstrip("_").replace("_", "-"), value) for name, value in attributes.items())
     start = " ".join([tag, *(f'{n}="{v if isinstance(v, str) else number(v)}"' for n, v in pairs if v != "")])
     inside = (f"<title>{escape(about)}</title>" if about else "") + body
@@ -64,13 +64,13 @@ def line(a: Point, b: Point, stroke: str = INK, width: float = 1.3, **more: floa
 
 
 def text(x: float, y: float, words: object, size: float = 12, anchor: str = "middle", fill: str = INK) -> str:
-    """Return a text whose base line is at y."""
+    """Return a text whose baseline is at y."""
     side = anchor.removeprefix("start")
     return element("text", "", escape(str(words)), x=x, y=y, font_size=size, text_anchor=side, fill=fill)
 
 
 def arrow(a: Point, b: Point, about: str, bend: float = 0) -> str:
-    """Return an arrow from a to b, bordered by paper; `bend`: how far its middle is off, to the left."""
+    """Return an arrow from a to b, with a white border; `bend`: how far its middle deviates to the left."""
     (x1, y1), (x2, y2) = a, b
     off = bend / max(math.dist(a, b), 1e-6)
     middle = (x1 + x2) / 2 + off * (y2 - y1), (y1 + y2) / 2 - off * (x2 - x1)
@@ -89,12 +89,12 @@ class Part(NamedTuple):
     body: tuple[str, ...]
 
     def at(self, x: float, y: float) -> str:
-        """Return the part, moved."""
+        """Return the part, translated."""
         return element("g", "", "".join(self.body), transform=f"translate({number(x)} {number(y)})")
 
 
 def beside(parts: Iterable[Part], gap: float = 28, widest: float = 900) -> Part:
-    """Return parts from left to right, in rows that are at most about `widest` wide, their tops at one height."""
+    """Return parts from left to right, in rows of at most about `widest`, aligned at the top."""
     rows: list[Part] = []
     for part in parts:
         if rows and (x := rows[-1].width + gap) + part.width <= widest:
@@ -105,7 +105,7 @@ def beside(parts: Iterable[Part], gap: float = 28, widest: float = 900) -> Part:
 
 
 def below(parts: Iterable[Part], gap: float = 22) -> Part:
-    """Return parts from above to below, at the left; those of no height are left out."""
+    """Return parts from top to bottom, aligned at the left; those without height are omitted."""
     y, width, body = -gap, 0.0, []
     for part in parts:
         if part.height:
@@ -115,7 +115,7 @@ def below(parts: Iterable[Part], gap: float = 22) -> Part:
 
 
 def words(sentences: Iterable[str], size: float = 11, fill: str = GREY, letters: int = 92) -> Part:
-    """Return sentences as a part, in lines of at most so many `letters`."""
+    """Return sentences as a part, in lines of at most `letters`."""
     lines = [line for sentence in sentences for line in wrap(sentence, letters)]
     step = round(size * 1.4)
     body = tuple(text(0, size + step * i, each, size, "start", fill) for i, each in enumerate(lines))
@@ -129,7 +129,7 @@ def heading(sentence: str, size: float = 13, letters: int = 92) -> Part:
 
 
 def document(title: str, about: str, part: Part, margin: float = 16) -> str:
-    """Return an SVG document of a part; `title` and `about` describe it to a reader who doesn't see it."""
+    """Return an SVG document of a part; `title` and `about` describe it to readers who don't see it."""
     width, height = round(part.width + 2 * margin), round(part.height + 2 * margin)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '

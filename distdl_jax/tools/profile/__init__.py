@@ -1,1 +1,1 @@
-"""Where a step's time goes: `profile` joins JAX's profiler with the scopes of layers, and workers with each other."""
+"""The time of a step by layer: `profile` joins JAX's profiler with the scopes of layers, on all workers."""

@@ -1,4 +1,4 @@
-"""What one worker did in its steps: each instruction that ran, with its layer, its pass and its kind."""
+"""The activity of one worker in its steps: each executed instruction, with its layer, its pass and its kind."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ARITHMETIC, PACKING, MESSAGE = 0, 1, 2
 FORWARD, BACKWARD = 0, 1
 
 LOSS, UPDATE = "loss", "update, rest"
-"""What is in no layer: differentiated, or not."""
+"""Instructions outside layers: differentiated, or not."""
 
 
 class Row(NamedTuple):
-    """What times are added up for: a layer, by its place and name, in one pass."""
+    """The key for adding up times: a layer, by its place and name, in one pass."""
 
     place: str
     name: str
@@ -29,11 +29,11 @@ class Row(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """One instruction that ran.
+    """One executed instruction.
 
     - `row`: the number of its row. `kind`: arithmetic, packing for messages, or a message.
     - `start`, `end`: in ns. `instruction`: its name.
-    - `operation`: what it communicates, of a message whose partners are known, else None.
+    - `operation`: its communication, for a message with known partners, otherwise None.
     """
 
     row: int
@@ -46,7 +46,7 @@ class Activity(NamedTuple):
 
 @dataclass(frozen=True)
 class Activities:
-    """What a worker did, in the order in which it began, and its steps from when to when."""
+    """The activity of a worker, ordered by start, and the start and end of its steps."""
 
     rows: tuple[Row, ...]
     steps: tuple[tuple[int, int], ...]
@@ -54,12 +54,12 @@ class Activities:
 
     @property
     def messages(self) -> list[Activity]:
-        """The messages, and the collective operations, whose partners are known."""
+        """The messages, and the collective operations, with known partners."""
         return [each for each in self.activities if each.operation is not None]
 
 
 def activities_of(recording: Recording, teams: Mapping[int, tuple[int, ...]], nobody: int) -> Activities:
-    """Join what ran with the scopes of the compiled programs; `teams`, `nobody`: as for `operation`."""
+    """Join executed instructions with the scopes of compiled programs; `teams`, `nobody`: as for `operation`."""
     rows: dict[Row, int] = {}
     activities = list[Activity]()
     by_program: defaultdict[int, list[Event]] = defaultdict(list)
@@ -69,7 +69,7 @@ def activities_of(recording: Recording, teams: Mapping[int, tuple[int, ...]], no
         instructions = _program(events)
         others = containers(instructions, {event.instruction for event in events})
         known = {name: _described(each, teams, nobody) for name, each in instructions.items()}
-        # What ran need not have the name, which another instruction of the place has, or one that was fused.
+        # The executed instruction need not have the name: another one of the place may, or a fused one.
         names = {row.place: row.name for row, _, _ in known.values() if row.place and row.name}
         for event in events:
             if event.instruction in others:
@@ -83,7 +83,7 @@ def activities_of(recording: Recording, teams: Mapping[int, tuple[int, ...]], no
 
 
 def _program(events: list[Event]) -> dict[str, Instruction]:
-    """Return the program that has most of the instructions that ran: names of programs need not be unique."""
+    """Return the program that has most of the executed instructions, since names of programs need not be unique."""
     seen = {event.instruction for event in events}
     programs = compiled_programs({events[0].program})
     return max(programs, key=lambda program: len(seen & program.keys()), default={})
@@ -92,7 +92,7 @@ def _program(events: list[Event]) -> dict[str, Instruction]:
 def _described(
     instruction: Instruction, teams: Mapping[int, tuple[int, ...]], nobody: int
 ) -> tuple[Row, int, Operation | None]:
-    scopes = instruction.scopes.split(";")[0].rpartition("/")[0]  # of several that XLA made one, the first
+    scopes = instruction.scopes.split(";")[0].rpartition("/")[0]  # the first of several that XLA merged
     row = row_of(scopes)
     if instruction.message is not None:
         return row, MESSAGE, operation(instruction, teams, nobody)
@@ -100,7 +100,7 @@ def _described(
 
 
 def row_of(scopes: str) -> Row:
-    """Return the row of what has these scopes: its place in a network, or the names of layers and users' scopes.
+    """Return the row for these scopes: a place in a network, or the names of layers and users' scopes.
 
     >>> row_of("jit(step)/transpose(jvp(.3))/Residual/.body/.0/DistributedConv2d/#7/windows")
     Row(place='3.body.0', name='DistributedConv2d', direction=1)

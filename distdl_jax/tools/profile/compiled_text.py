@@ -1,4 +1,4 @@
-"""Reads a compiled program's text: of each instruction its scopes, and what it communicates."""
+"""A parser of compiled programs: the scopes of each instruction, and its communication."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _HOLD_OTHERS = ("while", "conditional", "call")
 class Instruction:
     """One instruction of a compiled program.
 
-    - `computation`: the name of the computation that it is in; `inner`: those that it runs, instruction by instruction.
+    - `computation`: the name of its computation; `inner`: those that it runs, instruction by instruction.
     - `scopes`: JAX's name scopes around it, with the primitive's name at the end.
-    - `message`: if it is one of mpi4jax's operations, the numbers that it was compiled with, else None; `kind`: its
-      name for MPI; `sent`, `received`: the bytes of the first array that goes in and that comes out.
+    - `message`: for an mpi4jax operation, the numbers with which it was compiled, otherwise None; `kind`: its MPI name;
+      `sent`, `received`: the bytes of its first operand and of its first result.
     """
 
     computation: str
@@ -66,15 +66,15 @@ def read_instructions(text: str) -> dict[str, Instruction]:
 
 
 def containers(instructions: Mapping[str, Instruction], seen: set[str]) -> set[str]:
-    """Return the instructions whose time is that of others which were `seen`: loops, branches and calls."""
+    """Return the instructions whose time is that of other `seen` instructions: loops, branches and calls."""
     computations = {instructions[name].computation for name in seen if name in instructions}
     return {name for name in seen if name in instructions and computations.intersection(instructions[name].inner)}
 
 
 def operation(instruction: Instruction, teams: Mapping[int, tuple[int, ...]], nobody: int) -> Operation | None:
-    """Return what an instruction of mpi4jax's communicates; None if its team or its partners aren't known.
+    """Return the communication of an mpi4jax instruction; None if its team or its partners aren't known.
 
-    - `teams`: the workers of each communicator, by its handle. `nobody`: the rank that stands for none.
+    - `teams`: the workers of each communicator, by its handle. `nobody`: the rank that stands for no worker.
     """
     numbers = instruction.message
     team = None if numbers is None else teams.get(numbers.get("comm", 0))
@@ -98,7 +98,7 @@ def _bytes(shapes: str) -> int:
 
 
 def compiled_programs(names: set[str]) -> Iterator[dict[str, Instruction]]:
-    """Yield the instructions of the compiled programs of these names that JAX holds, the newest first.
+    """Yield the instructions of the compiled programs with these names in JAX, the newest first.
 
     `live_executables` is not documented; `jax.stages.Compiled.as_text` gives the same for one jitted function.
     """

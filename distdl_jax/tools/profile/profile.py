@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, measured: `profile`."""
+"""The measured times of a training step: `profile`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AMOUNTS = ("messages", "MB", "share")
 _ESTIMATED = ("estimated", "ratio")
 
 OFTEN = 0.05
-"""A worker is named if it is waited for in this share of all waiting, or more often."""
+"""A worker is named if it accounts for at least this share of all waiting."""
 
 
 def _row(title: str, forward: np.ndarray, backward: np.ndarray, times: PassTimes, step: float) -> list[str]:
@@ -38,14 +38,14 @@ def _row(title: str, forward: np.ndarray, backward: np.ndarray, times: PassTimes
 
 
 def _compared(seconds: np.ndarray, estimate: np.ndarray | None) -> list[str]:
-    """Return what was estimated, and how much of it the time is."""
+    """Return the estimate, and the ratio of the time to it."""
     if estimate is None or not estimate.mean():
         return ["", ""]
     return [number(1e3 * estimate.mean()), f"{seconds.mean() / estimate.mean():.2f}"]
 
 
 def _blamed(layers: Sequence[LayerProfile], waited_for: np.ndarray) -> list[str]:
-    """Say which workers the others waited for, and in which layers most."""
+    """Name the workers for which the others waited, and the layers in which they did so most."""
     total = float(waited_for.sum())
     lines = []
     for worker in np.argsort(-waited_for.sum(0), kind="stable")[:3]:
@@ -62,7 +62,7 @@ _STEPS, _ARITHMETIC, _MESSAGES = 0, 1, 1000
 
 
 def write_trace(path: str | os.PathLike[str], recorded: Mapping[int, Activities]) -> None:
-    """Write what all workers recorded; times count from the first step."""
+    """Write the recordings of all workers; times start at the first step."""
     began = min(mine.steps[0][0] for mine in recorded.values())
     events = list(_arrows(recorded, began))
     for worker, mine in sorted(recorded.items()):
@@ -71,10 +71,10 @@ def write_trace(path: str | os.PathLike[str], recorded: Mapping[int, Activities]
 
 
 def _worker(worker: int, mine: Activities, began: int) -> Iterator[dict[str, Any]]:
-    """Yield a worker's events: its process, its rows, and all that ran."""
+    """Yield a worker's events: its process, its rows, and its executed instructions."""
     yield {"ph": "M", "pid": worker, "name": "process_name", "args": {"name": f"worker {worker}"}}
     yield {"ph": "M", "pid": worker, "name": "process_sort_index", "args": {"sort_index": worker}}
-    free: list[int] = []  # when each row of arithmetic is free: what runs at the same time needs one each
+    free: list[int] = []  # when each row of arithmetic is free: simultaneous instructions need separate rows
     for step, (start, end) in enumerate(mine.steps):
         yield _slice(worker, _STEPS, f"step {step}", start - began, end - start, {})
     for each in mine.activities:
@@ -98,7 +98,7 @@ def _worker(worker: int, mine: Activities, began: int) -> Iterator[dict[str, Any
 
 
 def _arrows(recorded: Mapping[int, Activities], began: int) -> Iterator[dict[str, Any]]:
-    """Yield an arrow for each message, from the beginning of its send to the end of its receive, inside of the two."""
+    """Yield an arrow for each message, from the start of its send to the end of its receive, inside of the two."""
     messages = {worker: mine.messages for worker, mine in recorded.items()}
     for place, arrow in enumerate(meet(messages).arrows):
         sent, received = messages[arrow.sender][arrow.sent], messages[arrow.receiver][arrow.received]
@@ -114,14 +114,14 @@ def _slice(worker: int, thread: int, name: str, start: int, took: int, about: di
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the time of a step went: the mean over the steps that were recorded.
+    """The times of a step: the mean over the recorded steps.
 
-    - `layers`: layer by layer, then what is in none: the loss, and the update and the rest.
+    - `layers`: layer by layer, then the rest: the loss, the update and others.
     - `seconds`: of a step, on each worker, by world rank.
     - `idle`: the seconds of a step in which nothing of the compiled program ran: Python, JAX's call, XLA's start.
     - `waited_for`: a row for each worker, a column for each worker that it waited for: seconds of a step.
-    - `matched`: whether all messages were matched with their partners; else all waiting counts as transfer.
-    - `steps`: how many were recorded. `cost`: what was predicted; None if nothing was given.
+    - `matched`: whether all messages were matched with their partners; otherwise all waiting counts as transfer.
+    - `steps`: the number of recorded steps. `cost`: the prediction; None if not given.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -134,9 +134,9 @@ class Profile:
     _recorded: Mapping[int, Activities] = field(default_factory=dict, repr=False, compare=False)
 
     def table(self) -> str:
-        """Return a table as text: a row for each layer, and who was waited for.
+        """Return a table as text: a row for each layer, and the workers that others waited for.
 
-        Times are in ms, means over the workers; messages and bytes are of the worker that has most.
+        Times are in ms, means over the workers; messages and bytes are the largest of any worker.
         """
         step = float(self.seconds.mean())
         rows = [[*_HEADER, *_AMOUNTS, *(_ESTIMATED if self.cost is not None else ())]]
@@ -163,7 +163,7 @@ class Profile:
         lines.insert(-1, lines[1])
         lines += [
             "",
-            f"a step: {1e3 * step:.3g} ms in the mean of the workers, {1e3 * self.seconds.max():.3g} on the slowest",
+            f"a step: {1e3 * step:.3g} ms in the mean over workers, {1e3 * self.seconds.max():.3g} on the slowest",
         ]
         if not self.matched:
             lines.append(
@@ -175,7 +175,7 @@ class Profile:
         return self.table()
 
     def to_json(self) -> str:
-        """Return all numbers as JSON, in the form that the page on profiles describes."""
+        """Return all numbers as JSON, in the format of the page on profiles."""
 
         def of(times: PassTimes) -> dict[str, list[float]]:
             return {each.name: getattr(times, each.name).tolist() for each in fields(times)}
@@ -188,10 +188,10 @@ class Profile:
         return json.dumps({"version": 1, "steps": self.steps, "matched": self.matched, **numbers, "layers": layers})
 
     def trace(self, path: str | os.PathLike[str]) -> None:
-        """Write all that ran as a file for Perfetto (ui.perfetto.dev) and Chrome's tracing page.
+        """Write all executed instructions as a file for Perfetto (ui.perfetto.dev) and Chrome's tracing page.
 
-        Worker 0 writes it; the others, which may call it as well, do nothing. Each worker is a process of the trace,
-        with its steps, its arithmetic and its messages in separate rows. Arrows lead from sends to receives.
+        Worker 0 writes it; the other workers may call this as well, without effect. Each worker is a process of the
+        trace, with its steps, its arithmetic and its messages in separate rows. Arrows lead from sends to receives.
 
         - `path`: of the file, "trace.json".
         """
@@ -200,25 +200,25 @@ class Profile:
 
 
 def profile(step: Callable[..., Any], *args: Any, steps: int = 20, cost: Cost | None = None) -> Profile:
-    """Run a training step several times under JAX's profiler, and say where its time goes on all workers.
+    """Run a training step several times under JAX's profiler, and report its times on all workers.
 
     Collective: all workers of the job call it, each with its own arguments. It runs two steps first, since the first
-    one compiles, and then `steps` that count. All of them get the same arguments; if the step donates some, it gets
-    copies, which are not timed. What the steps return is dropped.
+    one compiles, and then `steps` recorded ones. All of them get the same arguments; donated ones are copied, outside
+    the timing. The steps' results are discarded.
 
     A layer of a `Sequential` or another network has its own row. Other layers and functions are distinguished by
-    `jax.named_scope`, if you put one around them.
+    `jax.named_scope`, if you add it around them.
 
     **Arguments:**
 
-    - `step`: what is run, with all its calls of jitted functions: `dj.jit`'s, `jax.jit`'s or a function of Python's.
+    - `step`: the function to run, with all its calls of jitted functions: from `dj.jit`, `jax.jit` or plain Python.
     - `args`: its arguments.
-    - `steps`: how many are recorded.
-    - `cost`: what `dj.cost` predicts for the same network, with a machine, to be shown next to it.
+    - `steps`: the number of recorded steps.
+    - `cost`: the prediction of `dj.cost` for the same network, with a machine, for comparison.
 
     **Returns:** a `Profile`, with the same numbers on all workers.
 
-    **Raises:** `InvalidTypeError` if `step` can't be called or `cost` is no `Cost`; `InvalidArgumentError` if
+    **Raises:** `InvalidTypeError` if `step` can't be called or `cost` is not a `Cost`; `InvalidArgumentError` if
     `steps` is below 1 or `cost` has no times; `SetupError` in `dj.simulate`, whose workers share one process.
 
     >>> import jax, jax.numpy as jnp, distdl_jax as dj
@@ -233,14 +233,14 @@ def profile(step: Callable[..., Any], *args: Any, steps: int = 20, cost: Cost | 
     check_function("step", step)
     steps = checked_integer("steps", steps, 1)
     if cost is not None and not isinstance(cost, Cost):
-        raise InvalidTypeError(f"`cost` (={cost!r}) must be what `dj.cost` returns, or None.")
+        raise InvalidTypeError(f"`cost` (={cost!r}) must be the result of `dj.cost`, or None.")
     if cost is not None and cost.seconds is None:
-        raise InvalidArgumentError("`cost` must have times: give a `machine` to `dj.cost`.")
+        raise InvalidArgumentError("`cost` must have times: pass a `machine` to `dj.cost`.")
     world = open_world()
     if not world.may_measure:
         raise SetupError(
-            "`dj.profile` needs workers that are processes of their own; here they are threads of one process. Run it "
-            "under mpiexec, or alone."
+            "`dj.profile` needs workers in separate processes; here they are threads of one process. Run it under "
+            "mpiexec, or alone."
         )
     from mpi4py import MPI
 

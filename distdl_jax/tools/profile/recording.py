@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 _STEP = "distdl_jax.profile step"
 
 WARM_UP = 2
-"""How many steps run before: the first one compiles."""
+"""The number of preceding steps: the first one compiles."""
 
 QUESTIONS = 50
-"""How often the time is asked for; the answer that took least counts."""
+"""The number of times that the clock is read; the fastest reading is used."""
 
 
 class Event(NamedTuple):
-    """An instruction that ran: its program's name and number, when it began and ended, in ns."""
+    """An executed instruction: its program's name and number, its start and end, in ns."""
 
     instruction: str
     program: str
@@ -37,7 +37,7 @@ class Event(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """What was recorded: the time of each step, and what ran, in the order in which it began."""
+    """The times of all steps, and the executed instructions, ordered by start."""
 
     steps: tuple[tuple[int, int], ...]
     events: tuple[Event, ...]
@@ -49,7 +49,7 @@ class Recording(NamedTuple):
 
 
 def record(step: Callable[..., Any], args: tuple[Any, ...], steps: int, comm: MPI.Intracomm) -> Recording:
-    """Run steps, and return what was recorded of those that count; collective in `comm`."""
+    """Run steps, and return the recording of the relevant ones; collective in `comm`."""
     before = clock_offset(comm)
     saved, given = jax.tree.map(_copy, args), args
     for _ in range(WARM_UP):
@@ -65,7 +65,7 @@ def record(step: Callable[..., Any], args: tuple[Any, ...], steps: int, comm: MP
         try:
             comm.Barrier()
             for number in range(steps + 1):
-                # The first one takes up what workers differ by at the start.
+                # The first one absorbs differences between workers at the start.
                 with jax.profiler.TraceAnnotation(_STEP) if number else nullcontext():
                     jax.block_until_ready(step(*given))
                 given = jax.block_until_ready(_renewed(given, saved))
@@ -91,7 +91,7 @@ def _is_gone(leaf: Any) -> bool:
 
 
 def _renewed(given: Any, saved: Any) -> Any:
-    """Return the arguments, with copies in place of those that were donated."""
+    """Return the arguments, with copies in place of donated ones."""
     return jax.tree.map(lambda leaf, first: _copy(first) if _is_gone(leaf) else leaf, given, saved)
 
 
@@ -107,15 +107,16 @@ def _read(data: jax.profiler.ProfileData) -> Recording:
                 program, number = str(stats.get("hlo_module", "")), int(stats.get("program_id", 0))
                 events.append(Event(event.name, program, number, start, end))
     if not began:
-        raise SetupError("This JAX's profiler doesn't say when it began, so workers can't be compared by its times.")
+        raise SetupError("This JAX's profiler doesn't report its start time, so workers can't be compared by its "
+                         "times.")
     events.sort(key=lambda event: (event.start, event.end))
     return Recording(tuple(sorted(steps)), tuple(events)).moved(lambda time: began + time)
 
 
 def clock_offset(comm: MPI.Intracomm) -> int:
-    """Return the ns to add to this host's clock for that of worker 0; collective in `comm`.
+    """Return the ns to add to this host's clock to get worker 0's; collective in `comm`.
 
-    Workers of one host have one clock.
+    Workers of one host share a clock.
     """
     from mpi4py import MPI
 
@@ -134,7 +135,7 @@ def clock_offset(comm: MPI.Intracomm) -> int:
 
 
 def offset_by(ask: Callable[[], int], clock: Callable[[], int] = time.time_ns) -> int:
-    """Return the ns to add to `clock` for the one that `ask` reads, half of the time after it is called."""
+    """Return the ns to add to `clock` for the one that `ask` reads, assumed halfway through the call."""
     best, offset = None, 0
     for _ in range(QUESTIONS):
         asked = clock()

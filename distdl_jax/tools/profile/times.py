@@ -1,4 +1,4 @@
-"""The seconds of layers on all workers, from what each worker recorded, and who waited for whom."""
+"""The seconds of layers on all workers, from each worker's recording, with the workers that others waited for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Place = tuple[int, int]
 
 
 class Arrow(NamedTuple):
-    """A message: who sent it, the number of its operation among the sender's, the receiver, and the number of its."""
+    """A message: the sender, the number of its operation among the sender's, the receiver, and the number among its."""
 
     sender: int
     sent: int
@@ -28,11 +28,11 @@ class Arrow(NamedTuple):
 
 @dataclass(frozen=True)
 class Met:
-    """What became of the operations of each worker, by world rank.
+    """The matching of the operations of each worker, by world rank.
 
-    - `until`: when all partners of each operation had come, but not after its end.
-    - `waited_for`: the worker that came last; the worker itself if it waited for no other.
-    - `arrows`: all messages. `matched`: whether each has its partner; else there are none.
+    - `until`: when all partners of each operation had arrived, but not after its end.
+    - `waited_for`: the worker that arrived last; the worker itself if it waited for no other.
+    - `arrows`: all messages. `matched`: whether each has its partner; otherwise there are none.
     """
 
     until: Mapping[int, np.ndarray]
@@ -42,9 +42,10 @@ class Met:
 
 
 def meet(timed: Mapping[int, Sequence[Activity]]) -> Met:
-    """Return whom the workers' messages waited for, by world rank; where partners didn't record theirs, for no worker.
+    """Return the workers that messages waited for, by world rank; none for operations whose partners are not recorded.
 
-    A message is there when both have come; a sender that is done before its receiver comes did not wait for it.
+    A message starts when both workers have arrived; a sender that is done before its receiver arrives did not wait for
+    it.
     """
     starts = {worker: np.array([each.start for each in several], np.int64) for worker, several in timed.items()}
     until = {worker: start.copy() for worker, start in starts.items()}
@@ -70,9 +71,10 @@ def meet(timed: Mapping[int, Sequence[Activity]]) -> Met:
 
 
 def _meetings(timed: Mapping[int, Sequence[Activity]]) -> tuple[list[Arrow], list[list[Place]]]:
-    """Return all messages, those between two workers in order, and the operations of teams, the n-th ones of a team.
+    """Return all messages, those between two workers in order, and the team operations, matching the n-th ones of a
+    team.
 
-    Raises `LookupError` if partners aren't there.
+    Raises `LookupError` if partners are missing.
     """
     sent: defaultdict[tuple[int, int], deque[int]] = defaultdict(deque)
     received: list[tuple[int, int, int]] = []
@@ -103,9 +105,9 @@ class Wait(NamedTuple):
 
 
 def causes(waits: Mapping[int, Sequence[Wait]], wait: Wait) -> Counter[int]:
-    """Return how long a wait is for which worker: for the time in which that one waits, for whom it waits for.
+    """Return how long a wait is due to each worker: while that one waits itself, to the worker that it waits for.
 
-    - `waits`: of each worker, in the order in which they begin.
+    - `waits`: of each worker, ordered by start.
     """
     found = Counter[int]()
     left = [wait]
@@ -130,12 +132,12 @@ _KINDS = 4
 
 @dataclass
 class PassTimes:
-    """A layer in one pass, forward or backward: arrays of numbers a step, with an entry for each worker.
+    """A layer in one pass, forward or backward: arrays of numbers per step, with an entry for each worker.
 
-    - `arithmetic`, `packing`: seconds that the worker computes; that it copies, cuts and joins for messages.
-    - `transfer`: seconds of messages and collective operations once their workers have come, `waiting`: until then;
-      both without those in which the worker computes as well, which are `hidden`.
-    - `messages`, `bytes`: operations, messages and collective ones, and the bytes that the worker hands to them.
+    - `arithmetic`, `packing`: seconds in which the worker computes; in which it copies, cuts and joins for messages.
+    - `transfer`: seconds of messages and collective operations once their workers have arrived, `waiting`: until then;
+      both without those in which the worker also computes, which are `hidden`.
+    - `messages`, `bytes`: operations, including messages and collectives, and the bytes that the worker passes to them.
     """
 
     arithmetic: np.ndarray
@@ -162,12 +164,12 @@ class PassTimes:
 
 @dataclass(frozen=True)
 class LayerProfile:
-    """What one layer took.
+    """The times of one layer.
 
-    - `place`, `name`: where it is in the network, "3.body.0", and its class; or the scopes around it.
+    - `place`, `name`: its place in the network, "3.body.0", and its class; or the scopes around it.
     - `forward`, `backward`: its times in each pass.
-    - `waited_for`: a row for each worker, a column for each worker that it waited for there: seconds of a step. Who
-      waits itself is not what the others wait for; the worker that it waits for is.
+    - `waited_for`: a row for each worker, a column for each worker that it waited for there: seconds of a step. If a
+      worker waits itself, the time is attributed to the one that it waits for.
     """
 
     place: str
@@ -188,7 +190,7 @@ class LayerProfile:
 
 
 class Totals(NamedTuple):
-    """Layers, and of each worker the seconds of a step, those in which nothing ran, and whom it waited for.
+    """Layers, and for each worker the seconds of a step, the idle seconds, and the workers that it waited for.
 
     - `matched`: whether all messages were matched with their partners.
     """
@@ -201,7 +203,7 @@ class Totals(NamedTuple):
 
 
 def add_up(recorded: Mapping[int, Activities], steps: int) -> Totals:
-    """Return the times of all layers, from what all workers recorded on one clock."""
+    """Return the times of all layers, from all workers' recordings on one clock."""
     workers, met = len(recorded), meet({worker: mine.messages for worker, mine in recorded.items()})
     waits = {worker: _waits(mine, met, worker) for worker, mine in recorded.items()}
     layers: dict[tuple[str, str], LayerProfile] = {}
@@ -243,7 +245,7 @@ def add_up(recorded: Mapping[int, Activities], steps: int) -> Totals:
 
 
 def _middles(mine: Activities) -> dict[tuple[str, str], float]:
-    """Return the middle of the time of each layer's forward pass, from the beginning of the first step."""
+    """Return the middle of the time of each layer's forward pass, from the start of the first step."""
     sums: dict[tuple[str, str], np.ndarray] = {}
     start, end = mine.steps[0]
     for each in mine.activities:
@@ -255,13 +257,13 @@ def _middles(mine: Activities) -> dict[tuple[str, str], float]:
 
 
 def _order(place: str, name: str) -> tuple[object, ...]:
-    """Return what layers are sorted by, before time: places as in the network, what is outside, the loss, the rest."""
+    """Return the sort key of layers, before time: places as in the network, the outside, the loss, the rest."""
     parts = [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in place.split(".") if part]
     return not parts, parts, {LOSS: 1, UPDATE: 2}.get(name, 0)
 
 
 def _layer(layers: dict[tuple[str, str], LayerProfile], row: Row, workers: int) -> tuple[LayerProfile, PassTimes]:
-    """Return a row's layer, made where it is new, and its times in the row's pass."""
+    """Return a row's layer, created if new, and its times in the row's pass."""
     key = (row.place, row.name)
     if key not in layers:
         both = PassTimes.none(workers), PassTimes.none(workers)
@@ -276,7 +278,7 @@ def _waits(mine: Activities, met: Met, worker: int) -> list[Wait]:
 
 
 class Span(NamedTuple):
-    """A time in which something ran, in ns: `column` it counts in, and whether it is communication."""
+    """A time in which something ran, in ns: the `column` it counts in, and whether it is communication."""
 
     start: int
     end: int
@@ -285,7 +287,7 @@ class Span(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """The seconds of each column, and in which nothing ran; of communication, those in which arithmetic ran, too."""
+    """The seconds of each column, and idle ones; for communication, those in which arithmetic also ran."""
 
     seconds: np.ndarray
     idle: float
@@ -296,7 +298,7 @@ def shares(spans: Sequence[Span], steps: Sequence[tuple[int, int]], columns: int
     """Divide the time of all steps.
 
     A moment belongs to the arithmetic that runs in it, in equal parts if there are several; if there is none, to
-    communication; else to nothing.
+    communication; otherwise to nothing.
     """
     seconds, hidden, idle = np.zeros(columns), np.zeros(columns), 0.0
     changes = sorted(

@@ -1,7 +1,7 @@
 """The compiled library of oneDNN's convolutions: finding and loading it, and its three XLA custom calls.
 
-It is optional. Where there is none, or one that was compiled for another jaxlib or from other sources, convolutions are
-computed without it.
+It is optional. If there is none, or it was compiled for another jaxlib or from other sources, convolutions are computed
+without it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DIRECTIONS = ("forward", "input_gradient", "weight_gradient")
 
 
 def path() -> Path:
-    """Return where it is in this environment, if it was compiled."""
+    """Return its path in this environment, if it was compiled."""
     return Path(sysconfig.get_path("platlib")) / "distdl_jax_onednn.so"
 
 
@@ -35,7 +35,7 @@ def made_for() -> str:
 
 @cache
 def loaded() -> ctypes.CDLL | None:
-    """Load the library once, and register its calls with JAX; None if none fits, with a warning if one doesn't."""
+    """Load the library once, and register its calls with JAX; None if none is usable, with a warning if one exists."""
     if not path().exists():
         return None
     try:
@@ -57,8 +57,8 @@ def loaded() -> ctypes.CDLL | None:
 
 def _warn(found: str) -> None:
     warnings.warn(
-        f"{path()} is left out, and convolutions don't use oneDNN: it must have been compiled for {made_for()}, but "
-        f"says {found}. Compile it again: python -m distdl_jax.onednn.",
+        f"{path()} is ignored, and convolutions don't use oneDNN: it must have been compiled for {made_for()}, but was "
+        f"for {found}. Compile it again: python -m distdl_jax.onednn.",
         RuntimeWarning,
         stacklevel=3,
     )
@@ -70,7 +70,7 @@ def target(direction: str) -> str:
 
 
 def version() -> str:
-    """Return oneDNN's version, as "3.2.0"; "none" if there is no library that fits."""
+    """Return oneDNN's version, such as "3.2.0"; "none" if there is no usable library."""
     library = loaded()
     if library is None:
         return "none"
@@ -87,10 +87,10 @@ def threads() -> int:
 def bytes_needed(direction: int, order: int, groups: int, integers: Sequence[Sequence[int]]) -> int | None:
     """Return how many bytes a call needs besides operands and result; None if oneDNN has nothing fast for it.
 
-    - `direction`: its place in `DIRECTIONS`.
-    - `order`: in which order activations are in memory while oneDNN computes, as convolution.cc numbers them.
-    - `integers`: the shapes of x, the weight and y; stride, dilation, low and high padding; the number of sides
-      around the block if x is split, else 0, and for each its dimension, and the entries before the block and after it.
+    - `direction`: its index in `DIRECTIONS`.
+    - `order`: the memory order of activations while oneDNN computes, numbered as in convolution.cc.
+    - `integers`: the shapes of x, the weight and y; stride, dilation, low and high padding; the number of sides around
+      the block if x is split, otherwise 0, and for each its dimension, and the entries before the block and after it.
     """
     library = loaded()
     if library is None:

@@ -1,4 +1,4 @@
-"""The packages that a worker runs on, and their versions. Imports none of them."""
+"""The packages that a worker needs, and their versions. Imports none of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 PACKAGES = ("distdl_jax", "jax", "jaxlib", "mpi4jax", "mpi4py", "numpy")
 
 FIRST_JAX_NOT_TRIED = (0, 13)
-"""The first version of jax with which the library has not been tested."""
+"""Return a package's version; None if it is not installed."""
 
 
 def installed_version(package: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The worker of `python -m distdl_jax`: runs a program as `python` does, and knows its exit status in time."""
+"""The worker of `python -m distdl_jax`: runs a program like `python`, and knows its exit status in time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-if __name__ == "__main__":  # the library that the supervisor is of, and of that folder nothing else
+if __name__ == "__main__":  # the supervisor's own library, and nothing else from that folder
     sys.path.insert(0, str(Path(__file__).parents[3]))
     import_module("distdl_jax")
     del sys.path[0]
@@ -33,7 +33,7 @@ from distdl_jax.watchdog.launch.launcher import job_size
 def main(arguments: Sequence[str]) -> None:
     """Run `python *arguments` in this process."""
     supervised.connect()
-    atexit.register(_leave_if_forked, os.getpid())  # before everything, and so called after all
+    atexit.register(_leave_if_forked, os.getpid())  # first of all, and therefore called last
     if job_size() > 1:
         _show_stacks()
     if arguments[0] in ("-m", "-c"):
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _show_stacks() -> None:
-    """Have Python write the stack if SIGTERM or a fatal signal ends this process; a program's own handler wins."""
+    """Make Python write the stack if SIGTERM or a fatal signal ends this process; a program's handler wins."""
     with suppress(Exception):  # nothing to write to
         faulthandler.enable()
         faulthandler.register(signal.SIGTERM, all_threads=False, chain=True)
@@ -53,7 +53,7 @@ def _show_stacks() -> None:
 
 
 def _leave_if_forked(worker: int) -> None:
-    """End a process that the worker has forked here: MPI, and XLA's threads, are the worker's, not its to end."""
+    """End a process that the worker has forked here: MPI, and XLA's threads, belong to the worker."""
     if os.getpid() != worker:
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
@@ -64,7 +64,7 @@ def _leave_if_forked(worker: int) -> None:
 def run_file(path: str, arguments: Sequence[str] = ()) -> None:
     """Run `python path *arguments`: a file, or a folder or zip file with a `__main__.py`.
 
-    **Raises:** `SystemExit`, with a sentence, if there is no such file.
+    **Raises:** `SystemExit`, with a message, if there is no such file.
     """
     folder = os.path.join(os.getcwd(), path)
     spec = PathFinder.find_spec("__main__", [folder])
@@ -89,9 +89,9 @@ def run_code(text: str, arguments: Sequence[str] = ()) -> None:
 def run_module(name: str, arguments: Sequence[str] = ()) -> None:
     """Run `python -m name *arguments`.
 
-    **Raises:** `SystemExit`, with a sentence, if there is no such module.
+    **Raises:** `SystemExit`, with a message, if there is no such module.
     """
-    if not name.startswith("distdl_jax."):  # a command of the library's
+    if not name.startswith("distdl_jax."):  # one of the library's commands
         _set_first_path(os.getcwd())
     sys.argv = ["-m", *arguments]
     spec = _find_program(name)
@@ -125,7 +125,7 @@ def _find_program(name: str) -> ModuleSpec:
 def _run(
     code: Any, argv: list[str], file: str | None = None, loader: Any = None, spec: ModuleSpec | None = None
 ) -> None:
-    """Run what `code` returns as the main module of this process."""
+    """Run the code object from `code` as the main module of this process."""
     main: Any = ModuleType("__main__")
     main.__annotations__, main.__builtins__, main.__loader__, main.__spec__ = {}, builtins, loader, spec
     main.__package__ = None if spec is None else spec.parent
@@ -149,7 +149,7 @@ def _run(
 
 
 def _show(error: BaseException) -> None:
-    """Show what has ended the program, as Python does; a hook may leave by `sys.exit`, or fail."""
+    """Print the error that ended the program, as Python does; a hook may leave by `sys.exit`, or fail."""
     error.__traceback__ = trace = _of_the_program(error.__traceback__)
     try:
         sys.excepthook(type(error), error, trace)
@@ -168,14 +168,14 @@ def _execute(code: CodeType, main: ModuleType) -> None:
 
 
 def _exit_status(code: object) -> int:
-    """Return the exit status that Python makes of what `SystemExit` was given; not 0 for what is cut to 0 (256)."""
+    """Return Python's exit status for an argument of `SystemExit`; not 0 if it would be truncated to 0 (256)."""
     if isinstance(code, int):
         return int(code) and (code & 0xFF or 1)
     return int(code is not None)
 
 
 def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
-    """Return the part of a traceback outside this file; all of it if that is nothing (a syntax error)."""
+    """Return the part of a traceback outside this file; all of it if that is empty (a syntax error)."""
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace

@@ -1,4 +1,4 @@
-"""What a worker tells the supervisor that has started it (`python -m distdl_jax`); nothing if there is none."""
+"""Messages of a worker to the supervisor that started it (`python -m distdl_jax`); none without a supervisor."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import NamedTuple
 from distdl_jax.watchdog.launch.launcher import job_rank, mark_worker
 
 CHANNEL = "DISTDL_JAX_SUPERVISOR"
-"""The environment variable with the supervisor's process, and the two ends of a pipe: here, written to, and there."""
+"""The environment variable with the supervisor's process, and the two ends of a pipe: to write, and to read."""
 
 STARTS_MPI, HAS_MPI, IN_WORLD, ENDS, FAILED = "starts-mpi", "has-mpi", "in-world", "ends", "failed:"
-"""The events: the worker starts MPI, in which all wait for all; MPI is up; the worker is in a world with others; it has
-told the others of its end, or the user of the job's; its program has ended with this status, and who has not come to
-the first partition knows nothing of it."""
+"""The events: the worker starts MPI, in which all wait for all; MPI has started; the worker is in a world with others;
+it has told the others of its end, or the user of the job's; its program has ended with this status, and workers not yet
+at the first partition don't know it."""
 
 exit_status: int | None = None
-"""What the program ends with, once that is known; plain `python` tells no one of a `SystemExit`."""
+"""The exit status of the program, once known; plain `python` reports a `SystemExit` to nobody."""
 
 
 class _Pipe(NamedTuple):
-    """The pipe to the supervisor, in the process that it was made for; `path` is its other end (Linux)."""
+    """The pipe to the supervisor, in the process for which it was made; `path` is its other end (Linux)."""
 
     descriptor: int
     path: str
@@ -36,12 +36,12 @@ _pipe: _Pipe | None = None
 
 
 def connect() -> None:
-    """Take the pipe over: no process that the worker starts gets it, and each can know that a worker is around it."""
+    """Take over the pipe: child processes don't inherit it, and can know that they are inside a worker."""
     global _pipe
     if channel := os.environ.pop(CHANNEL, ""):
         supervisor, own, other = map(int, channel.split(":"))
         get_signal_at_end_of_parent(signal.SIGKILL)  # no worker outlives its supervisor
-        os.kill(supervisor, 0)  # raises where it has ended before that
+        os.kill(supervisor, 0)  # raises if it has already ended
         os.set_inheritable(own, False)
         _pipe = _Pipe(own, f"/proc/{supervisor}/fd/{other}", _identity(own), os.getpid())
     if job_rank() is not None:
@@ -56,7 +56,7 @@ def _identity(descriptor: int) -> tuple[int, int]:
 def tell(event: str) -> None:
     """Tell the supervisor of an event.
 
-    Where the program has closed all descriptors, its own files have their numbers; then the pipe is opened again.
+    If the program has closed all descriptors, its own files have their numbers; then the pipe is opened again.
     """
     if _pipe is None or _pipe.process != os.getpid():
         return
@@ -73,13 +73,13 @@ def tell(event: str) -> None:
 
 
 def get_signal_at_end_of_parent(number: int) -> None:
-    """Have the system send this process a signal when the one that has started it ends (Linux: PR_SET_PDEATHSIG)."""
+    """Have the system send this process a signal when its parent ends (Linux: PR_SET_PDEATHSIG)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, number)
 
 
 def program_has_ended(status: int) -> None:
-    """Tell the supervisor how the program has ended: what follows, the end of MPI, may wait for others for ever."""
+    """Tell the supervisor how the program has ended: the following end of MPI may wait for others for ever."""
     global exit_status
     exit_status = status
     if status:

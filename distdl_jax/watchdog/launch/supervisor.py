@@ -1,7 +1,7 @@
-"""The supervisor: starts one worker as its child, stays outside MPI, and ends the job if the worker ends badly.
+"""The supervisor: starts one worker as its child, stays outside MPI, and ends the job if the worker fails.
 
 It sees what no code inside the worker can: a segmentation fault, the system's out-of-memory killer, `os._exit`, an end
-before MPI is up. Launchers differ in what they make of these; here each of them ends the whole job, in words.
+before MPI has started. Launchers differ in their reaction; here each of these ends the whole job, with a message.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from distdl_jax.watchdog.launch.supervised import (
 )
 
 LONGEST_TURN = 1.0
-"""Seconds between two looks at the clock; a longer pause (of a suspended job) counts as so many."""
+"""Seconds between two looks at the clock; a longer pause (of a suspended job) counts as this many."""
 
 LONGEST_END = 5.0
-"""Seconds from the failure of a program before the first partition to the end of its process. MPI's own end, an exit
-handler, may wait for the others for ever."""
+"""Seconds between the failure of a program before the first partition and the end of its process. MPI's own end, an
+exit handler, may wait for the others for ever."""
 
 GRACE = 1.0
-"""Seconds in which other workers can end as one has that did it with status 0, but without a word to them."""
+"""Seconds in which other workers can end like one that ended with status 0 without telling them."""
 
 SI_KERNEL = 0x80
-"""How Linux marks what a terminal sends; that has no sender, but neither has a signal from outside of a container."""
+"""How Linux marks signals from a terminal; they have no sender, like signals from outside a container."""
 
 HUGE_PAGES = ":".join(
     f"glibc.malloc.{name}"
-    # Huge pages; no large buffer outside the heap; a heap that gives nothing back; and no second heap, whose blocks
-    # above 64 MiB are fresh pages at each call, for threads.
+    # Huge pages; no large buffer outside the heap; a heap that returns nothing; and no second heap for threads, whose
+    # blocks above 64 MiB are fresh pages at each call.
     for name in ("hugetlb=1", "mmap_max=0", f"trim_threshold={2**62}", "arena_max=1")
 )
-"""glibc's malloc gives out each large buffer as fresh 4-KiB pages, and gives them back when the buffer is freed: a
-step that makes a 16 MiB buffer pays 4,096 page faults each time. With these settings it keeps them."""
+"""glibc's malloc allocates each large buffer as fresh 4-KiB pages, and returns them when the buffer is freed: a step
+that makes a 16 MiB buffer pays 4,096 page faults each time. With these settings it keeps them."""
 
 _FROM_A_TERMINAL = {signal.SIGINT, signal.SIGQUIT}
 _PASSED_ON = {signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGWINCH}
@@ -68,7 +68,7 @@ _WATCHED = {signal.SIGCHLD, *_FROM_A_TERMINAL, *_PASSED_ON}
 def supervise(command: Sequence[str], start_limit: float | None = None) -> NoReturn:
     """Run `command` as one worker, and end as it ends.
 
-    `start_limit`: seconds within which MPI must have started; None for the clock's, DISTDL_JAX_TIMEOUT.
+    `start_limit`: seconds within which MPI must have started; None for the default, DISTDL_JAX_TIMEOUT.
     """
     leave_job_around()
     hears, tells = os.pipe()
@@ -76,10 +76,10 @@ def supervise(command: Sequence[str], start_limit: float | None = None) -> NoRet
     os.set_inheritable(tells, True)
     workers_here = local_size()
     environment = {**os.environ, **worker_environment(os.environ, workers_here, *usable_cores(workers_here)), **_gpu()}
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # what is ignored never wakes a process that waits for signals
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # ignored signals never wake a process that waits for signals
     launcher = os.getppid()
     get_signal_at_end_of_parent(signal.SIGCHLD)
-    # Descriptors of the launcher's (PMI's) go on to the worker.
+    # The worker inherits descriptors of the launcher's (PMI's).
     environment[CHANNEL] = f"{os.getpid()}:{tells}:{hears}"
     worker = subprocess.Popen(command, env=environment, close_fds=False)
     os.close(tells)
@@ -88,15 +88,15 @@ def supervise(command: Sequence[str], start_limit: float | None = None) -> NoRet
 
 
 def worker_environment(environment: Mapping[str, str], local_workers: int, cores: int, bound: bool) -> dict[str, str]:
-    """Return what a worker's environment is to have besides; what the user has set stays.
+    """Return additions to a worker's environment; settings of the user are kept.
 
     **Arguments:**
 
     - `environment`: the supervisor's.
-    - `local_workers`: how many workers share this host.
-    - `cores`: how many cores this process may use; `bound`: whether they are for this worker alone.
+    - `local_workers`: the number of workers on this host.
+    - `cores`: the number of cores that this process may use; `bound`: whether they are for this worker alone.
     """
-    added = {"UCX_DEBUG_SIGNO": "0"}  # to UCX, below MPI, SIGHUP is a wish to debug, and ends nothing
+    added = {"UCX_DEBUG_SIGNO": "0"}  # to UCX, below MPI, SIGHUP requests debugging, and ends nothing
     if sys.platform == "linux" and "MALLOC_ARENA_MAX" not in environment:
         added["GLIBC_TUNABLES"] = HUGE_PAGES
     if local_workers > 1:
@@ -113,7 +113,7 @@ def usable_cores(local_workers: int) -> tuple[int, bool]:
 
 
 def _gpu() -> dict[str, str]:
-    """Return what gives the worker its GPU; end the job if there is none for it."""
+    """Return the worker's settings for its GPU; end the job if there is none for it."""
     if not computes_on_gpu(os.environ.get("JAX_PLATFORMS", "")):
         return {}
     gpus, use = visible_gpus(os.environ), current_settings().gpus
@@ -129,12 +129,12 @@ def _gpu() -> dict[str, str]:
 
 
 def _watch(worker: subprocess.Popen[bytes], launcher: int, hears: int, start_limit: float | None) -> list[str]:
-    """Wait until the worker has ended; return the events that it has told."""
+    """Wait until the worker has ended; return its events."""
     events: list[str] = []
     limit, waited = start_limit or current_settings().timeout.waiting, 0.0
     while worker.poll() is None:
         began, in_world = time.monotonic(), IN_WORLD in events
-        _pass_on(_next_signal(None if in_world else LONGEST_TURN), worker)  # in a world its own watchdog watches
+        _pass_on(_next_signal(None if in_world else LONGEST_TURN), worker)  # in a world it has its own watchdog
         events += _read(hears)
         if job_size() > 1 and os.getppid() != launcher:
             _abort(worker, f"{worker_text(worker.pid)} ends, as its launcher has.\n", 1)
@@ -168,7 +168,7 @@ def _is_over(worker: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def _abort(worker: subprocess.Popen[bytes], text: str, status: int) -> NoReturn:
-    """End a job whose worker lives on."""
+    """End a job whose worker still runs."""
     _say(text)
     abort_job(status)
     worker.kill()
@@ -177,7 +177,7 @@ def _abort(worker: subprocess.Popen[bytes], text: str, status: int) -> NoReturn:
 
 
 def _next_signal(seconds: float | None) -> signal.struct_siginfo | int | None:
-    """Wait for the next signal, so many seconds at most."""
+    """Wait for the next signal, for at most `seconds`."""
     if hasattr(signal, "sigtimedwait"):
         return signal.sigwaitinfo(_WATCHED) if seconds is None else signal.sigtimedwait(_WATCHED, seconds)
     time.sleep(0.1)  # macOS
@@ -185,7 +185,7 @@ def _next_signal(seconds: float | None) -> signal.struct_siginfo | int | None:
 
 
 def _pass_on(came: signal.struct_siginfo | int | None, worker: subprocess.Popen[bytes]) -> None:
-    """Pass a signal on to the worker, whoever has sent it, unless the worker has got it with its process group."""
+    """Pass a signal on to the worker, whoever sent it, unless the worker got it with its process group."""
     number = came if isinstance(came, int) or came is None else came.si_signo
     if came is None or number is None or number == signal.SIGCHLD:
         return
@@ -195,11 +195,11 @@ def _pass_on(came: signal.struct_siginfo | int | None, worker: subprocess.Popen[
 
 
 def _is_for_the_group(came: signal.struct_siginfo | int) -> bool:
-    """Return whether a signal is one that goes to a whole process group.
+    """Return whether a signal goes to a whole process group.
 
-    A terminal sends its signals to all processes in the foreground, and launchers theirs to the process group that they
-    have made for the worker, which this process leads. Who else has sent one (`docker stop` has no number in here) may
-    mean this process alone: a signal that comes twice does less harm than one that is lost.
+    A terminal sends its signals to all processes in the foreground, and launchers send theirs to the process group that
+    they have made for the worker, which this process leads. Other senders (`docker stop` has no number in here) may
+    mean this process only: a signal that arrives twice does less harm than a lost one.
     """
     if isinstance(came, int):
         return came in _FROM_A_TERMINAL
@@ -252,16 +252,16 @@ def _never_started(process: int, limit: str) -> str:
 
 
 def _say(text: str) -> None:
-    """Write to stderr in one piece, and let the launcher pass it on: what it has not read when a job ends is lost."""
+    """Write to stderr in one piece, and give the launcher time to forward it: unread output is lost when a job ends."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode(errors="replace"))
         time.sleep(0.2)
 
 
 def worker_command(arguments: Sequence[str]) -> list[str]:
-    """Return the command that runs a worker's program as `python *arguments` does, with this Python's options.
+    """Return the command that runs a worker's program like `python *arguments`, with this Python's options.
 
-    It names a file, not a module: Python would look for that in the working folder first.
+    It names a file, not a module, which Python would look for in the working folder first.
     """
     options = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
     name = options.pop()

@@ -1,1 +1,1 @@
-"""What the workers' programs communicate: read, compared, explained and drawn, without running anything."""
+"""The communication of the workers' programs: read, compared, explained and drawn, without running anything."""

@@ -1,4 +1,4 @@
-"""The sentences that say why the workers' programs don't fit together."""
+"""The sentences that explain why the workers' programs don't match."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _BACKWARD = (
     "It belongs to the backward pass, which JAX runs on a worker only where that worker's input is differentiated and "
     "its output used. Give every worker parameters from `layer.init` (zero-volume ones where it owns none) and no "
     "constant in their place, let the loss use every output on every worker (a sum over a zero-volume output is 0), "
-    "and take gradients with dj.grad or dj.value_and_grad, which see to all of it themselves. Of a block without "
-    "elements JAX makes a constant, which has no derivative, in y[array], y.at[...].set, insert and segment_sum."
+    "and take gradients with dj.grad or dj.value_and_grad, which see to all of it themselves. JAX replaces a block "
+    "without elements by a constant, which has no derivative, in y[array], y.at[...].set, insert and segment_sum."
 )
 
 
 _MIXED = (
     "Each passes in another call what the other passes there, so values would be mixed. Nothing was run. All workers "
     "must make the same calls in the same order: look for a loop over a set, or over what os.listdir returns, whose "
-    "order differs between workers, and sort it. If a worker is to choose by its rank, let it choose by jnp.where."
+    "order differs between workers, and sort it. If a worker must choose by its rank, let it use jnp.where."
 )
 
 
 def problem_text(name: str, programs: Mapping[int, Program], flows: Mapping[int, Flow] | None = None) -> str | None:
-    """Return the message that all workers raise if programs don't complete together; `name` is the function's.
+    """Return the error that all workers raise if programs don't complete together; `name` is the function's.
 
-    With `flows`, also where they mix values.
+    With `flows`, also if they mix values.
     """
     mismatch = find_mismatch(programs, flows)
     return None if mismatch is None else _mismatch_text(name, mismatch)
@@ -73,7 +73,7 @@ def _advice(mismatch: Mismatch) -> str:
     if mismatch.reason == "amount":
         return (
             "Nothing was run. Look for a shape, dtype or argument that differs between these workers, or a jax.vmap "
-            "(or jax.jacrev, which maps) over another number."
+            "(or jax.jacrev, which maps) of another size."
         )
     return f"Nothing was run. {ONE_PROGRAM}"
 
@@ -85,7 +85,7 @@ def _at(stop: Stop) -> str:
 
 
 def tags_text(a: Stop, b: Stop) -> str:
-    """Return that the tags of two operations differ; "" if they are equal."""
+    """Return how the tags of two operations differ; "" if they are equal."""
     for sender, receiver in ((a, b), (b, a)):
         sent, expected = sender.operation, receiver.operation
         if not sent or not expected or expected.recv_tag in (None, sent.send_tag):
@@ -102,7 +102,7 @@ def _ended(stop: Stop, waiting: Stop) -> str:
 
 
 def describe(operation: Operation) -> str:
-    """Return the operation, the layer that it is part of and its source line, in words."""
+    """Return the operation, the layer that it is part of and its source line, as text."""
     place = operation.place
     layer = f", part of {place.layer.replace('/', ' > ')}" if place.layer else ""
     direction = " in the backward pass" if place.backward else ""

@@ -1,6 +1,6 @@
-"""What one worker's program communicates: its operations in order, with its loops and branches.
+"""The communication of one worker's program: its operations in order, with its loops and branches.
 
-Read off a traced program (`tracing.program_reader`), compared between workers before anything runs (`matching`).
+Extracted from a traced program (`tracing.program_reader`), compared between workers before anything runs (`matching`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from distdl_jax.plans.worker_ranks import Workers
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an operation comes from; ignored in comparisons.
+    """The origin of an operation; ignored in comparisons.
 
     - `line`: the user's source line, `train.py:31 in loss`; empty if it is not known.
     - `layer`: the layers and primitives around it, outermost first.
@@ -27,12 +27,12 @@ class Place:
 
 
 Origin = int
-"""Where a value comes from, as a set of bits: bit i for leaf i of a program's arguments, and bit n + k, after these n,
-for what comes out of its movement k. What went into that is not in the set."""
+"""The origin of a value, as a set of bits: bit i for leaf i of a program's arguments, and after these n, bit n + k for
+the result of movement k. The origin of a movement's input is not included."""
 
 
 class Result(NamedTuple):
-    """A leaf of a program's result: its path, its shape and dtype, and where it comes from."""
+    """A leaf of a program's result: its path, its shape and dtype, and its origin."""
 
     path: str
     kind: str
@@ -40,7 +40,7 @@ class Result(NamedTuple):
 
 
 class LayerCall(NamedTuple):
-    """A call of a layer: its description, the same on all workers, its line, and where its first parameter is from."""
+    """A call of a layer: its description, the same on all workers, its line, and the origin of its first parameter."""
 
     layer: str
     line: str
@@ -48,10 +48,10 @@ class LayerCall(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """Where what a program moves, and its results, come from.
+    """The origins of the inputs of movements, and of the results, in a program.
 
     - `arguments`: the paths of the leaves of its arguments.
-    - `movements`: of each call of a movement, in order, where the array comes from that it is given.
+    - `movements`: the origin of the input of each call of a movement, in order.
     """
 
     arguments: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Flow(NamedTuple):
 
 
 class PartOf(NamedTuple):
-    """The movement that an operation is part of, by its number in this worker's program, or its adjoint."""
+    """The movement of which an operation is part, by its number in this worker's program, or its adjoint."""
 
     number: int
     is_adjoint: bool
@@ -71,18 +71,17 @@ class PartOf(NamedTuple):
 class Operation:
     """One blocking MPI operation of one worker.
 
-    - `kind`: MPI's name for it: send, recv, sendrecv, or a collective's.
+    - `kind`: its MPI name: send, recv, sendrecv, or a collective's.
     - `team`: the workers of its communicator (world ranks).
-    - `dest`, `source`: the partners' world ranks; None if there is none. `from_any`: whether it receives from
-      whoever of the team is the first to send.
-    - `send_tag`, `recv_tag`: of its messages; None if one with any tag is received.
-    - `root`: of a collective that has one, a world rank.
-    - `count`, `dtype`: of what is sent, or, by the root's or each worker's account, of what a collective moves.
-    - `received`, `received_dtype`: elements that a message received holds, and their dtype if it is not `dtype`.
-    - `op`: what a reduction computes.
-    - `movements`: the movement that it is part of, in each of the ways to tell that a reader of programs knows; none
-      if it is no part of one. `call`: that movement's number in the program's `Flow`. Both
-      ignored in comparisons.
+    - `dest`, `source`: the partners' world ranks; None if there is none. `from_any`: whether it receives from any
+      worker of the team that sends first.
+    - `send_tag`, `recv_tag`: of its messages; None if a message with any tag is received.
+    - `root`: a world rank, for a collective that has one.
+    - `count`, `dtype`: of the sent data, or for a collective, of the data as given by the root or each worker.
+    - `received`, `received_dtype`: the number of received elements, and their dtype if it is not `dtype`.
+    - `op`: the operation of a reduction.
+    - `movements`: the movement of which it is part, in each of the reader's ways to distinguish movements; none if it
+      is not part of one. `call`: that movement's number in the program's `Flow`. Both ignored in comparisons.
     """
 
     kind: str
@@ -113,7 +112,7 @@ class Operation:
 
     @property
     def bytes_sent(self) -> int:
-        """The bytes that this worker hands to MPI."""
+        """The bytes that this worker passes to MPI."""
         if self.is_message:
             return self.count * self.itemsize if self.dest is not None else 0
         return self.count * self.itemsize
@@ -140,7 +139,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop: `length` times `body`; None if only the running program knows how often."""
+    """A loop: `length` times `body`; None if the number is known only at run time."""
 
     length: int | None
     body: Program
@@ -149,7 +148,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Cond:
-    """One of `branches`, as the data decide; every worker is to take the same one."""
+    """One of `branches`, depending on the data; every worker must take the same one."""
 
     branches: tuple[Program, ...]
     place: Place = field(default=Place(), compare=False)
@@ -159,8 +158,8 @@ Program = tuple[Operation | Loop | Cond, ...]
 
 
 def operations(program: Program, *, first_branch: bool = False) -> Iterator[tuple[Operation, int | None]]:
-    """Yield every operation of a program and how often it runs: once for each pass of the loops around it; None where
-    that is not known before. Of conditionals all branches, or the first one, as if it were taken."""
+    """Yield every operation of a program and how often it runs: once for each pass of the loops around it; None if
+    unknown in advance. For conditionals all branches, or the first one, as if it were taken."""
 
     def walk(program: Program, times: int | None) -> Iterator[tuple[Operation, int | None]]:
         for item in program:
@@ -178,12 +177,12 @@ def operations(program: Program, *, first_branch: bool = False) -> Iterator[tupl
 
 
 def count_operations(program: Program) -> int:
-    """Return how many operations are written in a program, each once."""
+    """Return the number of distinct operations in a program."""
     return sum(1 for _ in operations(program))
 
 
 def simplified(items: Program) -> Program:
-    """Return the program without loops and conditionals that don't communicate; of equal branches one is left."""
+    """Return the program without loops and conditionals that don't communicate; equal branches are merged."""
     left: list[Operation | Loop | Cond] = []
     for item in items:
         match item:
@@ -202,7 +201,7 @@ def simplified(items: Program) -> Program:
 
 
 def most_branches(program: Program) -> int:
-    """Return the number of branches of the conditional that has most."""
+    """Return the largest number of branches of a conditional."""
     most = 0
     for item in program:
         match item:
@@ -214,11 +213,11 @@ def most_branches(program: Program) -> int:
 
 
 UNKNOWN_LENGTH = 2
-"""How many passes are played of a loop whose length is not known: what one leaves behind comes upon the next."""
+"""The number of simulated passes of a loop of unknown length, so that leftovers of one meet the next."""
 
 
 class Pass:
-    """How far a worker is in a program or in the body of a loop: the next item, and the passes left after this one."""
+    """A worker's progress in a program or the body of a loop: the next item, and the passes left after this one."""
 
     __slots__ = ("items", "left", "next")
 
@@ -227,7 +226,7 @@ class Pass:
 
 
 class Cursor:
-    """How far one worker is in its program, and which halves of its operation still wait."""
+    """The progress of one worker in its program, and the halves of its operation that still wait."""
 
     def __init__(self, rank: int, program: Program, total: int, branch: int) -> None:
         self.rank = rank
@@ -271,14 +270,14 @@ class Cursor:
         return self.sends or self.receives or self.joins
 
     def position(self) -> tuple[object, ...]:
-        """Everything that decides what it does next but how many passes are left."""
+        """Everything that determines its next actions, except the number of passes left."""
         return (*((id(p.items), p.next) for p in self.stack), self.sends, self.receives, self.joins)
 
     def passes_left(self) -> tuple[int, ...]:
         return tuple(p.left for p in self.stack)
 
     def place(self) -> int:
-        """Return the number of the operation that it is at, from 1 in the order in which they are written."""
+        """Return the number of its current operation, from 1 in program order."""
         place = 1
         for p in self.stack:
             place += count_operations(p.items[: p.next - 1])

@@ -1,13 +1,13 @@
-"""Whether the workers' programs, each blocking at every operation, complete together; and if not, what doesn't fit.
+"""Check that the workers' programs, each blocking at every operation, complete together, or find the mismatch.
 
-The programs are played against each other without data. A send waits for its receive, as MPI allows it to do; a
-collective waits for its team. No operation can choose its partner, so the order of play decides nothing: one play
-that completes shows that every run does, and one that gets stuck shows that every run may. (A receive from any worker
-can; programs with such are not compared.)
+The programs are simulated against each other without data. A send waits for its receive, as MPI allows; a collective
+waits for its team. No operation can choose its partner, so the order of the simulation doesn't matter: one that
+completes shows that every run does, and one that gets stuck shows that every run may. (A receive from any worker can;
+programs with such receives are not compared.)
 
-A loop is played until its passes repeat each other; then the equal passes that are left are skipped. Of a loop whose
-length only the data decide two passes are played, on the premise that all workers make equally many; of the branches
-of a conditional, each in turn, on the premise that all take the same.
+A loop is simulated until its passes repeat; then the remaining equal passes are skipped. For a loop whose length
+depends on data, two passes are simulated, assuming that all workers make the same number; for a conditional, each
+branch in turn, assuming that all take the same one.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from distdl_jax.watchdog.programs.ir import (
 from distdl_jax.watchdog.programs.origins import Mixed, Origins, Pairing
 
 MOST_PLAYED = 500_000
-"""How many operations are played beyond a hundred times those that are written, before a comparison is given up."""
+"""Simulated operations, beyond a hundred times those in the programs, after which a comparison is abandoned."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Where a worker is when nothing moves any more: at `operation`, its `place`-th (from 1), or at its end."""
+    """The position of a worker when nothing moves any more: at `operation`, its `place`-th (from 1), or at its end."""
 
     worker: int
     operation: Operation | None
@@ -48,15 +48,15 @@ class Stop:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first thing that doesn't fit.
+    """The first mismatch.
 
     - `reason`: "amount" (two partners name different lengths, dtypes, roots or reductions), "ended" (the partner's
-      program ends without it), "adjoints" (partners run the adjoints of different movements), "partner" (the partner
-      is at an operation that doesn't match), "cycle" (each waits for the next), "mixed" (calls of some workers are in
-      another order) or "undecided" (loops so long, and so different, that the play was given up).
-    - `stops`: where the workers concerned are, the waiting one first.
-    - `mixed`: what they mix.
-    - `branch`: which branch of its conditionals was played; None if there are none.
+      program ends without it), "adjoints" (partners run the adjoints of different movements), "partner" (the partner is
+      at an operation that doesn't match), "cycle" (each waits for the next), "mixed" (calls of some workers are in
+      another order) or "undecided" (loops too long, and too different, to simulate).
+    - `stops`: the positions of the workers concerned, the waiting one first.
+    - `mixed`: the values that they mix.
+    - `branch`: the simulated branch of its conditionals; None if there are none.
     """
 
     reason: str
@@ -66,10 +66,10 @@ class Mismatch:
 
 
 def find_mismatch(programs: Mapping[int, Program], flows: Mapping[int, Flow] | None = None) -> Mismatch | None:
-    """Return what keeps the programs (by world rank) from completing; None if they complete, or can't be compared.
+    """Return the reason why the programs (by world rank) don't complete; None if they do, or can't be compared.
 
-    With `flows`, where values come from, also what they mix.
-    Workers with one and the same program cost little more than one of them.
+    With `flows`, the origins of values, also the values that they mix. Workers with the same program cost little more
+    than one of them.
     """
     distinct = {id(program): program for program in programs.values()}
     if any(operation.from_any for program in distinct.values() for operation, _ in operations(program)):
@@ -88,7 +88,7 @@ def find_mismatch(programs: Mapping[int, Program], flows: Mapping[int, Flow] | N
 def find_stops(programs: Mapping[int, Program], absent: frozenset[int]) -> list[Stop]:
     """Return where each worker stops if those of `absent` never start; the first branch of every conditional is taken.
 
-    Sends without a partner are taken to wait, so a worker may have come further than this says, not less far.
+    Sends without a partner are assumed to wait, so a worker may be further than reported, not less far.
     """
     play = Play({worker: simplified(program) for worker, program in programs.items()}, 0, absent)
     play.run()
@@ -96,7 +96,7 @@ def find_stops(programs: Mapping[int, Program], absent: frozenset[int]) -> list[
 
 
 class Happening(NamedTuple):
-    """An operation that is done, by a sender and a receiver or a team, and its place in the first one's program."""
+    """A completed operation, by a sender and a receiver or a team, and its place in the first one's program."""
 
     operation: Operation
     team: Workers
@@ -104,9 +104,10 @@ class Happening(NamedTuple):
 
 
 def play_back(programs: Mapping[int, Program]) -> tuple[list[Happening], dict[int, Operation]]:
-    """Return what happens, in order, up to a mismatch, and the operations in which workers are left waiting.
+    """Return the completed operations, in order, up to a mismatch, and the operations in which workers are left
+    waiting.
 
-    A loop's body is played once; of a conditional, the first branch.
+    A loop's body is simulated once; for a conditional, the first branch.
     """
     flat = {rank: tuple(op for op, _ in operations(p, first_branch=True)) for rank, p in sorted(programs.items())}
     happened: list[Happening] = []
@@ -117,13 +118,13 @@ def play_back(programs: Mapping[int, Program]) -> tuple[list[Happening], dict[in
 
 
 def _is_of_all(program: Program, workers: Set[int]) -> bool:
-    """Return whether the program has only collectives of all these workers: then they complete, if all run it."""
+    """Return whether the program has only collectives of all these workers, which complete if all run it."""
     teams = {() if op.is_message else op.team for op, _ in operations(program)}
     return all(set(team) == workers for team in teams)
 
 
 class AtOperation(Protocol):
-    """A worker at a message: which halves of it still wait."""
+    """A worker at a message, with the halves of it that still wait."""
 
     rank: int
     operation: Operation | None
@@ -132,7 +133,7 @@ class AtOperation(Protocol):
 
 
 class Play:
-    """Programs that are played against each other; `happened` gets what is done, in order."""
+    """Programs that are simulated against each other; `happened` gets the completed operations, in order."""
 
     def __init__(
         self,
@@ -149,7 +150,7 @@ class Play:
         self._workers = {rank: Cursor(rank, p, totals[id(p)], branch) for rank, p in programs.items()}
         self._arrived: Counter[Workers] = Counter()
         self._absent = absent
-        self._pairings: defaultdict[int, Pairing] = defaultdict(Pairing)  # one for each way to tell movements apart
+        self._pairings: defaultdict[int, Pairing] = defaultdict(Pairing)  # one for each way to distinguish movements
         self._seen: dict[object, tuple[tuple[int, ...], ...]] = {}
 
     def run(self) -> Mismatch | None:
@@ -173,11 +174,11 @@ class Play:
         return self._stuck() or self._mixed()
 
     def _match(self, worker: Cursor) -> list[Cursor] | Mismatch:
-        """Match what can be matched of a worker's new operation; return the workers that were waiting for it."""
+        """Match a worker's new operation as far as possible; return the workers that were waiting for it."""
         op = worker.operation
         assert op is not None
         if worker.joins:
-            # Who waits in an operation of a team goes nowhere else, so it is enough to count.
+            # Workers that wait in a team operation don't move on, so it is enough to count.
             self._arrived[op.team] += worker.rank in op.team
             if self._arrived[op.team] < len(op.team):
                 return []
@@ -207,7 +208,7 @@ class Play:
         return moved
 
     def _pairs(self, worker: Cursor, op: Operation) -> Iterator[tuple[Cursor, Cursor]]:
-        """Yield the senders and receivers, this worker one of them, that a message of its operation may have."""
+        """Yield the possible senders and receivers of a message in its operation, including this worker."""
         if op.dest in self._workers:
             yield worker, self._workers[op.dest]
         for source in op.team if op.from_any else [op.source]:
@@ -215,12 +216,12 @@ class Play:
                 yield self._workers[source], worker
 
     def _note(self, worker: Cursor, team: Workers) -> None:
-        """Keep what happens, in order, if that is asked for."""
+        """Record the operation, in order, if requested."""
         if self.happened is not None and worker.operation is not None:
             self.happened.append(Happening(worker.operation, team, worker.place()))
 
     def _met(self, workers: Sequence[Cursor]) -> Mismatch | None:
-        """Note that the workers' operations have met; a mismatch if they are adjoints of different movements."""
+        """Record that the workers' operations have met; a mismatch if they are adjoints of different movements."""
         if self._origins is not None:
             self._origins.meet([(w.rank, w.operation) for w in workers if w.operation is not None])
         known = [(w.rank, w.operation.movements) for w in workers if w.operation is not None and w.operation.movements]
@@ -235,13 +236,13 @@ class Play:
         return None
 
     def _skip_equal_passes(self, worker: Cursor, loop: Pass) -> None:
-        """Skip equal passes, when a pass of a loop begins.
+        """Skip equal passes, when a pass of a loop starts.
 
-        **Lemma.** What the workers do next depends on their positions alone, until a loop has no pass left. So if their
-        positions are those of an earlier time, and since then each worker's pass counts have changed in one loop at
-        most, where they went down by `period`, what they have done since then is done again and again, as long as each
-        of these loops has `period` passes left. All repetitions but one can be skipped: the last one is played, so that
-        every loop ends in play.
+        **Lemma.** The workers' next actions depend only on their positions, until a loop has no pass left. So if their
+        positions equal those at an earlier time, and since then each worker's pass counts have changed in at most one
+        loop, decreasing by `period`, then the same actions repeat as long as each of these loops has `period` passes
+        left. All repetitions but one can be skipped: the last one is simulated, so that every loop ends in the
+        simulation.
         """
         key = (worker.rank, len(worker.stack), id(loop.items), tuple(w.position() for w in self._workers.values()))
         now = tuple(w.passes_left() for w in self._workers.values())
@@ -292,7 +293,7 @@ class Play:
     def _stuck(self) -> Mismatch | None:
         """Return why workers still wait."""
         waiting = {rank: self._partners(worker) for rank, worker in sorted(self._workers.items()) if worker.waits}
-        # A partner whose program has ended says more than a cycle.
+        # A partner whose program has ended is more informative than a cycle.
         for rank, partners in waiting.items():
             if ended := [partner for partner in partners if partner not in waiting]:
                 stop = self.stop(ended[0]) if ended[0] in self._workers else Stop(ended[0], None, 0, 0)
@@ -310,8 +311,8 @@ T = TypeVar("T")
 def find_cycle(start: T, waits_for: Callable[[T], Iterable[T]]) -> list[T]:
     """Return a cycle of workers each of which waits for the next, and the last one for the first; [] if there is none.
 
-    The shortest one through `start`; if there is none, the shortest through a worker that the first partners of
-    `start`, of that partner, and so on lead to twice.
+    It is the shortest one through `start`, or otherwise the shortest through a worker reached twice when following
+    first partners from `start`.
 
     >>> waits = {0: [1], 1: [3, 2], 2: [1], 3: [2]}
     >>> find_cycle(1, waits.__getitem__), find_cycle(0, waits.__getitem__), find_cycle(4, lambda worker: [])
@@ -348,18 +349,18 @@ def fit(sender: AtOperation, receiver: AtOperation) -> bool:
 
 
 def sent(sender: AtOperation) -> tuple[int, str]:
-    """Return the length and the dtype of the message that is sent: both sides must name the same."""
+    """Return the length and the dtype of the sent message, which both sides must agree on."""
     assert sender.operation is not None
     return sender.operation.count, sender.operation.dtype
 
 
 def expected(receiver: AtOperation) -> tuple[int, str]:
-    """Return the length and the dtype of the message that is expected: both sides must name the same."""
+    """Return the length and the dtype of the expected message, which both sides must agree on."""
     assert receiver.operation is not None
     return receiver.operation.received, receiver.operation.received_dtype or receiver.operation.dtype
 
 
 def collective(op: Operation | None) -> tuple[object, ...]:
-    """Return the facts of a collective that must be the same on all workers of its team."""
+    """Return the properties of a collective that must be the same on all workers of its team."""
     assert op is not None
     return (op.kind, op.root, op.count, op.dtype, op.op)

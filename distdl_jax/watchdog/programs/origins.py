@@ -1,8 +1,8 @@
-"""Whether the workers pass the same things to the same calls: where what meets, and what is returned, comes from.
+"""Check that the workers pass the same values to the same calls, by the origins of matched inputs and of results.
 
-Calls of one kind whose order differs between workers, in a loop over a set, complete, and mix their values. But values
-need not come from the same everywhere, either: a worker may hold a constant, or choose by its rank what to pass. So two
-workers are said to mix calls only if each passes, in another call of the same kind, what the other passes here.
+Calls of one kind whose order differs between workers, as in a loop over a set, complete, but mix their values. But
+values need not have the same origin everywhere: a worker may hold a constant, or choose by its rank what to pass. So
+two workers are said to mix calls only if each passes, in another call of the same kind, what the other passes here.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import NamedTuple
 from distdl_jax.watchdog.programs.ir import Flow, Operation, Origin, Program, operations
 
 Movement = tuple[int, int]
-"""A worker, and the number that a movement has in its program."""
+"""A worker, and the number of a movement in its program."""
 
 
 class Pairing:
-    """The movements that have met, going forward.
+    """The movements that have met, in the forward pass.
 
-    Two movements of equal plans have equal messages. Where some workers leave out the adjoint of the one, and others
-    the adjoint of the other, the two that are left fit each other, and each worker gets another one's gradient.
+    Two movements of equal plans have equal messages. If some workers omit the adjoint of one, and others the adjoint of
+    the other, the remaining two match, and each worker gets another one's gradient.
     """
 
     def __init__(self) -> None:
-        self._met: dict[Movement, dict[int, set[Movement]]] = {}  # by worker; the same dictionary for all that are one
+        self._met: dict[Movement, dict[int, set[Movement]]] = {}  # by worker; one dictionary for all that have met
 
     def meet(self, movements: Sequence[Movement]) -> None:
-        """Note that operations of these have met: they are one."""
+        """Record that operations of these have met: they are one movement."""
         known = {id(met): met for met in map(self._of, movements)}
         if len(known) == 1:
             return
@@ -44,12 +44,12 @@ class Pairing:
                 self._met[movement] = together
 
     def are_apart(self, one: Movement, other: Movement) -> bool:
-        """Return whether adjoints of these must not meet: one has met another movement of that worker, not this."""
+        """Return whether adjoints of these must not meet: one has met another movement of that worker."""
         of_one, of_other = self._met.get(one, {}), self._met.get(other, {})
         return of_one is not of_other and (other[0] in of_one or one[0] in of_other)
 
     def one_of_each(self) -> list[dict[int, int]]:
-        """Return the movements, each by its number on its workers, which have one of them each."""
+        """Return the movements by their numbers on the workers that have one of each."""
         found = {id(met): met for met in self._met.values()}.values()
         numbers = [{worker: [n for _, n in of_worker] for worker, of_worker in met.items()} for met in found]
         return [
@@ -61,7 +61,7 @@ class Pairing:
 
 
 class Passed(NamedTuple):
-    """What a worker passes, or returns, in words; in a movement, in its first operation, the `place`-th (from 1)."""
+    """What a worker passes, or returns, as text; for a movement, in its first operation, the `place`-th (from 1)."""
 
     worker: int
     what: str
@@ -71,7 +71,7 @@ class Passed(NamedTuple):
 
 
 class Mixed(NamedTuple):
-    """Two workers that mix calls of movements or of a layer, or results: `layer` and `result` say which; else ""."""
+    """Two workers that mix calls of movements or of a layer, or results: `layer` or `result` tells which."""
 
     one: Passed
     other: Passed
@@ -80,9 +80,9 @@ class Mixed(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """What workers pass in one call, or return at one place, by world rank: where it comes from, and of which kind.
+    """The values that workers pass in one call, or return at one place, by world rank: their origins and kinds.
 
-    - `groups`: the workers that are compared with one another.
+    - `groups`: the workers to compare with one another.
     """
 
     origins: Mapping[int, Origin]
@@ -91,7 +91,7 @@ class _Row(NamedTuple):
 
 
 class Origins:
-    """The calls of movements that have met, and what the workers pass in them."""
+    """The calls of movements that have met, and the values that the workers pass in them."""
 
     def __init__(self, programs: Mapping[int, Program], flows: Mapping[int, Flow]) -> None:
         self._listed = {rank: [op for op, _ in operations(program)] for rank, program in programs.items()}
@@ -100,14 +100,14 @@ class Origins:
         self._meetings: dict[tuple[Movement, ...], None] = {}
 
     def meet(self, operations: Sequence[tuple[int, Operation]]) -> None:
-        """Note that these operations, by world rank, have met."""
+        """Record that these operations, by world rank, have met."""
         calls = tuple((rank, op.call) for rank, op in operations if op.call is not None)
         if len(calls) > 1 and calls not in self._meetings:
             self._meetings[calls] = None
             self._pairing.meet(calls)
 
     def find_mixed(self) -> Mixed | None:
-        """Return the first calls that two workers mix; where there are none, the first results."""
+        """Return the first calls that two workers mix; if there are none, the first results."""
         first, *others = self._flows.values()
         if any(flow.arguments != first.arguments for flow in others):
             return None
@@ -116,7 +116,7 @@ class Origins:
 
 
 class _Comparison:
-    """What workers pass: bit n + k is that of a movement of several workers, `calls[k]`, by its numbers on these."""
+    """The values that workers pass: bit n + k stands for a movement, `calls[k]`, by its numbers on its workers."""
 
     def __init__(
         self, listed: Mapping[int, list[Operation]], flows: Mapping[int, Flow], calls: list[dict[int, int]]
@@ -126,7 +126,7 @@ class _Comparison:
         bits = {movement: 1 << self._leaves + k for k, call in enumerate(calls) for movement in call.items()}
         self._closures = {rank: _Closure(rank, flow, bits) for rank, flow in flows.items()}
         self._leaf_mask = (1 << self._leaves) - 1
-        # Of the movements, two workers can compare those in which both take part.
+        # Two workers can compare only movements in which both take part.
         self._known = dict.fromkeys(flows, self._leaf_mask)
         for (rank, _), bit in bits.items():
             self._known[rank] |= bit
@@ -152,8 +152,8 @@ class _Comparison:
         return None
 
     def mixed_movements(self, meetings: Mapping[tuple[Movement, ...], None]) -> Mixed | None:
-        """Compare what is passed in the calls that have met: leaves, and where these don't tell, earlier movements, and
-        which leaves are new there, where values are added up."""
+        """Compare the values passed in matched calls: leaves, and if these are inconclusive, earlier movements, and
+        which leaves are new there, for sums of values."""
         operations: defaultdict[Movement, list[Operation]] = defaultdict(list)
         for rank, listed in self._listed.items():
             for op in listed:
@@ -192,7 +192,7 @@ class _Comparison:
         return None
 
     def mixed_results(self) -> Mixed | None:
-        """Compare the movements that results come from."""
+        """Compare the movements from which results come."""
         rows = [
             _Row(
                 {rank: self._closures[rank].of(result.origin) for rank, result in zip(self._flows, row, strict=True)},
@@ -209,9 +209,9 @@ class _Comparison:
     def _mixed(
         self, rows: Sequence[_Row], mask: Origin, *, are_permuted: bool = False
     ) -> tuple[int, Passed, Passed] | None:
-        """Return the first place at which each of two workers passes what the other passes elsewhere, and what.
+        """Return the first place at which each of two workers passes what the other passes elsewhere, and the values.
 
-        `are_permuted`: only where both pass the same in all, as they don't in a reduce-scatter written by hand.
+        `are_permuted`: only if both pass the same values in total, unlike in a reduce-scatter written by hand.
         """
         for n, row in enumerate(rows):
             for one, other in dict.fromkeys(pair for group in row.groups for pair in _different(group, row.origins)):
@@ -239,7 +239,7 @@ class _Comparison:
         for n, call in enumerate(self._calls):
             if not names and origin >> self._leaves + n & 1:
                 op = next(op for op in self._listed[rank] if op.call == call[rank])
-                names = [f"what comes out of operation {self._place(rank, op)}, {op.place.line}"]
+                names = [f"the result of operation {self._place(rank, op)}, {op.place.line}"]
         return ", ".join(names[:MOST]) + (", ..." if len(names) > MOST else "")
 
     def _place(self, rank: int, operation: Operation) -> int:
@@ -247,24 +247,24 @@ class _Comparison:
 
 
 MOST = 3
-"""So many leaves are named."""
+"""The number of leaves that are named."""
 
 
 def _different(group: Sequence[int], origins: Mapping[int, Origin]) -> list[tuple[int, int]]:
-    """Return, of each two origins in a group of workers, the first workers that have these."""
+    """Return, for each two origins in a group of workers, the first workers that have them."""
     first = {origins[rank]: rank for rank in sorted(group, reverse=True)}
     return list(combinations(sorted(first.values()), 2))
 
 
 def _both_have_more(one: Origin, other: Origin) -> bool:
-    """Return whether each of two origins has something that the other has not."""
+    """Return whether each of two origins has something that the other lacks."""
     return bool(one & ~other and other & ~one)
 
 
 class _Closure:
-    """All that the values of a worker's program come from, what went into movements with it.
+    """All origins of the values in a worker's program, including the inputs of movements.
 
-    - `before`: of what each call of a movement is given; `new`: what of it no call before has been given.
+    - `before`: of the input of each call of a movement; `new`: the part of it that no earlier call was given.
     """
 
     def __init__(self, rank: int, flow: Flow, bits: Mapping[Movement, Origin]) -> None:
@@ -272,7 +272,7 @@ class _Closure:
         self._bits = [bits.get((rank, number), 0) for number in range(len(flow.movements))]
         self.before: list[Origin] = [0] * len(flow.movements)
         changed = True
-        while changed:  # twice but for loops: what a movement is given comes from earlier ones
+        while changed:  # twice only for loops: inputs of movements come from earlier ones
             changed = False
             for number, origin in enumerate(flow.movements):
                 if (found := self.of(origin)) != self.before[number]:
@@ -281,7 +281,7 @@ class _Closure:
         self.new = [origin & ~earlier for origin, earlier in zip(self.before, before, strict=False)]
 
     def of(self, origin: Origin) -> Origin:
-        """Return where a value of this origin comes from, through all movements."""
+        """Return the origins of a value with this origin, through all movements."""
         found, movements = origin & (1 << self._leaves) - 1, origin >> self._leaves
         while movements:
             number = (movements & -movements).bit_length() - 1

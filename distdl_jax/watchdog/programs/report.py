@@ -1,4 +1,4 @@
-"""What `dj.check` found: each worker's operations, messages and bytes, as text and as a picture."""
+"""The result of `dj.check`: each worker's operations, messages and bytes, as text and as a picture."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from distdl_jax.watchdog.programs.ir import Operation, Program, operations
 from distdl_jax.watchdog.programs.matching import play_back
 
 SHOWN_OPERATIONS = 12
-"""How many of each worker's operations the printed report lists."""
+"""The number of each worker's operations in the printed report."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Whether the workers' programs complete together, and what they communicate.
+    """Whether the workers' programs complete together, and their communication.
 
     - `name`: the function.
-    - `programs`: what each worker communicates, by world rank.
-    - `problem`: what doesn't fit, as a sentence; None if the programs complete.
+    - `programs`: the communication of each worker, by world rank.
+    - `problem`: the mismatch, as a sentence; None if the programs complete.
 
-    A loop whose length is not known before counts as one pass.
+    A loop of unknown length counts as one pass.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Report:
         return found
 
     def table(self) -> str:
-        """Return a line for each worker: operations, messages and bytes sent, and operations of whole teams."""
+        """Return a line for each worker: operations, messages and bytes sent, and team operations."""
         columns = ("operations", "sends", "bytes sent", "receives", "of teams", "bytes of teams")
         rows: list[tuple[str, ...]] = [("worker", *columns)]
         for worker, program in sorted(self.programs.items()):
@@ -66,7 +66,7 @@ class Report:
         return "\n".join(aligned(rows, ()))
 
     def matrix(self) -> str:
-        """Return who sends how many bytes to whom: a line for each source, a column for each destination."""
+        """Return the bytes sent between workers: a line for each source, a column for each destination."""
         found, workers = self.messages(), sorted(self.programs)
         rows = [("from \\ to", *map(str, workers))]
         for source in workers:
@@ -88,9 +88,9 @@ class Report:
     def draw(self) -> Drawing:
         """Draw the messages in order: a line for each worker, and an arrow for each message, with its bytes.
 
-        Where the programs don't complete, it shows how far they come, and in which operations workers wait. A loop's
-        body is drawn once, with the number of passes; of a conditional, the first branch. Nothing moves, and every
-        worker gets the same picture. It shows at most 64 workers and 160 messages.
+        If the programs don't complete, it shows how far they get, and in which operations workers wait. A loop's body
+        is drawn once, with the number of passes; for a conditional, the first branch. There is no communication, and
+        every worker gets the same picture. It shows at most 64 workers and 160 messages.
 
         **Returns:** a `Drawing`: SVG, which Jupyter shows by itself, with `save`; printed, it is text.
         """
@@ -111,9 +111,9 @@ class Report:
         return draw_messages(title, sorted(self.programs), events, waits, [self.problem] if self.problem else [])
 
     def picture(self, path: str | Path | None = None) -> Drawing:
-        """Draw who sends how much to whom; the SVG is also written to `path` if that is given.
+        """Draw the messages and bytes between workers; the SVG is also written to `path` if given.
 
-        **Returns:** a `Drawing`, as `draw` does; its text is the `matrix`.
+        **Returns:** a `Drawing`, as in `draw`; its text is the `matrix`.
         """
         from distdl_jax.tools.draw.messages import draw_amounts
 

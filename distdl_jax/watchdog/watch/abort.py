@@ -1,6 +1,6 @@
-"""How the job is ended: with a message that arrives, and once. The only file of this room that calls MPI.
+"""The end of a job: with a message that arrives, and once. The only file of this package that calls MPI.
 
-Nothing in here can fail: a message that can't be written is no reason to let the others wait.
+Nothing here may raise: a message that can't be written is no reason to let the others wait.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LAST_RESORT = 10.0
 """Seconds that MPI is given to end the job before the process leaves on its own."""
 
 say_elsewhere: list[Callable[[str], None]] = []
-"""What has another worker write a text, once there are others to ask."""
+"""Has another worker write a text, if there is one to ask."""
 
 _ending = threading.Lock()
 _process = os.getpid()
@@ -37,12 +37,12 @@ def _is_open(descriptor: int) -> bool:
     return True
 
 
-_has_stderr = _is_open(2)  # if not, descriptor 2 may be any file that was opened since: a checkpoint, say
+_has_stderr = _is_open(2)  # if not, descriptor 2 may be any file opened since, such as a checkpoint
 
 
 def say(text: str) -> bool:
-    """Write to stderr in one piece, so that the workers' lines don't mix; past Python if its stderr is of no use.
-    Whether that could be done."""
+    """Write to stderr in one piece, so that the workers' lines don't mix; directly if Python's stderr is unusable.
+    Returns whether that succeeded."""
     with contextlib.suppress(Exception):  # closed, replaced, on a full disk, or None
         if _has_stderr or sys.stderr is not sys.__stderr__:
             sys.stderr.write(text)
@@ -56,10 +56,10 @@ def say(text: str) -> bool:
 
 
 def end_the_job(text: str, status: int = 1) -> None:
-    """Write `text`, and end all workers with exit status `status`. Does not return, but in a second thread."""
+    """Write `text`, and end all workers with exit status `status`. Does not return, except in a second thread."""
     if is_forked():
         say(text)
-        os._exit(status)  # a process that a worker has forked is no worker, and must not end the job
+        os._exit(status)  # a process forked by a worker is not a worker, and must not end the job
     if not _ending.acquire(blocking=False):
         time.sleep(60)  # another thread is about to end the process
         return
@@ -70,7 +70,7 @@ def end_the_job(text: str, status: int = 1) -> None:
         supervised.tell(supervised.ENDS)
         with contextlib.suppress(Exception):
             sys.stdout.flush()
-        time.sleep(0.2)  # for the launcher to pass it on
+        time.sleep(0.2)  # for the launcher to forward it
         mpi_lock.acquire(timeout=2)
     finally:
         _abort(status)
@@ -82,17 +82,17 @@ def is_forked() -> bool:
 
 
 def mpi_has_ended() -> bool:
-    """Return whether MPI was finalised, after which it must not be called any more."""
+    """Return whether MPI was finalised, after which it must not be called."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and bool(mpi.Is_finalized())
 
 
 def _abort(status: int) -> None:
-    status = status & 0xFF or 1  # of which a shell sees eight bits: 256 would be 0 there
+    status = status & 0xFF or 1  # a shell sees only eight bits: 256 would be 0 there
     try:
         mpi = sys.modules.get("mpi4py.MPI")
         if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
-            with contextlib.suppress(Exception):  # no thread is left to be had: then MPI alone must do it
+            with contextlib.suppress(Exception):  # no thread is available: then MPI must do it
                 threading.Thread(target=_leave_later, args=(status,), daemon=True).start()
             remove_shared_memory()
             mpi.COMM_WORLD.Abort(status)
@@ -101,9 +101,9 @@ def _abort(status: int) -> None:
 
 
 def remove_shared_memory() -> None:
-    """Unlink what the workers of this host share, which MPICH leaves in /dev/shm if a job aborts: 1 to 3 MB.
+    """Unlink the workers' shared files on this host, which MPICH leaves in /dev/shm if a job aborts: 1 to 3 MB.
 
-    Since MPI has started they have all mapped it, and need its name no more.
+    Since the start of MPI all of them have mapped it, and don't need its name any more.
     """
     with contextlib.suppress(Exception):  # no /proc
         for file in set(re.findall(r"/dev/shm/mpich_shm_\w+$", Path("/proc/self/maps").read_text(), re.MULTILINE)):

@@ -1,6 +1,6 @@
-"""One worker's agent in one world: it hands facts and messages to the core, and does what that says.
+"""One worker's agent in one world: it passes facts and messages to the core, and carries out its decisions.
 
-It decides nothing. The program's thread asks it for failures; the watchdog's thread gives it its turns.
+It decides nothing itself. The program's thread asks it for failures; the watchdog's thread runs its turns.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from distdl_jax.watchdog.watch.thread_sampler import (
 )
 
 TO_REPORT = (1.0, 10.0)
-"""Seconds from the order to end the job to the end, at most: so long worker 0 waits for those who have yet to say where
-they are; if it can't end the job, each does."""
+"""Maximum seconds from the order to end the job to its end: worker 0 waits this long for workers that have yet to
+report; if it can't end the job, each worker does."""
 
 MOST_ELSEWHERE = 8000
-"""Of how many characters a text is that another worker writes: so few that it need not be fetched."""
+"""The length of a text that another worker writes: short enough to need no request."""
 
 REPORTED_OPERATIONS = 12
-"""How many of a worker's last operations its report lists."""
+"""The number of a worker's last operations in its report."""
 
 REPORTED_EVENTS = 16
-"""How many of the coordinator's last transitions worker 0's report lists."""
+"""The number of the coordinator's last transitions in worker 0's report."""
 
 
 class Agent:
     """The agent of one worker in one world. `turn` runs in the watchdog's thread, the rest in the program's threads.
 
     - `members`: the workers of its world, by their ranks in COMM_WORLD.
-    - `epoch`: how many agreements have failed so far.
-    - `calls`: those that count in this world. `channel`: that of its agreements.
-    - `is_covered`: whether another world has all workers of this one, so that its timeout is enough.
+    - `epoch`: the number of agreements that have failed so far.
+    - `calls`: the calls that count in this world. `channel`: the channel of its agreements.
+    - `is_covered`: whether another world has all workers of this one, so that its timeout suffices.
     """
 
     def __init__(self, mailbox: Mailbox, rank: int, members: Workers, limits: TimeLimits) -> None:
@@ -75,27 +75,27 @@ class Agent:
     # --- in the program's thread ---
 
     def raise_if_failed(self) -> None:
-        """Raise what all workers raise, if the coordinator has said so."""
+        """Raise the common error of all workers, if the coordinator has ordered it."""
         if (failure := self._core.reporter.failures.get(self.epoch)) is not None:
             self.epoch += 1
             raise PlanError(failure.text)
 
     def fail(self, text: str, about: tuple[int, ...] = ()) -> NoReturn:
-        """Make all workers raise `text`; the first that any worker says is the one that counts."""
+        """Make all workers raise `text`; the first text from any worker counts."""
         self._post(CannotAgree(self.epoch, text, about), COORDINATOR)
-        while True:  # the wait for the agreement goes on; so does its clock
+        while True:  # the wait for the agreement continues, and so does its clock
             self.raise_if_failed()
             time.sleep(0.01)
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
-        """Keep the workers' programs of the function `name`."""
+        """Store the workers' programs of the function `name`."""
         if self._core.coordinator is not None:
             self._core.coordinator.remember(name, programs)
 
     # --- at the end of the program ---
 
     def leave(self, status: int) -> None:
-        """Tell the others that this worker's program has ended, with an exit status if that is known."""
+        """Tell the others that this worker's program has ended, with an exit status if known."""
         self._left = status
         with mpi_lock:
             self._mailbox.begin_barrier()
@@ -108,7 +108,7 @@ class Agent:
     # --- in any thread ---
 
     def say_elsewhere(self, text: str) -> None:
-        """Have another worker write what this one can't; nothing is done if MPI is in use for long."""
+        """Have another worker write what this one can't; without effect if MPI is in use for long."""
         if mpi_lock.acquire(timeout=2):
             try:
                 self._mailbox.post(Say(text[:MOST_ELSEWHERE]), 1 if self._rank == COORDINATOR else COORDINATOR)
@@ -118,12 +118,12 @@ class Agent:
     # --- in the watchdog's thread ---
 
     def turn(self, sample: Sample, now: float) -> None:
-        """Hear the others, tell them what changed; `now` in seconds in which the watchdog was awake."""
+        """Receive messages, and send changes; `now` in seconds in which the watchdog was awake."""
         while (received := self._mailbox.next()) is not None:
             self._do(self._core.hear(received[1], now))
         try:
             self._seen = self._facts(sample)
-        finally:  # what can't be seen of the worker must not stop the clock
+        finally:  # a failed observation of the worker must not stop the clock
             self._do(self._core.turn(self._seen, now))
             end, coordinator = self._core.reporter.end, self._core.coordinator
             have_all_reported = coordinator is not None and coordinator.end is not None and coordinator.end.is_complete
@@ -131,7 +131,7 @@ class Agent:
                 end_the_job(f"distdl_jax ends the job. {end.text}\n")
 
     def _do(self, posts: Posts) -> None:
-        """Do what the core says: pass messages on, and report where the worker is if the job is to end."""
+        """Carry out the core's decisions: forward messages, and report where the worker is if the job is to end."""
         for worker, message in posts:
             if isinstance(message, Say) and worker == self._rank:
                 say(message.text)
@@ -147,11 +147,11 @@ class Agent:
         with mpi_lock:
             self._mailbox.post(message, to)
 
-    # --- what is seen of the worker ---
+    # --- observations of the worker ---
 
     def _facts(self, sample: Sample) -> Facts:
         status, channel, run = self._status, self.channel, sample.run
-        # A message that moves meanwhile must seem to be on its way: what came is counted first, what went last.
+        # A message in transit must count as under way: received ones are counted first, sent ones last.
         received = {} if channel is None else dict(channel.received)
         agreement = self._agreement()
         ended = self.calls.ended()  # before the programs are looked at
@@ -162,7 +162,7 @@ class Agent:
         calls = self.calls.summary(self._done, any(question.in_full for question in questions))
         calls = replace(calls, passed=max(calls.passed, program), mixed=status.mixed)
         where = "" if run is None else run.where
-        if questions and not where:  # a stack costs: it is looked up for what runs long, and for those who ask
+        if questions and not where:  # a stack is expensive: it is taken for long-running states, and on request
             where = main_line()
         if self._left is not None:
             state = State("left", status=self._left)
@@ -178,7 +178,7 @@ class Agent:
     def _agreement(self) -> State | None:
         """Return the agreement that the worker is in, of this world or another.
 
-        Of a world of some of these workers, or one that they open, it waits for workers of this one; of any other,
+        In a world of some of these workers, or one that they open, it waits for workers of this one; for any other,
         nothing is known here.
         """
         if (waiting := self._status.waiting) is None:
@@ -193,14 +193,14 @@ class Agent:
         return State("elsewhere", waiting.where, waiting.label, here, waiting.number)
 
     def watches(self, workers: Workers) -> bool:
-        """Return whether this agent's timeout counts for a wait for these, by their ranks in COMM_WORLD."""
+        """Return whether this agent's timeout counts for a wait for these workers, by their ranks in COMM_WORLD."""
         goes_on = self._left is None or not self.all_have_left()
         return set(self.members) >= set(workers) and not self.is_covered and goes_on
 
     # --- the end ---
 
     def _report(self, end: EndJob) -> None:
-        """Write where this worker is; worker 0, what its coordinator was told last, too."""
+        """Write where this worker is; for worker 0 also its coordinator's last inputs."""
         who = f"Worker {self._rank} of {self._size}, process {os.getpid()}"
         state = self._core.reporter.reported
         lines = [f"{who}, {state.describe()}. Its Python stack:", stack_text(user_frames(main_stack())).rstrip("\n")]

@@ -1,7 +1,7 @@
-"""Which checked functions a worker has called in one world, so that workers can be compared: facts, and no times.
+"""The checked functions that a worker has called in one world, for comparing workers: facts, without times.
 
-Only functions count that all workers must call or none, since their plan binds them together. So the number of a call
-is the same on all workers of a program that can go on. When a function is traced, and all agree on its plan, they also
+Only functions that all workers must call together count, since their common plan binds them. So the number of a call is
+the same on all workers of a program that can continue. When a function is traced, and all agree on its plan, they also
 agree on the number.
 """
 
@@ -14,14 +14,14 @@ from typing import NamedTuple
 from zlib import crc32
 
 REMEMBERED = 1024
-"""Of how many calls the names and digests are remembered."""
+"""The number of calls whose names and digests are stored."""
 
 DIGESTS = 32
-"""Of how many of the last calls a worker tells the digests, unless it is asked in full."""
+"""The number of last calls whose digests a worker reports, unless asked in full."""
 
 
 class Earlier(NamedTuple):
-    """How many calls a worker had made before one, and the digest of all of them; None if they can't be compared."""
+    """The number of calls before a given one, and the digest of all of them; None if they can't be compared."""
 
     number: int
     digest: int | None
@@ -29,16 +29,16 @@ class Earlier(NamedTuple):
 
 @dataclass(frozen=True)
 class Calls:
-    """The calls of a worker, as it tells them.
+    """The calls of a worker, as reported.
 
-    - `number`, `name`: its last call that counts, and the function of it.
-    - `digests`: of all calls up to each of the last ones, the last one last; none where they can't be compared.
-    - `names`: their functions, for who has asked in full; then there are more of both.
-    - `inside`: whether it is in the last one. `tracing`: whether it traces it.
-    - `passed`: up to which call it will trace, and agree on, nothing any more.
+    - `number`, `name`: of its last call that counts, and of its function.
+    - `digests`: of all calls up to each of the last ones, the last one last; none if they can't be compared.
+    - `names`: their functions, if asked in full; then there are more of both.
+    - `inside`: whether it is in the last one. `tracing`: whether it is tracing it.
+    - `passed`: up to which call it will not trace, or agree on, anything any more.
     - `done`: up to which call all its programs have ended.
-    - `mixed`: whether it has run programs that communicate and were not compared: their messages may be astray.
-    - `failed`: the last call whose program it will never run, though all had agreed on the plan, and why.
+    - `mixed`: whether it has run communicating programs that were not compared, so messages may be misdirected.
+    - `failed`: the last call whose program it will never run, although all had agreed on the plan, and why.
     """
 
     number: int = 0
@@ -53,21 +53,21 @@ class Calls:
     failed: tuple[int, str] = (0, "")
 
     def digest_at(self, call: int) -> int | None:
-        """Return that of the calls up to the given one; None if it is not told."""
+        """Return the digest of the calls up to the given one; None if it is not reported."""
         place = len(self.digests) - (self.number - call) - 1
         return self.digests[place] if 0 <= place < len(self.digests) else None
 
     def first_difference(self, other: Calls) -> int | None:
-        """Return the first call that both tell, by its number, and that is another function's on each."""
+        """Return the number of the first call that both report, with different functions."""
         first = max(calls.number - len(calls.names) for calls in (self, other)) + 1
         return next((n for n in range(first, min(self.number, other.number) + 1) if self[n] != other[n]), None)
 
     def __getitem__(self, call: int) -> str:
-        """Return the function of a call that is told in full."""
+        """Return the function of a call, if reported in full."""
         return self.names[call - self.number - 1]
 
     def agrees_with(self, other: Calls) -> bool:
-        """Return whether both are known to have made the same calls, as far as both have come."""
+        """Return whether both are known to have made the same calls, as far as both have got."""
         last = min(self.number, other.number)
         digest = self.digest_at(last)
         return digest is not None and digest == other.digest_at(last)
@@ -100,7 +100,7 @@ class CallLog:
         self.failed = (0, "")
 
     def begin(self, name: str) -> None:
-        """Begin a call that counts."""
+        """Start a call that counts."""
         with self._lock:
             self._names.append(name)
             self._digests.append(crc32(name.encode(), self._digests[-1]))
@@ -117,7 +117,7 @@ class CallLog:
                 self._comparable = False
 
     def undo(self) -> None:
-        """Take the last call back. It has raised before others learned of it: to them it was none."""
+        """Undo the last call. It raised before others learned of it, so it does not count."""
         with self._lock:
             self.inside = self.tracing = False
             self._names.pop()
@@ -142,23 +142,23 @@ class CallLog:
             self.inside = True
 
     def cannot_compare(self) -> None:
-        """Conclude nothing from the calls from now on, until all agree again."""
+        """Draw no conclusions from the calls from now on, until all agree again."""
         self._comparable = False
 
     def ended(self) -> int:
-        """Return up to which call all are over; of one that is agreed on, and passed, the program may be yet to run."""
+        """Return up to which call all have ended; a passed call with an agreed plan may still have to run."""
         with self._lock:
             return min(self.passed, self.number - self.inside)
 
     def earlier(self) -> Earlier:
-        """Return those before the one that the worker is in, or is about to make."""
+        """Return the calls before the current one, or the next one."""
         with self._lock:
             place = -1 - self.inside
             known = self._comparable and len(self._digests) >= -place
             return Earlier(self.number - self.inside, self._digests[place] if known else None)
 
     def summary(self, done: int = 0, in_full: bool = False) -> Calls:
-        """Return what to tell of them; up to call `done` all programs have ended."""
+        """Return a report of them; up to call `done` all programs have ended."""
         with self._lock:
             name = self._names[-1] if self._names else ""
             summary = Calls(self.number, name, (), self.inside, self.tracing, failed=self.failed)

@@ -1,8 +1,8 @@
-"""Worker 0's part: from what all workers tell, whether they can go on, and what they are to do if not.
+"""Worker 0's part: whether the workers can continue, based on all reports, and what to do if not.
 
-A state machine without input and output: messages and times go in, messages come out. One question, one answer, and two
-readers of answers. A confirmation asks the workers that a deadlock is about, before anything is concluded from their
-states (`deadlock`). The timeout, whose time the user sets, asks all when one has waited for long (`timeout`).
+A state machine without input and output: messages and times go in, messages come out. Questions and answers have two
+users. A confirmation asks the workers of a suspected deadlock before drawing a conclusion from their states
+(`deadlock`). The timeout, set by the user, asks all workers when one has waited for long (`timeout`).
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ COORDINATOR = 0
 """The world rank of the worker that coordinates."""
 
 PAUSES = (1.0, 60.0)
-"""Seconds before those whom a suspicion is about are asked again: at first, and at most."""
+"""Seconds before the workers of a suspicion are asked again: at first, and at most."""
 
 SEEKS_EVERY = 1e-3
-"""Seconds, for each worker, from one look at the states to the next: the larger the world, the more a look costs."""
+"""Seconds, for each worker, between two looks at the states: in a larger world a look costs more."""
 
 SOON = 0.25
-"""Seconds, at least, until all are asked for a line that is due."""
+"""Minimum seconds until all are asked for a line that is due."""
 
 EVENTS = 256
-"""How many events the story has."""
+"""The number of events in the story."""
 
 IDLE = ("running", "compiling")
 """The kinds of states in which a worker waits for no other."""
 
 
 MOST_DUMPED = 500
-"""How many characters the dump has of each field."""
+"""The number of characters per field in the dump."""
 
 
 class Event(NamedTuple):
-    """A transition: when, of which worker (None: of all), and what happened."""
+    """A transition: its time, its worker (None: all), and its description."""
 
     time: float
     worker: int | None
@@ -65,10 +65,10 @@ class Event(NamedTuple):
 
 @dataclass
 class Confirmation:
-    """The question to the workers that a deadlock is about, whether they still wait as in `states`.
+    """The question to the workers of a suspected deadlock, whether they still wait as in `states`.
 
-    All who say so were waiting at one time: when the first of them was asked. After answers that confirm nothing, a
-    message may be on its way: the same workers are asked again at `again_at`, each time after a longer `pause`.
+    All that confirm it were waiting at one time: when the first of them was asked. After answers that don't confirm it,
+    a message may be on its way: the same workers are asked again at `again_at`, each time after a longer `pause`.
     """
 
     question: OpenQuestion
@@ -77,11 +77,11 @@ class Confirmation:
     again_at: float = NEVER
 
     def is_about(self, states: Mapping[int, State]) -> bool:
-        """Return whether these workers, as they are, are asked."""
+        """Return whether these workers, in these states, are asked."""
         return self.states.keys() == states.keys() and all(s.is_as(self.states[worker]) for worker, s in states.items())
 
     def view(self, plans: Plans, failed: Mapping[int, State]) -> View:
-        """Return what is certain by now, of workers that have `failed`, too; nothing is of those that have moved."""
+        """Return what is certain so far, also of workers that have `failed`; nothing is of those that have moved."""
         answers = self.question.answers
         states = {
             worker: answer.state if answer.state.is_as(self.states[worker]) else replace(answer.state, kind="running")
@@ -99,11 +99,11 @@ class Coordinator:
     """The coordinator of one world; `members`: its workers, by their ranks in COMM_WORLD.
 
     - `states`: the last known state of each worker. `plans`, `programs`: the dependencies of each worker's part in a
-      function, and what it communicated in the last plan.
-    - `seeks_at`: when it looks at the states next. `rests_until`: when it may.
-    - `questions`: how many it has asked. `confirmation`, `timeout`: the readers of the answers.
-    - `concluded`: the waiting workers of the last deadlock that was told. `epoch`: how many failures all were told of.
-    - `end`: the last question, to which workers answer that they have reported; then the job ends.
+      function, and its communication in the last plan.
+    - `seeks_at`: when it next looks at the states. `rests_until`: when it may.
+    - `questions`: the number that it has asked. `confirmation`, `timeout`: the readers of the answers.
+    - `concluded`: the waiting workers of the last reported deadlock. `epoch`: the number of failures reported to all.
+    - `end`: the last question, which workers answer after their report; then the job ends.
     - `events`: the last transitions.
     """
 
@@ -122,13 +122,13 @@ class Coordinator:
         self.events: deque[Event] = deque(maxlen=EVENTS)
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
-        """Keep a plan of the function `name`, which all workers have agreed on; of several, what holds in all."""
+        """Store a plan of the function `name`, which all workers have agreed on; of several, what holds in all."""
         part = dependencies_of_all(programs, self.size)
         self.plans[name] = in_both(self.plans[name], part) if name in self.plans else part
         self.programs[name] = programs
 
     def hear(self, message: ToCoordinator, now: float) -> Posts:
-        """Take in what a worker tells."""
+        """Process a worker's message."""
         match message:
             case Answer() if self.end is not None:
                 self.end.hear(message)
@@ -152,11 +152,11 @@ class Coordinator:
         return posts
 
     def wakes_at(self) -> float:
-        """Return when it will have something to say, if nothing happens before."""
+        """Return when it will next act if nothing happens before."""
         return min(due_at() for due_at, _ in self._steps())
 
     def _steps(self) -> list[tuple[Callable[[], float], Callable[[float], Posts]]]:
-        """Return the steps that it takes, each after the time when it is due."""
+        """Return its steps, each after its due time."""
         return [
             (self.timeout.speaks_at, self._speak_of_the_silent),
             (self.timeout.closes_at, self._close),
@@ -167,13 +167,13 @@ class Coordinator:
     # --- what is certain ---
 
     def _seek(self, now: float) -> Posts:
-        """Look for a deadlock, and ask the workers that it is about."""
+        """Look for a deadlock, and ask the workers involved."""
         self.seeks_at, self.rests_until = NEVER, now + SEEKS_EVERY * self.size
         found = find_deadlock(View(self.states, self.plans))
         if found is None or set(_key(found, self.states)) <= set(self.concluded):
             self.confirmation = None
             return []
-        # Who has ended with an error answers nothing any more, and need not.
+        # Workers that have ended with an error don't answer any more, and need not.
         concerned = sorted({*found.waiting, *found.about} - self._failed().keys())
         states, pause = {worker: self.states[worker] for worker in concerned}, PAUSES[0]
         if self.confirmation is not None and self.confirmation.is_about(states):
@@ -189,7 +189,7 @@ class Coordinator:
         return {worker: state for worker, state in self.states.items() if state.kind == "left" and state.status}
 
     def _confirm(self, answer: Answer, now: float) -> Posts:
-        """Take in an answer to the confirmation's question, if it is one; with the last one, draw the conclusion."""
+        """Process an answer, if it is one to the confirmation's question; after the last one, draw the conclusion."""
         confirmation = self.confirmation
         if confirmation is None or not confirmation.question.hear(answer) or not confirmation.question.is_complete:
             return []
@@ -201,7 +201,7 @@ class Coordinator:
                 self._note(now, None, "not confirmed")
                 return []
             case Deadlock(text, waiting, about) as found:
-                # It follows from the states when they answered: since then some may have been told to go on.
+                # It follows from the states when they answered: some may have been told to continue since.
                 self.confirmation, self.concluded = None, _key(found, view.states)
                 can_raise = all(view.states[worker].kind == "agreeing" for worker in waiting)
                 return self._fail(text, about, now) if can_raise else self._end(text, about, now)
@@ -209,14 +209,14 @@ class Coordinator:
     # --- the timeout ---
 
     def _ask_all(self, now: float) -> Posts:
-        """Ask all workers; once more if some have yet to answer, so that the others hear of the coordinator."""
+        """Ask all workers; once more if some have yet to answer, so that the others hear from the coordinator."""
         number = self.timeout.ask(self.questions + 1, self.size, now)
         self.questions = max(self.questions, number)
         self._note(now, None, "all are asked, for one waits")
         return self._to_all(Question(number))
 
     def _close(self, now: float) -> Posts:
-        """Decide about all waits, once all have said what they do, who can."""
+        """Decide about all waits, once all that can have reported their states."""
         timeout, situation, lines = self.timeout, self._situation(now), lines_within(self.limits.waiting)
         assert timeout.question is not None
         answers = timeout.question.answers
@@ -246,8 +246,8 @@ class Coordinator:
         return self._end(situation.time_is_up(worst), situation.blockers(worst.worker), now)
 
     def _say_who_waits(self, lasting: list[LongWait], lines: tuple[float, ...], situation: Situation) -> Posts:
-        """Say who waits where, for whom, at the times of `lines`: one line for all who wait, once for each place; and
-        one for all whose programs have ended."""
+        """Print who waits where, for whom, at the times of `lines`: one line for all that wait, once for each place;
+        and one for all whose programs have ended."""
         told, states = self.timeout.told, self.states
         posts: Posts = []
         for have_left in (True, False):
@@ -270,7 +270,7 @@ class Coordinator:
         return posts
 
     def _speak_of_the_silent(self, now: float) -> Posts:
-        """Say a line that ends nothing, long before the limit."""
+        """Print a line that ends nothing, long before the limit."""
         situation, mentioned = self._situation(now), self.timeout.mentioned
         unheard = (worker for worker, seconds in situation.unheard.items() if seconds >= UNHEARD)
         silent = sorted({*unheard} - mentioned)
@@ -315,7 +315,7 @@ class Coordinator:
         ]
 
     def dump(self) -> str:
-        """Return its whole state as text, one line for a field, without the story and the plans."""
+        """Return its whole state as text, one line per field, without the story and the plans."""
         left_out = ("events", "plans", "programs")
         lines = [f"{name}: {value!r}" for name, value in vars(self).items() if name not in left_out]
         return "\n".join(line[:MOST_DUMPED] for line in [*lines, f"plans of: {', '.join(list(self.plans))}"])
@@ -326,7 +326,7 @@ def _key(found: Deadlock, states: Mapping[int, State]) -> tuple[tuple[int, str, 
 
 
 def _is_in(state: State, wait: Wait) -> bool:
-    """Return whether a worker is in the wait still. In an agreement it may be in a program, too."""
+    """Return whether a worker is still in the wait. In an agreement it may be in a program, too."""
     if state.kind == wait.kind:
         return state.episode == wait.episode
     return state.kind in ("agreeing", "elsewhere") and wait.kind == "executing"

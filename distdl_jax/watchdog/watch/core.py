@@ -1,7 +1,7 @@
 """The watch of one worker in one world: a state machine without input and output. Facts, messages and times go in,
 messages come out.
 
-Every worker has a reporter, which decides nothing about other workers; worker 0 has the coordinator, too, which does.
+Every worker has a reporter, which decides nothing about other workers; worker 0 also has the coordinator, which does.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from distdl_jax.watchdog.watch.messages import (
 )
 
 SPEAKS = 1
-"""The worker that says, for all, that the coordinator is silent."""
+"""The worker that reports, for all, that the coordinator is silent."""
 
 _SILENT = "Worker 0, which knows of all others, was not heard from for as long as it was asked."
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts that can be seen of the worker.
+    """Observable facts about the worker.
 
-    - `state`: its state: "left", "agreeing" or "elsewhere", "executing", or what else it does; the first that is so. In
-      an agreement "elsewhere", of another world, it waits for no worker of this one, unless all of that world are here.
-    - `run`: the number of the run of a compiled program that goes on, in an agreement, too; 0 if there is none.
-    - `covered`: whether another world has all workers of this one, so that its timeout is enough.
-    - `detail`: what only answers carry.
+    - `state`: its state: "left", "agreeing" or "elsewhere", "executing", or another; the first that applies. In an
+      agreement "elsewhere", of another world, it waits for no worker of this one, unless all of that world are here.
+    - `run`: the number of the current run of a compiled program, in an agreement, too; 0 if there is none.
+    - `covered`: whether another world has all workers of this one, so that its timeout suffices.
+    - `detail`: included only in answers.
     """
 
     state: State = field(default=State("running"))
@@ -56,7 +56,7 @@ class Facts:
     detail: Detail = field(default=Detail())
 
     def episodes(self) -> list[tuple[Kind, int]]:
-        """Return the waits that go on, by kind and number."""
+        """Return the current waits, by kind and number."""
         if self.state.kind == "left":
             return [("left", 0)]
         agrees = self.state.kind in ("agreeing", "elsewhere")
@@ -66,8 +66,8 @@ class Facts:
 
 @dataclass(eq=False)
 class OpenWait:
-    """A wait that goes on: its kind and number, when it began, whether it was announced, for the timeout to look at,
-    and whether it was said that the coordinator is silent meanwhile."""
+    """A current wait: its kind and number, its start, whether it was announced, for the timeout to consider, and
+    whether it was reported that the coordinator is silent meanwhile."""
 
     kind: Kind
     episode: int
@@ -79,10 +79,10 @@ class OpenWait:
 class Reporter:
     """The knowledge of one worker's reporter in one world.
 
-    - `reported`: the state that it told last, at `reported_at`. `waits`: the waits that go on. `longest`: the longest
+    - `reported`: the state that it reported last, at `reported_at`. `waits`: the current waits. `longest`: the longest
       run of a program so far.
-    - `questions`: those to be answered. `asked_at`: when the last one came.
-    - `failures`: what all workers raise, by epoch. `end`: how the job ends.
+    - `questions`: the questions to answer. `asked_at`: when the last one arrived.
+    - `failures`: the errors that all workers raise, by epoch. `end`: how the job ends.
     """
 
     def __init__(self, rank: int, limit: float) -> None:
@@ -96,7 +96,7 @@ class Reporter:
         self.end: EndJob | None = None
 
     def wakes_at(self, now: float) -> float:
-        """Return when it will have something to say, if nothing happens before."""
+        """Return when it will next act if nothing happens before."""
         due = (
             time
             for wait in self.waits
@@ -108,7 +108,7 @@ class Reporter:
         return min((time for time in due if time > now), default=float("inf"))
 
     def hear(self, message: Question | Fail | EndJob, now: float) -> None:
-        """Take in what the coordinator says."""
+        """Process the coordinator's message."""
         match message:
             case Question():
                 self.questions.append(message)
@@ -119,7 +119,7 @@ class Reporter:
                 self.end = self.end or message
 
     def look(self, facts: Facts, now: float) -> list[Answer | Say | EndJob]:
-        """Take in what can be seen now. Answers are the coordinator's; the other messages are the worker's own."""
+        """Process the current facts. Answers are for the coordinator; the other messages are the worker's own."""
         if self.end is not None:
             return []
         self._update_waits(facts, now)
@@ -140,14 +140,14 @@ class Reporter:
         return [*answers, *self._about_a_silent_coordinator(now)]
 
     def _update_waits(self, facts: Facts, now: float) -> None:
-        """Begin and end waits as the facts are now."""
+        """Start and end waits according to the current facts."""
         before = {(wait.kind, wait.episode): wait for wait in self.waits}
         self.waits = [before.pop(key) if key in before else OpenWait(*key, now) for key in facts.episodes()]
         over = (now - wait.began for wait in before.values() if wait.kind == "executing")
         self.longest = max(self.longest, *over, 0.0)
 
     def _long_waits(self, facts: Facts, now: float) -> list[OpenWait]:
-        """Return the waits that the timeout of this world looks at; some are another world's."""
+        """Return the waits that the timeout of this world considers; some are another world's."""
         if facts.covered:
             return []
         long = (wait for wait in self.waits if now >= self._announced_at(wait))
@@ -166,7 +166,7 @@ class Reporter:
         return since + GIVEN_UP * pause
 
     def _patience(self, kind: Kind) -> float:
-        # Where steps take seconds, there is no need to tell of each.
+        # If steps take seconds, there is no need to report each.
         return PATIENCE if kind != "executing" else min(max(PATIENCE, 2 * self.longest), LONGEST_PATIENCE)
 
     def _is_worth_telling(self, state: State, now: float) -> bool:
@@ -184,7 +184,7 @@ class Reporter:
 
     def _about_a_silent_coordinator(self, now: float) -> list[Say | EndJob]:
         """Return the end of the job, or a line after the end of the program, if the coordinator is silent for too long;
-        and before that a line about the first wait of which it, which says who waits, has not asked: by one worker."""
+        and before that, from one worker, a line about the first wait about which the coordinator has not asked."""
         for wait in self.waits:
             if wait.announced and now >= self._given_up_at(wait):
                 seconds, self.asked_at = seconds_text(now - wait.began), now
@@ -210,7 +210,7 @@ class Core:
         self.coordinator = Coordinator(members, limits) if rank == COORDINATOR else None
 
     def hear(self, message: Message, now: float) -> Posts:
-        """Take in what another worker says, or what is said to all; return what follows, by the worker that gets it."""
+        """Process another worker's message, or one to all; return the resulting messages, by receiver."""
         match message:
             case Answer() | CannotAgree():
                 return [] if self.coordinator is None else self.coordinator.hear(message, now)
@@ -221,7 +221,7 @@ class Core:
                 return []
 
     def turn(self, facts: Facts, now: float) -> Posts:
-        """Take in what can be seen now, and do what is due."""
+        """Process the current facts, and do what is due."""
         posts: Posts = []
         for message in self.reporter.look(facts, now):
             if isinstance(message, EndJob):  # the coordinator is silent
@@ -231,6 +231,6 @@ class Core:
         return posts if self.coordinator is None else [*posts, *self.coordinator.tick(now)]
 
     def wakes_at(self, now: float) -> float:
-        """Return when it will have something to say, if nothing happens before."""
+        """Return when it will next act if nothing happens before."""
         at = self.reporter.wakes_at(now)
         return at if self.coordinator is None else min(at, self.coordinator.wakes_at())
