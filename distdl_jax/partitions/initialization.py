@@ -1,9 +1,9 @@
-"""Initial weights: the same global values for one key whatever the partition, in memory of the local block alone.
+"""Initial weights: the same global values for a key whatever the partition, with memory for the local block only.
 
 An initializer, PyTorch's default or any of `jax.nn.initializers`, is a function of a key and the global shape. It is
 traced for the global shape, which costs nothing, and then evaluated for the local block: random bits are made for the
-block's own global indices (threefry counts elements, so each element's bits can be had alone), and what follows is
-elementwise. So a worker's block equals that slice of `initializer(key, global_shape, dtype)`, bit for bit.
+block's own global indices (threefry counts elements, so each element's bits can be computed separately), followed by
+elementwise operations. So a worker's block equals that slice of `initializer(key, global_shape, dtype)`, bit for bit.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def initialize_block(
 ) -> Array:
     """Return the block `box` of `initializer(key, global_shape, dtype)`.
 
-    Initializers that are not elementwise in random bits (the orthogonal ones), and keys that are not threefry's, are
+    Initializers that are not elementwise in random bits (the orthogonal ones), and keys other than threefry's, are
     evaluated for the whole tensor, and then cut.
     """
     program = jax.make_jaxpr(lambda key: initializer(key, global_shape, dtype))(key)
@@ -84,24 +84,24 @@ def initialize_block(
 def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DTypeLike = jnp.float32) -> Array:
     """Return this worker's block of the random tensor `initializer(key, spec.global_shape, dtype)`.
 
-    The global values are the same for one key whatever the partition, and copies of a block are equal. No worker makes
-    the whole: if the initializer is elementwise in random numbers, as those of PyTorch and most of
-    `jax.nn.initializers` are, time and memory are those of the block. Others (orthogonal ones), and keys of other
-    generators than JAX's default, threefry, are evaluated in full on every worker that holds a block, and cut.
+    The global values for a key do not depend on the partition, and copies of a block are equal. No worker makes the
+    whole tensor: if the initializer is elementwise in random numbers, like PyTorch's and most `jax.nn.initializers`,
+    time and memory are those of the block. Others (orthogonal ones), and keys of other generators than JAX's default,
+    threefry, are evaluated in full on every worker that holds a block, and cut.
 
     **Arguments:**
 
-    - `initializer`: a function of (key, shape, dtype); it sees the global shape, so fans are those of the whole tensor.
-      One object for many calls is compiled once.
+    - `initializer`: a function of (key, shape, dtype); it sees the global shape, so fans are the whole tensor's. Reuse
+      one function object, so that it is compiled once.
     - `key`: a JAX random key, the same on every worker.
     - `spec`: the tensor's `TensorSpec`.
     - `dtype`: of the tensor.
 
-    **Returns:** this worker's block, zero-volume if it holds none. To the last bits of what the initializer
-    computes from random bits; uniform numbers bit for bit.
+    **Returns:** this worker's block, zero-volume if it holds none. Uniform numbers are equal bit for bit, others up to
+    rounding.
 
-    **Raises:** `InvalidTypeError`, on every worker, if `initializer` is not callable, `key` no random key, `dtype`
-    none of numbers, or `spec` no `TensorSpec`.
+    **Raises:** `InvalidTypeError`, on every worker, if `initializer` is not callable, `key` not a random key, `dtype`
+    not a dtype of numbers, or `spec` not a `TensorSpec`.
 
     >>> import distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -118,23 +118,23 @@ def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DT
 
 
 def init(initializers: Any, specs: Any, key: Array, dtype: DTypeLike = jnp.float32) -> Any:
-    """Return this worker's blocks of the initial values of a tree of parameters of your own, by one program.
+    """Return this worker's blocks of the initial values of your own tree of parameters, by one program.
 
     **Arguments:**
 
     - `initializers`: a function of (key, shape, dtype) like the `jax.nn.initializers` for each leaf of `specs`: a
-      pytree of the same structure, where a function in place of a subtree counts for all its leaves.
-    - `specs`: a pytree of `TensorSpec`; None in it stays None, and what holds no spec as it is.
+      pytree of the same structure, where a function in place of a subtree applies to all its leaves.
+    - `specs`: a pytree of `TensorSpec`; None stays None, and containers without specs are unchanged.
     - `key`: a JAX random key, the same on every worker. Leaf i of n, in JAX's order of leaves, gets
       `jax.random.split(key, n)[i]`.
     - `dtype`: of the parameters.
 
-    **Returns:** a pytree like `specs` of this worker's blocks, each as `init_block` makes it: slices of the same
-    global values whatever the partitions, zero-volume if this worker holds none. With `DISTDL_JAX_DEBUG=1` it is
-    collective among the workers of the partitions in `specs`, which compare their keys.
+    **Returns:** a pytree like `specs` of this worker's blocks, each as from `init_block`: slices of the same global
+    values whatever the partitions, zero-volume if this worker holds none. With `DISTDL_JAX_DEBUG=1` it is collective
+    among the workers of the partitions in `specs`, which compare their keys.
 
-    **Raises:** `InvalidArgumentError` if `initializers` has another structure than `specs`, or an initializer
-    returns another shape than it is given; `InvalidTypeError` as `init_block`.
+    **Raises:** `InvalidArgumentError` if `initializers` has another structure than `specs`, or an initializer returns
+    another shape than requested; `InvalidTypeError` as in `init_block`.
 
     >>> import distdl_jax as dj
     >>> P, normal = dj.Partition().grid([1, 1]), jax.nn.initializers.normal()
@@ -148,7 +148,7 @@ def init(initializers: Any, specs: Any, key: Array, dtype: DTypeLike = jnp.float
         raise InvalidTypeError("`specs` (=None) must be a TensorSpec, or a pytree of them.")
 
     def broadcast(initializer: Any, below: Any) -> Any:
-        specs_by_path(below)  # a partition in the place of a spec
+        specs_by_path(below)  # a partition in place of a spec
         return jax.tree.map(lambda spec: None if spec is None else initializer, below, is_leaf=is_spec)
 
     try:
@@ -165,19 +165,19 @@ def init(initializers: Any, specs: Any, key: Array, dtype: DTypeLike = jnp.float
 
 
 def check_initializer(name: str, initializer: Any, key: Array, spec: TensorSpec, dtype: np.dtype) -> None:
-    """Refuse an initializer that is no function, or returns another shape than it is given, on all workers."""
+    """Reject an initializer that is not a function, or returns another shape than requested, on all workers."""
     if not callable(initializer):
         raise InvalidTypeError(f"`{name}` (={initializer!r}) must be a function of (key, shape, dtype).")
     made = jax.eval_shape(lambda key: initializer(key, spec.global_shape, dtype), key)
     if getattr(made, "shape", None) != spec.global_shape:
         raise InvalidArgumentError(
-            f"`{name}` (={initializer!r}) must return an array of the shape that it is given, {spec.global_shape}, "
-            f"but returns {made}."
+            f"`{name}` (={initializer!r}) must return an array of the requested shape, {spec.global_shape}, but "
+            f"returns {made}."
         )
 
 
 class _Tensor(NamedTuple):
-    """A random tensor, of which this worker makes its block `box`."""
+    """A random tensor, of which this worker makes the block `box`."""
 
     initializer: Initializer
     global_shape: tuple[int, ...]
@@ -195,12 +195,12 @@ def _make_blocks(keys: list[Array], tensors: tuple[_Tensor, ...]) -> list[Array]
 
 
 class _NotElementwiseError(Exception):
-    """The program does something else than elementwise arithmetic on random bits."""
+    """The program has operations other than elementwise arithmetic on random bits."""
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """The block, as one row, of a value that has the global shape. (XLA compiles rows in a fraction of the time.)"""
+    """The block, as one row, of a value with the global shape. (XLA compiles rows in a fraction of the time.)"""
 
     block: Array
 
@@ -267,7 +267,7 @@ def _row_major_numbers(global_shape: tuple[int, ...], box: Box) -> tuple[Array, 
 
 
 def _merged(global_shape: tuple[int, ...], box: Box) -> tuple[tuple[int, ...], Box]:
-    """Return the shape and the box with each axis of which the box has all joined to the one before it."""
+    """Return the shape and the box with each axis on which the box is whole merged into the previous one."""
     lengths, ranges = [1], [(0, 1)]
     for length, (start, stop) in zip(global_shape, box, strict=True):
         if (start, stop) == (0, length) or ranges[-1] == (0, 1) == (0, lengths[-1]):
@@ -289,9 +289,9 @@ def initialize_params(
 ) -> dict[str, Array]:
     """Return this worker's blocks of the parameters `specs`, by one program; zero-volume if it has none.
 
-    Each parameter has its own key, the one at its name's place in `keyed`. Errors call its
-    initializer `argument` of its name. With `DISTDL_JAX_DEBUG=1` it is
-    collective among the workers of the parameters' partitions, which compare their keys, but for a key that is traced.
+    Each parameter has its own key, selected by its name's position in `keyed`. Errors call its initializer `argument`
+    with its name. With `DISTDL_JAX_DEBUG=1` it is collective among the workers of the parameters' partitions, which
+    compare their keys, unless the key is traced.
     """
     check_key("key", key)
     np_dtype = checked_dtype("dtype", dtype)
@@ -314,14 +314,14 @@ def initialize_params(
 def _check_same_key(
     specs: Mapping[str, TensorSpec], key: Array, dtype: DTypeLike, initializers: Mapping[str, Initializer]
 ) -> None:
-    """Refuse a key, a dtype or initializers that differ between the workers that hold the parameters `specs`."""
+    """Reject a key, a dtype or initializers that differ between the workers that hold the parameters `specs`."""
     world = next(iter(specs.values())).partition.world
     team = tuple(sorted({worker for spec in specs.values() for worker in spec.partition.ranks}))
     if world.rank not in team:
         return
 
     def contribute() -> tuple[int, str]:
-        with jax.ensure_compile_time_eval():  # a key that a trace closes over is known
+        with jax.ensure_compile_time_eval():  # a key in the closure of a trace is known
             digest = crc32(np.asarray(jax.random.key_data(key)).tobytes())
         names = (getattr(initializers[name], "__qualname__", type(initializers[name]).__qualname__) for name in specs)
         return digest, f"{checked_dtype('dtype', dtype).name} by {', '.join(names)}"
@@ -331,4 +331,4 @@ def _check_same_key(
     for number, what in enumerate(("`key`", "dtype and initializers")):
         values = {worker: contribution[number] for worker, contribution in contributions.items()}
         if text := difference(f"{what} in {label}", values):
-            raise PlanError(f"{text} Else the weights are a mixture; `init` itself sees to it that blocks differ.")
+            raise PlanError(f"{text} Otherwise the weights are a mixture; `init` itself makes blocks differ.")

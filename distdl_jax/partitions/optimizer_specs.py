@@ -29,33 +29,34 @@ _FLAG = ShapeDtype((), np.dtype(bool))
 
 
 def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
-    """Return the specs of a pytree that holds trees like the parameters: of an optimiser's state, say.
+    """Return the specs of a pytree that contains trees like the parameters, such as an optimiser's state.
 
-    A leaf of `state` in the place of a parameter (momenta, averages, factored statistics: arrays in a subtree that is
-    like `params`) is split as the parameter is. Other leaves, a step count, a learning rate, are replicated. All
-    workers call it, and exchange the shapes of their blocks.
+    A leaf of `state` in the place of a parameter (momenta, averages, factored statistics: arrays in a subtree like
+    `params`) is split like the parameter. Other leaves, such as a step count or a learning rate, are replicated. All
+    workers must call it, to exchange the shapes of their blocks.
 
     **Arguments:**
 
-    - `state`: `optimiser.init(params)`, on every worker of its own blocks.
-    - `params`, `param_specs`: the parameters and their specs, for `gather`: with a TensorSpec, or None, for each leaf.
+    - `state`: `optimiser.init(params)`, on every worker for its own blocks.
+    - `params`, `param_specs`: the parameters and their specs, as for `gather`: with a TensorSpec, or None, for each
+      leaf.
 
-    **Returns:** a pytree of the structure of `state`, with for each leaf
+    **Returns:** a pytree with the structure of `state`, with for each leaf
 
     - the parameter's spec, if it has the parameter's shape;
-    - the same with a dimension of n in front, if it has n of them stacked (the memory of L-BFGS);
-    - the same without the dimensions that it lacks (the statistics of Adafactor), if these are not cut;
-    - `TensorSpec(shape, P, replicated=True)` for anything on the workers of a parameter that is not cut at all; and
-      for scalars, other arrays, and arrays of one element in the place of a parameter, on all workers;
+    - the same with a leading dimension of n, if it has n of them stacked (the memory of L-BFGS);
+    - the same without missing dimensions (the statistics of Adafactor), if these are not cut;
+    - `TensorSpec(shape, P, replicated=True)` for others on the workers of a parameter that is not cut; and for scalars,
+      other arrays, and arrays of one element in the place of a parameter, on all workers;
     - None for other leaves than arrays of numbers (a random key, a function), and for a flag in the place of a
-      parameter, which `optax.zero_nans` sets for each block. `gather` leaves it as it is.
+      parameter, which `optax.zero_nans` sets for each block. `gather` leaves it unchanged.
 
-    `dj.gather(state, dj.specs_like(state, params, specs))` is the state of the whole.
+    `dj.gather(state, dj.specs_like(state, params, specs))` is the global state.
 
     **Raises,** on every worker: `InvalidArgumentError` if `param_specs` does not have the structure of `params`;
-    `PlanError` if a parameter does not have the shape that its spec says, the workers' states differ, or a leaf
-    stands for no block of anything: a statistic along a dimension that is cut, a number for each block, parameters
-    made one vector. Its optimiser would be wrong on blocks (`docs/optimisers.md` lists optax's).
+    `PlanError` if a parameter does not have the shape of its spec, the workers' states differ, or a leaf is not a block
+    of any tensor: a statistic along a cut dimension, a number for each block, parameters flattened to one vector. Such
+    an optimiser would be wrong on blocks (`docs/optimisers.md` lists optax's).
 
     >>> import jax.numpy as jnp, optax, distdl_jax as dj
     >>> P = dj.Partition().create_partition_inclusive([0])
@@ -64,7 +65,7 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
     >>> found[0].mu == specs, found[0].count.global_shape
     (True, ())
 
-    Source: optax's `tree_map_params`, which does it for a function of the leaves.
+    Source: optax's `tree_map_params`, which does this for a function of the leaves.
     """
     known_specs = [spec for spec in jax.tree.leaves(param_specs) if isinstance(spec, TensorSpec)]
     world = known_specs[0].partition.world if known_specs else Partition().world
@@ -110,27 +111,27 @@ def specs_like(state: Any, params: Any, param_specs: Any) -> Any:
 
 
 class _HasSpecs(Protocol):
-    """A layer, or anything else that knows the specs of its parameters."""
+    """A layer, or any other object with specs of its parameters."""
 
     def param_specs(self) -> Any: ...
 
 
 def training_specs(network: _HasSpecs, opt_state: Any, **values: Any) -> dict[str, Any]:
-    """Return the specs of all that training continues from: parameters, the optimiser's state, a step, a random key.
+    """Return the specs of a training state: parameters, the optimiser's state, a step, a random key.
 
-    They are those of `{"params": params, "optimiser": opt_state, **values}`, for `dj.checkpoint`, `dj.gather` and
-    `dj.scatter`. All workers call it, and exchange the shapes of their blocks.
+    They are the specs of `{"params": params, "optimiser": opt_state, **values}`, for `dj.checkpoint`, `dj.gather` and
+    `dj.scatter`. All workers must call it, to exchange the shapes of their blocks.
 
     **Arguments:**
 
     - `network`: a layer or a network, for the specs of parameters.
-    - `opt_state`: `optimiser.init(params)`, on every worker of its own blocks.
-    - `values`: what else there is, by name. `state` is the network's own (`network.init_state()`). Everything else, an
-      array, a number, a random key or a tree of such, is the same on all workers; other leaves have no spec.
+    - `opt_state`: `optimiser.init(params)`, on every worker for its own blocks.
+    - `values`: further values, by name. `state` is the network's own (`network.init_state()`). Everything else, an
+      array, a number, a random key or a tree of these, must be the same on all workers; other leaves have no spec.
 
     **Returns:** a dictionary of specs with an entry for each of these.
 
-    **Raises,** on every worker: `InvalidTypeError` if the network has no `param_specs`; what `dj.specs_like` raises.
+    **Raises,** on every worker: `InvalidTypeError` if the network has no `param_specs`; errors of `dj.specs_like`.
 
     >>> import jax, optax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -160,7 +161,7 @@ def training_specs(network: _HasSpecs, opt_state: Any, **values: Any) -> dict[st
 
 
 def _shape_dtype(leaf: Any) -> ShapeDtype | None:
-    """Return the shape and dtype of an array of numbers; None of anything else."""
+    """Return the shape and dtype of an array of numbers; None for anything else."""
     if not (isinstance(leaf, int | float | complex) or hasattr(leaf, "dtype")):
         return None
     dtype = jnp.result_type(leaf)
@@ -169,7 +170,7 @@ def _shape_dtype(leaf: Any) -> ShapeDtype | None:
 
 @dataclass(frozen=True)
 class _Places:
-    """The pairs of leaves of a state and the parameters in whose place they are."""
+    """The pairs of leaves of a state and the corresponding parameters."""
 
     paths: tuple[Path, ...]
     params: tuple[Path, ...]
@@ -183,7 +184,7 @@ class _Places:
 
     @cached_property
     def _like_params(self) -> set[Path]:
-        """The paths of subtrees all of whose leaves are in the place of a parameter."""
+        """The paths of subtrees with a parameter for each leaf."""
         within: dict[Path, list[Path]] = {}
         for path in self.paths:
             for start in range(len(path) + 1):
@@ -191,7 +192,7 @@ class _Places:
         return {prefix for prefix, rests in within.items() if all(self._param(rest) is not None for rest in rests)}
 
     def _param(self, rest: Path) -> Path | None:
-        """Return the parameter that a path leads to, or to a list in its place."""
+        """Return the parameter to which a path leads, or to a list in its place."""
         for end in range(len(rest), -1, -1):
             if rest[:end] in self._params:
                 return rest[:end]
@@ -205,7 +206,7 @@ class _Places:
 
 
 def _other_spec(name: str, shapes: dict[int, Shape], specs: Sequence[TensorSpec], everyone: Partition) -> TensorSpec:
-    """Return the spec of a leaf that is in the place of no parameter."""
+    """Return the spec of a leaf without a corresponding parameter."""
     first = shapes[min(shapes)]
     other = next((worker for worker in shapes if shapes[worker] != first), None)
     as_one = {worker: (sum(prod(spec.shape_on(worker)) for spec in specs),) for worker in shapes}
@@ -214,8 +215,8 @@ def _other_spec(name: str, shapes: dict[int, Shape], specs: Sequence[TensorSpec]
         return TensorSpec(first, everyone, replicated=True)
     on_other = "" if other is None else f", and {shapes[other]} on worker {other}"
     raise PlanError(
-        f"`{name}` is in the place of no parameter, and has shape {first} on worker {min(shapes)}{on_other}: it is no "
-        "block of anything. What makes one vector of all parameters (optax.flatten) has no spec."
+        f"`{name}` has no corresponding parameter, and has shape {first} on worker {min(shapes)}{on_other}: it is not "
+        "a block of any tensor. A single vector of all parameters (optax.flatten) has no spec."
     )
 
 
@@ -235,7 +236,7 @@ def _spec_in_place(name: str, shapes: dict[int, Shape], spec: TensorSpec, everyo
     if is_same and all(block == spec.global_shape for _, block in pairs):
         return TensorSpec(first, P, replicated=True)
     if is_same and first == (1,):
-        return TensorSpec(first, everyone, replicated=True)  # optax's way to keep nothing
+        return TensorSpec(first, everyone, replicated=True)  # optax's placeholder for nothing
     possible = dict.fromkeys(_reductions(pairs, spec))
     match [*possible]:
         case [TensorSpec() as found]:
@@ -243,13 +244,13 @@ def _spec_in_place(name: str, shapes: dict[int, Shape], spec: TensorSpec, everyo
     raise PlanError(
         f"`{name}` has shape {first} on worker {P.ranks[0]}, in the place of a parameter of shape {spec.global_shape} "
         f"on a partition of {shape_text(P.shape)} workers, whose block there is {block}: it is "
-        f"{'perhaps ' if len(possible) > 1 else ''}no block of anything. An optimiser that takes statistics along a "
-        "dimension that is cut, or one number of each block, is wrong on blocks (docs/optimisers.md)."
+        f"{'perhaps ' if len(possible) > 1 else ''}not a block of any tensor. An optimiser that computes statistics "
+        "along a cut dimension, or one number per block, is wrong on blocks (docs/optimisers.md)."
     )
 
 
 def _reductions(pairs: list[tuple[Shape, Shape]], spec: TensorSpec) -> Iterator[TensorSpec | None]:
-    """Yield the possible specs of statistics of a tensor, from blocks; None if they lack a dimension that is cut."""
+    """Yield the possible specs of statistics of a tensor, from blocks; None if they lack a cut dimension."""
     P = spec.partition
     cut = [d for d in range(P.dim) if d not in spec.replicated]
     for ways in product(("whole", "one", "gone"), repeat=len(cut)):

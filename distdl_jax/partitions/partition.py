@@ -1,7 +1,7 @@
 """Partitions: teams of workers, with or without a Cartesian topology, as immutable values.
 
-A partition is worked out from integers on every worker, without communication, also on the workers that are not in
-it; communicators are made when data first moves. Source: the DistDL documentation, "backends".
+A partition is computed from integers on every worker, without communication, including workers that are not in it;
+communicators are created when data first moves. Source: the DistDL documentation, "backends".
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 
 
 class Partition(WorkerTeam):
-    """A team of workers in a given order, with no topology (it counts as one-dimensional if one is needed).
+    """A team of workers in a given order, without a topology (treated as one-dimensional if one is needed).
 
-    Two partitions are equal if they mean the same team, in the same order, in the same shape; a partition can be
-    a static argument of a jitted function or a key of a dictionary.
+    Two partitions are equal if they have the same team, in the same order and shape; a partition can be a static
+    argument of a jitted function or a key of a dictionary.
 
     **Arguments:**
 
-    - `comm`: an mpi4py intracommunicator; its workers become the team. Default: `MPI.COMM_WORLD`. All of them must
-      make their first partition of it together; everything after that takes no communication.
+    - `comm`: an mpi4py intracommunicator; its workers become the team. Default: `MPI.COMM_WORLD`. All of them must make
+      their first partition from it together; everything after that needs no communication.
 
-    **Raises:** `InvalidTypeError` if `comm` is no intracommunicator; `SetupError` if workers can't communicate.
+    **Raises:** `InvalidTypeError` if `comm` is not an intracommunicator; `SetupError` if workers can't communicate.
 
-    **Attributes**, known to every worker but for `rank` and `index`, which are None outside the team:
+    **Attributes**, known to every worker except for `rank` and `index`, which are None outside the team:
 
     - `active`: whether this worker is in the team.
     - `size`, `shape`: the number of workers; per dimension.
-    - `ranks`: the team's world ranks (ranks in the communicator that the first partition was made from), in order.
-    - `rank`, `index`: this worker's place in the team.
+    - `ranks`: the team's world ranks (ranks in the communicator of the first partition), in order.
+    - `rank`, `index`: this worker's rank or index in the team.
 
     >>> import distdl_jax as dj
     >>> P_world = dj.Partition()
@@ -64,7 +64,7 @@ class Partition(WorkerTeam):
 
     @staticmethod
     def of_workers(world: World, ranks: Iterable[int]) -> Partition:
-        """Return the partition of the workers `ranks` (world ranks, in order); of none, the null partition."""
+        """Return the partition of the workers `ranks` (world ranks, in order); the null partition if empty."""
         partition = object.__new__(Partition)
         ranks = worker_ranks(ranks)
         partition._set(world, ranks, (len(ranks),))
@@ -87,7 +87,7 @@ class Partition(WorkerTeam):
         return f"{type(self).__name__}({shape}{text}; index={self.index})"
 
     def create_partition_inclusive(self, ranks: Iterable[int]) -> Partition:
-        """Return the partition of the workers at the places `ranks` of this team, in that order.
+        """Return the partition of the workers with the given `ranks` in this team, in that order.
 
         **Raises:** `InvalidArgumentError`, on every worker, if a rank is outside the team or repeated.
         """
@@ -105,7 +105,7 @@ class Partition(WorkerTeam):
         return self.of_workers(self._world, (self._ranks[rank] for rank in chosen))
 
     def create_partition_union(self, other: Partition) -> Partition:
-        """Return the partition of this team's workers, then the other workers of `other`, each in order."""
+        """Return the partition of this team's workers, followed by the other workers of `other`, each in order."""
         self._check_partner("other", other)
         own = set(self._ranks)
         return self.of_workers(self._world, self._ranks + tuple(rank for rank in other._ranks if rank not in own))
@@ -113,14 +113,14 @@ class Partition(WorkerTeam):
     def create_cartesian_topology_partition(self, shape: Iterable[int]) -> CartesianPartition:
         """Arrange this team in row-major order on a grid of `shape`.
 
-        **Raises:** `InvalidArgumentError`, on every worker, if the grid's cells are not as many as the workers.
+        **Raises:** `InvalidArgumentError`, on every worker, if the numbers of cells and workers differ.
         """
         sizes = checked_integers("shape", shape)
         cells, workers = math.prod(sizes), self.size
         if cells != workers or any(size < 1 for size in sizes):
             raise InvalidArgumentError(
-                f"`shape` (={sizes}) has {cells} cells, but the team has {workers} workers: each cell takes one, "
-                f"and dimensions are 1 or more.{start_of_more(cells) if cells > workers == self._world.size else ''}"
+                f"`shape` (={sizes}) has {cells} cells, but the team has {workers} workers: they must be equal, and "
+                f"dimensions 1 or more.{start_of_more(cells) if cells > workers == self._world.size else ''}"
             )
         partition = object.__new__(CartesianPartition)
         partition._set(self._world, self._ranks, sizes)
@@ -130,10 +130,10 @@ class Partition(WorkerTeam):
         """Arrange some workers of this team in row-major order on a grid of `shape`.
 
         It is `create_partition_inclusive(ranks).create_cartesian_topology_partition(shape)`. `ranks` has one rank for
-        each cell, as `rank` counts in this partition (world ranks, in the first one). Default: the first workers.
+        each cell, as in this partition's `rank` (world ranks, for the first partition). Default: the first workers.
 
-        **Raises:** `InvalidArgumentError`, on every worker, if the grid's cells are not as many as `ranks`, or more
-        than the workers; if a rank is outside the team or repeated.
+        **Raises:** `InvalidArgumentError`, on every worker, if the number of cells differs from that of `ranks`, or
+        exceeds the workers; if a rank is outside the team or repeated.
         """
         sizes = checked_integers("shape", shape)
         if ranks is None:
@@ -145,18 +145,18 @@ class Partition(WorkerTeam):
     def slice(
         self, dim: int | Sequence[int] | None = None, index: int | Sequence[int] = 0, *, keepdims: bool = True
     ) -> CartesianPartition:
-        """Return the workers whose index along `dim` is `index`: of a grid its first column, say, or its first row.
+        """Return the workers whose index along `dim` is `index`, such as the first column or row of a grid.
 
-        Of P with shape p_0 x ... x p_{D-1} it is the partition with 1 in place of p_d for each d of `dim`, and the same
-        on all workers. `P.slice(dim=1)` is where a tensor is whole along dimension 1 and cut along the others as on P;
-        `P.slice()` is P's first worker, with P's number of dimensions, for a tensor that is not cut.
+        For P with shape p_0 x ... x p_{D-1} it is the partition with 1 in place of p_d for each d of `dim`, and the
+        same on all workers. `P.slice(dim=1)` is for a tensor that is whole along dimension 1 and cut along the others
+        as on P; `P.slice()` is P's first worker, with P's number of dimensions, for a tensor that is not cut.
 
         **Arguments:**
 
-        - `dim`: the dimension that is fixed, or several; negative ones count from the end. Default: all.
-        - `index`: where it is fixed, or one index for each of `dim`; negative ones count from the end.
-        - `keepdims`: whether `dim` stays, with one worker; else it is left out. So where P is the P_W of a layer,
-          P_n x P_out x P_in x ..., its P_x is `P.slice(1, keepdims=False)` and its P_y is `P.slice(2, keepdims=False)`.
+        - `dim`: the fixed dimension, or several; negative ones count from the end. Default: all.
+        - `index`: the fixed index, or one for each of `dim`; negative ones count from the end.
+        - `keepdims`: whether `dim` stays, with one worker; otherwise it is removed. So if P is the P_W of a layer, P_n
+          x P_out x P_in x ..., its P_x is `P.slice(1, keepdims=False)` and its P_y is `P.slice(2, keepdims=False)`.
 
         **Raises:** `InvalidArgumentError`, on every worker, for a dimension or an index that P doesn't have;
         `InvalidTypeError` for other types.
@@ -191,10 +191,10 @@ class Partition(WorkerTeam):
     ) -> Partition:
         """Return this worker's team for an all-sum-reduction along `axes_reduce` (or all axes but `axes_keep`).
 
-        The workers that agree in every index outside those dimensions form one team, in ascending order. Outside
-        this partition: the null partition, which has no workers.
+        Workers with equal indices outside those dimensions form a team, in ascending order. Outside this partition: the
+        null partition, which has no workers.
 
-        **Raises:** `InvalidArgumentError`, on every worker, if a dimension is not one of this partition's.
+        **Raises:** `InvalidArgumentError`, on every worker, for a dimension that this partition doesn't have.
         """
         axes = broadcasting.reduction_axes(self._shape, axes_reduce, axes_keep)
         if self.rank is None:
@@ -207,12 +207,12 @@ class Partition(WorkerTeam):
     ) -> tuple[Partition, Partition]:
         """Return this worker's teams for a broadcast from this partition to `P_y`: `(P_send, P_recv)`.
 
-        `P_send` is the team that this worker is the root of, `P_recv` the one in which it receives a copy; each is
-        the null partition if there is none. A team starts with its root; then come the workers of `P_y` that
-        receive, in order. The two are equal on a worker that copies to itself.
+        `P_send` is the team with this worker as root, `P_recv` the one in which it receives a copy; each is the null
+        partition if there is none. A team starts with its root, followed by the receiving workers of `P_y`, in order.
+        The two are equal on a worker that copies to itself.
 
-        **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if
-        the shapes don't fit the broadcast rules.
+        **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if the
+        shapes violate the broadcast rules.
         """
         flags = self._checked_flags(P_y, transpose_src, transpose_dest)
         return self._teams_to(P_y, *flags)
@@ -222,7 +222,7 @@ class Partition(WorkerTeam):
     ) -> tuple[Partition, Partition]:
         """Return this worker's teams for a sum-reduction from this partition to `P_y`: `(P_send, P_recv)`.
 
-        `P_send` is the team in which this worker contributes, `P_recv` the one that it is the root of; each is the
+        `P_send` is the team in which this worker contributes, `P_recv` the one with this worker as root; each is the
         null partition if there is none. A team starts with its root.
 
         **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if
@@ -237,17 +237,17 @@ class Partition(WorkerTeam):
         return checked_boolean("transpose_src", transpose_src), checked_boolean("transpose_dest", transpose_dest)
 
     def _teams_to(self, P_y: Partition, transpose_src: bool, transpose_dest: bool) -> tuple[Partition, Partition]:
-        """Return the teams of a broadcast that this worker is the root of, and a member of."""
+        """Return the teams of a broadcast with this worker as root, and with this worker as a member."""
         rule = BroadcastRule(self._shape, P_y._shape, transpose_src, transpose_dest)
         teams = broadcasting.teams_of_worker(rule, self._ranks, P_y._ranks, self.world.rank)
         as_root, as_member = (self.of_workers(self._world, team.participants if team else ()) for team in teams)
         return as_root, as_member
 
     def draw(self) -> Drawing:
-        """Draw the workers, each with its number in the world, in the team's order: on the grid, if there is one.
+        """Draw the workers with their world ranks, in the team's order: on the grid, if there is one.
 
-        Nothing moves, and every worker gets the same picture. Of more than 64 workers, it shows the first ones along
-        each dimension.
+        There is no communication, and every worker gets the same picture. Of more than 64 workers, it shows the first
+        ones along each dimension.
 
         **Returns:** a `Drawing`: SVG, which Jupyter shows by itself, with `save`; printed, it is text.
 
@@ -267,13 +267,13 @@ class Partition(WorkerTeam):
         return draw_blocks(workers_as_blocks(self))
 
     def broadcast_data(self, data: Any, root: int = 0, P_data: Partition | None = None) -> Any:
-        """Give `data`, any object that pickles, from one worker to all workers of this partition.
+        """Broadcast `data`, any picklable object, from one worker to all workers of this partition.
 
         **Arguments:**
 
-        - `data`: read on the root alone. Others may pass anything; they need not know its shape or dtype.
-        - `root`: the rank of the worker that has it, in `P_data` if that is given, else in this partition.
-        - `P_data`: a partition whose workers are all in this one, for data known on a subpartition only.
+        - `data`: used only on the root. Other workers may pass anything; they need not know its shape or dtype.
+        - `root`: the rank of the worker with the data, in `P_data` if given, otherwise in this partition.
+        - `P_data`: a partition of workers of this one, for data known on a subpartition only.
 
         **Returns:** the data; None outside this partition. Collective in this partition.
         """
@@ -282,7 +282,7 @@ class Partition(WorkerTeam):
         worker = source._ranks[source._checked_rank("root", root)]
         if worker not in self._ranks:
             raise InvalidArgumentError(
-                f"`root` (={root}) is worker {worker} in `P_data`, but {self._summary()} does not hold that worker."
+                f"`root` (={root}) is worker {worker} in `P_data`, which is not in {self._summary()}."
             )
         if not self.active:
             return None
@@ -291,13 +291,13 @@ class Partition(WorkerTeam):
         return self.world.agree(self._ranks, label, own, itemgetter(worker))
 
     def allgather_data(self, data: Any) -> list[Any] | None:
-        """Give every worker's `data`, any object that pickles, to all workers of this partition.
+        """Gather every worker's `data`, any picklable object, on all workers of this partition.
 
         **Returns:** a list in the order of the ranks; None outside this partition. Collective in this partition.
         """
         if not self.active or self.size == 1:
             return [data] if self.active else None
-        # Pickled, since an agreement may give one object for equal contributions: each entry is its own object.
+        # Pickled, since an agreement may return one object for equal contributions: each entry is a separate object.
         everyone = self.world.agree(self._ranks, f"allgather_data on {self.describe()}", pickle.dumps(data))
         return [pickle.loads(everyone[worker]) for worker in self._ranks]
 
@@ -311,7 +311,7 @@ class Partition(WorkerTeam):
         check_partitions(**{"this partition": self, name: other})
 
     def _summary(self) -> str:
-        """Describe the partition, in the same words on every worker."""
+        """Describe the partition, with the same text on every worker."""
         kind = "the partition" if type(self) is Partition else f"the {shape_text(self._shape)} partition"
         return f"{kind} of {self.size} {'worker' if self.size == 1 else 'workers'}"
 
@@ -319,7 +319,7 @@ class Partition(WorkerTeam):
 class CartesianPartition(Partition):
     """A team of workers on a grid: `shape` workers per dimension, numbered in row-major order.
 
-    Made by `grid` or `create_cartesian_topology_partition`. `index` is this worker's place on the grid, a tuple.
+    Created by `grid` or `create_cartesian_topology_partition`. `index` is this worker's index on the grid, a tuple.
 
     >>> import distdl_jax as dj
     >>> dj.Partition().grid([1, 1])
@@ -335,17 +335,17 @@ class CartesianPartition(Partition):
 
     @property
     def index(self) -> tuple[int, ...] | None:
-        """This worker's place on the grid; None outside the team."""
+        """This worker's index on the grid; None outside the team."""
         return None if self.rank is None else index_of(self.rank, self._shape)
 
     def cartesian_index(self, rank: int) -> tuple[int, ...]:
-        """Return the place on the grid of the worker with the given rank in this partition."""
+        """Return the index on the grid of the worker with the given rank in this partition."""
         return index_of(self._checked_rank("rank", rank), self._shape)
 
     def neighbor_ranks(self, rank: int | None = None) -> list[tuple[int | None, int | None]] | None:
         """Return, per dimension, the ranks (in this partition) of the workers before and after; None at the grid's end.
 
-        `rank`: the worker whose neighbours they are. Default: this worker, with None outside the team.
+        `rank`: the worker whose neighbours to return. Default: this worker, with None outside the team.
         """
         rank = self.rank if rank is None else rank
         if rank is None:
@@ -359,7 +359,7 @@ class CartesianPartition(Partition):
     def create_cartesian_subtopology_partition(self, remain_dims: Iterable[bool]) -> CartesianPartition | Partition:
         """Return this worker's slice of the grid: dimensions marked true remain, the others are fixed at its own index.
 
-        Follows MPI's Cart_sub. Outside this partition: the null partition, which has no workers.
+        Like MPI's Cart_sub. Outside this partition: the null partition, which has no workers.
         """
         remain = checked_booleans("remain_dims", remain_dims)
         if len(remain) != self.dim:
@@ -372,13 +372,13 @@ class CartesianPartition(Partition):
 
 
 def check_workers(name: str, value: object) -> None:
-    """Refuse a value that is neither a partition nor None."""
+    """Reject a value that is neither a partition nor None."""
     if value is not None and not isinstance(value, Partition):
         raise InvalidTypeError(f"`{name}` (={value!r}) must be a partition, or None for all workers.")
 
 
 def check_partitions(**partitions: object) -> None:
-    """Refuse arguments, given by their names, that are not partitions of one world; that world is in use now."""
+    """Reject arguments, given by name, that are not partitions of one world; mark that world as in use."""
     for name, P in partitions.items():
         if not isinstance(P, Partition):
             raise InvalidTypeError(f"`{name}` (={P!r}) must be a partition.")
@@ -387,7 +387,7 @@ def check_partitions(**partitions: object) -> None:
         if world is not expected:
             shown = first if " " in first else f"`{first}`"
             raise InvalidArgumentError(
-                f"`{name}` stands on another communicator than {shown}, so their ranks don't compare. Create both from "
+                f"`{name}` is on another communicator than {shown}, so their ranks can't be compared. Create both from "
                 "one first partition."
             )
     worker_status().uses(expected)

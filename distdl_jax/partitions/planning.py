@@ -1,4 +1,4 @@
-"""A world for planning: one process makes the partitions and plans of any number of workers, and nothing runs."""
+"""A world for planning: one process makes the partitions and plans of any number of workers; nothing runs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from distdl_jax.watchdog.programs.ir import Program
 
 
 def planning_world(n: int, rank: int = 0) -> Partition:
-    """Return the first partition of a world of `n` workers that are not there, to plan in this process.
+    """Return the first partition of a world of `n` virtual workers, for planning in this process.
 
-    Partitions, layers and their plans are made in it as in a job of `n` workers. No data moves: what needs another
-    worker raises `SetupError`. Each call makes its own world.
+    Partitions, layers and their plans are the same in it as in a job of `n` workers. No data moves: operations that
+    need another worker raise `SetupError`. Each call makes a new world.
 
     **Arguments:**
 
     - `n`: the number of workers.
-    - `rank`: the worker that this process stands for, as `P.rank` and `P.active` say. Plans don't depend on it.
+    - `rank`: the worker that this process represents, in `P.rank` and `P.active`. Plans don't depend on it.
 
     **Returns:** the `Partition` of all `n` workers.
 
@@ -70,7 +70,7 @@ class _PlanningWorld:
         self._refuse()
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
-        """Keep nothing, since nothing runs."""
+        """Do nothing, since nothing runs."""
 
     def check_devices(self) -> None:
         """Accept all devices, since nothing runs on them."""
@@ -82,10 +82,9 @@ class _PlanningWorld:
 class RecordingWorld(_PlanningWorld):
     """Worker `rank` of `world`, for programs that are traced, and never run.
 
-    Movements leave a mark in them, and layers agree without others, on the known blocks of all workers.
+    Movements leave a mark in them, and layers agree without others, using the known blocks of all workers.
 
-    - `agreements`: by what they are about, all workers' inputs and parameters of the layers that are traced, and their
-      plans, in order.
+    - `agreements`: by subject, all workers' inputs and parameters of the traced layers, and their plans, in order.
     """
 
     records = True
@@ -97,13 +96,13 @@ class RecordingWorld(_PlanningWorld):
 
     @property
     def transport(self) -> Any:
-        """What layers ask for in addition to movements: an order of operations, which a mark has without it."""
+        """The ordering of operations requested by layers, which marks have anyway."""
         return _NoTransport
 
     def known(self, label: str, contribution: Any) -> Any:
-        """Return what all workers would contribute to an agreement of a layer that is traced, on inputs and parameters.
+        """Return all workers' contributions to an agreement of a traced layer, on inputs and parameters.
 
-        Raises `SetupError` if this worker contributes something else than its own.
+        Raises `SetupError` if this worker's contribution is not the expected one.
         """
         if label in self.agreements:
             x, params, _ = self._next(label)
@@ -116,7 +115,7 @@ class RecordingWorld(_PlanningWorld):
         self._refuse()
 
     def plan_of(self, label: str) -> Any:
-        """Return the plan of a layer that is traced, the same one on all workers; raises `SetupError` as `known`."""
+        """Return the plan of a traced layer, the same on all workers; raises `SetupError` like `known`."""
         if label not in self.agreements:
             self._refuse()
         return self._next(label)[2]

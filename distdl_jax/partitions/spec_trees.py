@@ -19,8 +19,8 @@ P = TypeVar("P")
 
 
 class Leaf(NamedTuple):
-    """A leaf of a tree: its path, as `jax.tree_util.keystr` writes it, its value, and its spec; None if `specs`
-    leaves it out."""
+    """A leaf of a tree: its path, in the form of `jax.tree_util.keystr`, its value, and its spec; None if `specs` omits
+    it."""
 
     path: str
     value: Any
@@ -35,9 +35,9 @@ def is_spec(spec: Any) -> bool:
 def specs_by_path(specs: Any, name: str = "specs") -> dict[Path, TensorSpec | None]:
     """Return the leaves of a pytree of specs, the argument `name`, by path.
 
-    **Raises:** `InvalidTypeError` if one is neither a spec nor None, or a partition stands for all of them.
+    **Raises:** `InvalidTypeError` if one is neither a spec nor None, or a partition is given for all of them.
     """
-    if isinstance(specs, Partition):  # to JAX a pytree without leaves, as are those in a module's fields
+    if isinstance(specs, Partition):  # a pytree without leaves for JAX, like those in a module's fields
         raise InvalidTypeError(
             f"`{name}` (={specs!r}) must be a TensorSpec, or a pytree of them, but is a partition: "
             "TensorSpec(global_shape, P) describes a tensor on it."
@@ -46,20 +46,21 @@ def specs_by_path(specs: Any, name: str = "specs") -> dict[Path, TensorSpec | No
     for path, spec in leaves.items():
         if not is_spec(spec):
             raise InvalidTypeError(
-                f"`{name}{keystr(path)}` (={spec!r}) must be a TensorSpec, or None to leave the leaf as it is."
+                f"`{name}{keystr(path)}` (={spec!r}) must be a TensorSpec, or None to leave the leaf unchanged."
             )
     return leaves
 
 
 def like_specs(specs: Any, leaves: Iterable[Any]) -> Any:
-    """Return a pytree of the structure of `specs`, with these leaves in place of its own."""
+    """Return a pytree with the structure of `specs` and these leaves."""
     return jax.tree.unflatten(jax.tree.structure(specs, is_leaf=is_spec), leaves)
 
 
 def match(paths: Iterable[P], specs: Mapping[P, TensorSpec | None]) -> tuple[dict[P, P], list[P]]:
-    """Return the path of each leaf's spec, its own or one above it, by the leaf's path; and the TensorSpecs of no leaf.
+    """Return, by the leaf's path, the path of each leaf's spec, its own or one above it; and the TensorSpecs without a
+    leaf.
 
-    Leaves without a spec are left out. Paths are JAX's, or their texts by `keystr`.
+    Leaves without a spec are omitted. Paths are JAX's, or their texts from `keystr`.
 
     >>> match(["['a']", ".b[0]", ".b[1]", ".by"], {"['a']": None, ".b": None})
     ({"['a']": "['a']", '.b[0]': '.b', '.b[1]': '.b'}, [])
@@ -74,11 +75,11 @@ def leaves_with_specs(
 ) -> list[Leaf]:
     """Return the leaves of `tree`, each with its spec; `specs` has the structure of `tree`, or of a prefix.
 
-    Every leaf has a spec or None, and every TensorSpec a leaf, so that nothing is left out in silence; None for all of
-    a tree would leave out everything. `names`: of the two arguments, for messages. Values of the type `masked` are left
-    out.
+    Every leaf must have a spec or None, and every TensorSpec a leaf, so that nothing is omitted silently; None for a
+    whole tree would omit everything. `names`: of the two arguments, for messages. Values of the type `masked` are
+    omitted.
 
-    **Raises:** `InvalidArgumentError` if that is not so, `InvalidTypeError` if a leaf of `specs` is no spec.
+    **Raises:** `InvalidArgumentError` if that is violated, `InvalidTypeError` if a leaf of `specs` is not a spec.
     """
     by_path = specs_by_path(specs, names[1])
     values = jax.tree.leaves_with_path(tree, is_leaf=lambda value: isinstance(value, masked))
@@ -88,13 +89,13 @@ def leaves_with_specs(
     below, _ = match(unused, left_out)
     problem = None
     if specs is None and values:
-        problem = f"is None. Leave out the call if all of `{names[0]}` is to stay as it is."
+        problem = f"is None. Omit the call if all of `{names[0]}` is to stay unchanged."
     elif without := [path for path, _ in values if path not in spec_paths]:
         problem = f"has none for `{names[0]}{keystr(without[0])}`."
     elif unused := [path for path in unused if path not in below]:
         problem = (
-            f"`{names[1]}{keystr(unused[0])}` is a TensorSpec, and `{names[0]}` has no leaf there (None and empty "
-            "containers are none). None in its place leaves it out."
+            f"`{names[1]}{keystr(unused[0])}` is a TensorSpec, but `{names[0]}` has no leaf there (None and empty "
+            "containers are not leaves). None in its place omits it."
         )
     if problem:
         raise InvalidArgumentError(
@@ -105,17 +106,17 @@ def leaves_with_specs(
 
 
 def _and_above(path: Any) -> list[Any]:
-    """Return the path of a leaf, and the paths of the containers that it is in."""
+    """Return the path of a leaf, and the paths of the containers around it."""
     return [path, *(path[:n] for n, key in enumerate(path) if not isinstance(key, str) or key in "[.")]
 
 
 def described(spec: TensorSpec) -> tuple[Any, ...]:
-    """Describe a spec, in the same words on every worker."""
+    """Describe a spec, with the same text on every worker."""
     return spec.global_shape, spec.partition.describe(), spec.replicated
 
 
 def check_alike(trees: Mapping[int, Sequence[tuple[str, Any]]], name: str = "tree") -> None:
-    """Refuse trees that differ between workers, given by rank as the paths of the leaves and their described specs.
+    """Reject trees that differ between workers, given by rank as the paths of the leaves and their described specs.
 
     **Raises:** `PlanError`, which names a leaf and two workers.
     """
@@ -136,17 +137,17 @@ def check_alike(trees: Mapping[int, Sequence[tuple[str, Any]]], name: str = "tre
 
 
 def check_shape(name: str, shape: tuple[int, ...], spec: TensorSpec, expected: tuple[int, ...], on: str = "") -> None:
-    """Refuse an array without the shape of its spec; `on`: the worker that has it, for messages."""
+    """Reject an array without the shape of its spec; `on`: the worker that has it, for messages."""
     if shape != expected:
         copies = f", replicated along {spec.replicated}" if spec.replicated else ""
         raise PlanError(
             f"{on}`{name}` has shape {shape}, but its spec ({shape_text(spec.global_shape)} on "
-            f"{shape_text(spec.partition.shape)} workers{copies}) says {expected} on this worker."
+            f"{shape_text(spec.partition.shape)} workers{copies}) gives {expected} on this worker."
         )
 
 
 def masked_places(**trees: Any) -> tuple[str, ...]:
-    """Return the paths in `trees`, an optimiser's state, say, of the leaves that a mask of optax has left out."""
+    """Return the paths in `trees`, such as an optimiser's state, of the leaves that an optax mask has omitted."""
     masked = getattr(sys.modules.get("optax"), "MaskedNode", None)
     if masked is None:
         return ()
@@ -159,14 +160,14 @@ def masked_places(**trees: Any) -> tuple[str, ...]:
 
 
 def different_masks(places: Mapping[int, Sequence[str]]) -> str | None:
-    """Return what to say of masks that differ between workers, given by rank as `masked_places`; None of equal ones."""
+    """Return an error about masks that differ between workers, given by rank as `masked_places`, or None."""
     (first, expected), *others = sorted(places.items())
     for worker, found in others:
         if different := sorted({*expected} ^ {*found}):
             has, lacks = (worker, first) if different[0] in found else (first, worker)
             return (
-                f"`{different[0]}` is masked on worker {has}, but not on worker {lacks}. A mask that looks at this "
-                "worker's arrays differs, for a placeholder has one dimension. Make it from the specs: "
+                f"`{different[0]}` is masked on worker {has}, but not on worker {lacks}. A mask that inspects this "
+                "worker's arrays differs, since a placeholder has one dimension. Make it from the specs: "
                 "jax.tree.map(lambda spec: len(spec.global_shape) > 1, specs)."
             )
     return None

@@ -14,23 +14,23 @@ from distdl_jax.validation import checked_boolean, python_integers
 
 
 class StaticType(ABCMeta):
-    """The type of classes of static values: it checks and converts the arguments with which a value is made.
+    """The type of classes of static values: it checks and converts the arguments of the constructor.
 
-    Arguments that are annotated as `bool` must be truth values; that is checked before all else, and they become bools.
-    Others get Python's integers in place of numpy's, with which equal layers would not print alike on all workers.
-    What a subclass takes as `**options` and hands on is checked as its bases' arguments are.
+    Arguments annotated as `bool` must be truth values, which is checked first, and become bools. Others get Python's
+    integers in place of numpy's, with which equal layers would print differently on some workers. Arguments that a
+    subclass takes as `**options` and forwards are checked like its bases' arguments.
     """
 
     if not TYPE_CHECKING:  # signatures are those of `__init__`
 
         def __setattr__(cls, name, value):
-            # Classes of users may be abstract. Of the others none has to define all methods.
+            # Classes of users may be abstract. Others need not define all methods.
             is_free = name == "__abstractmethods__" and ABC not in cls.__mro__
             super().__setattr__(name, frozenset() if is_free else value)
 
         def __call__(cls, *args, **options):
             flags, names = _parameters(cls)
-            placed = zip(chain(names, repeat("")), args, strict=False)  # further ones are of `*layers`
+            placed = zip(chain(names, repeat("")), args, strict=False)  # further ones belong to `*layers`
             given = [_converted(name, x, flags) for name, x in placed]
             return super().__call__(*given, **{name: _converted(name, x, flags) for name, x in options.items()})
 
@@ -46,7 +46,7 @@ def _converted(name: str, value: Any, flags: frozenset[str]) -> Any:
 
 @cache
 def _parameters(cls: Any) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return the flags among the parameters of a class, and the names of those that may be given by position."""
+    """Return the flags among the parameters of a class, and the names of its positional ones."""
     positional: list[str] = []
     for parameter in inspect.signature(cls).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
@@ -60,10 +60,10 @@ def _parameters(cls: Any) -> tuple[frozenset[str], tuple[str, ...]]:
 
 
 class Static(metaclass=StaticType):
-    """The base of immutable, hashable values without arrays in them, which are static to JAX.
+    """The base of immutable, hashable values without arrays, which are static to JAX.
 
-    An instance can be an argument of a jitted function, a leaf of a pytree, of an equinox module, say, or an attribute
-    of a flax module, without a wrapper: to JAX it is a pytree without leaves, and part of the key of its caches.
+    An instance can be an argument of a jitted function, a leaf of a pytree, for instance of an equinox module, or an
+    attribute of a flax module, without a wrapper: to JAX it is a pytree without leaves, and part of its cache keys.
     """
 
     __slots__ = ()
@@ -73,5 +73,5 @@ class Static(metaclass=StaticType):
         jax.tree_util.register_static(cls)
 
     def _store(self, **values: Any) -> None:
-        """Set fields while a value is made, in the form in which equal values are equal."""
+        """Set fields during construction, normalized so that equal values compare equal."""
         vars(self).update(values)

@@ -1,4 +1,4 @@
-"""Global tensors and the local blocks that stand for them."""
+"""Global tensors and their local blocks."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class TensorSpec:
 
     - `global_shape`: of the whole tensor, n_0 x ... x n_{D-1}; `()` for a scalar.
     - `partition`: its workers hold the balanced blocks, all others zero-volume arrays.
-    - `replicated`: the dimensions of the partition along which workers hold copies of one block; the others, D of
-      them, cut the tensor. True for all dimensions: every worker of the partition holds the whole tensor. Default:
-      none, so that there are no copies.
+    - `replicated`: the dimensions of the partition along which workers hold copies of one block; the others, D of them,
+      cut the tensor. True for all dimensions: every worker of the partition holds the whole tensor. Default: none, so
+      there are no copies.
 
     A scalar is on one worker, or replicated.
 
@@ -60,7 +60,7 @@ class TensorSpec:
             raise InvalidArgumentError("`partition` has no workers, so none can hold a block.")
         shape = checked_integers("global_shape", global_shape)
         if any(n < 0 for n in shape):
-            raise InvalidArgumentError(f"`global_shape` (={shape}) must not hold negative lengths.")
+            raise InvalidArgumentError(f"`global_shape` (={shape}) must not have negative lengths.")
         on_one = not shape and partition.size == 1
         axes = _replicated_axes(partition, True if on_one else replicated)
         everywhere = bool(axes) and len(axes) == partition.dim
@@ -72,7 +72,7 @@ class TensorSpec:
         self._store(global_shape=shape, partition=partition, replicated=axes, _placeholders={})
 
     def _store(self, **values: Any) -> None:
-        """Set fields while a spec is made, in the form in which equal specs are equal."""
+        """Set fields during construction, normalized so that equal specs compare equal."""
         vars(self).update(values)
 
     @property
@@ -82,7 +82,7 @@ class TensorSpec:
 
     @cached_property
     def block_shapes(self) -> Mapping[int, tuple[int, ...]]:
-        """The shape of the block of each worker of the partition, by world rank; computed when asked for."""
+        """The shape of the block of each worker of the partition, by world rank; computed on demand."""
         P, cut = self.partition, iter(self.global_shape)
         labels = ((0,) * p if d in self.replicated else balanced_sizes(next(cut), p) for d, p in enumerate(P.shape))
         place_of = positions(P.ranks)
@@ -98,21 +98,22 @@ class TensorSpec:
         return self.block_shapes[worker] if worker in self.block_shapes else self._placeholder(worker)
 
     def block(self, array: Any) -> Array:
-        """Return this worker's block of a whole array that it has, or its placeholder if it holds no block.
+        """Return this worker's block of a whole array, or its placeholder if it holds no block.
 
-        Nothing moves: every worker has the array, or reads it from a file. (`dj.scatter` cuts one that a single worker
-        has, `dj.data.read` reads blocks.)
+        There is no communication: every worker has the array, or reads it from a file. (`dj.scatter` cuts an array on a
+        single worker, `dj.data.read` reads blocks.)
 
         **Arguments:**
 
-        - `array`: of the shape `global_shape` and any dtype of numbers: numpy's, JAX's (also inside jit), or one in a
-          file that is sliced like numpy's (a memory map, a data set of h5py or zarr), of which the block alone is read.
+        - `array`: of the shape `global_shape` and any dtype of numbers: a numpy or JAX array (also inside jit), or one
+          in a file that is sliced like numpy's (a memory map, an h5py or zarr data set), of which only the block is
+          read.
 
         **Returns:** a JAX array of this dtype, as JAX has it: the block, of `local_shape`; outside the partition a
         zero-volume array, of `zero_volume_shape`. Along `replicated` dimensions workers get copies.
 
-        **Raises:** `InvalidTypeError` if `array` is none, or doesn't hold numbers; `InvalidArgumentError` if it
-        has another shape.
+        **Raises:** `InvalidTypeError` if `array` is not one, or doesn't hold numbers; `InvalidArgumentError` if it has
+        another shape.
 
         >>> import numpy as np, distdl_jax as dj
         >>> rows = dj.TensorSpec((5, 2), dj.planning_world(3, rank=1).grid([2, 1]))
@@ -134,10 +135,10 @@ class TensorSpec:
         return block if isinstance(block, Array) else device_array(np.asarray(block, dtype))
 
     def draw(self) -> Drawing:
-        """Draw which worker owns which block of the whole tensor.
+        """Draw the owners of the blocks of the whole tensor.
 
-        Nothing moves, and every worker gets the same picture. Of more than 64 workers, it shows the first ones along
-        each dimension.
+        There is no communication, and every worker gets the same picture. Of more than 64 workers, it shows the first
+        ones along each dimension.
 
         **Returns:** a `Drawing`: SVG, which Jupyter shows by itself, with `save`; printed, it is text.
 
@@ -160,14 +161,14 @@ class TensorSpec:
     def zero_volume_shape(self) -> tuple[int, ...]:
         """The shape of this worker's placeholder, if it has one: `(batch size, 0)`, or `(0,)` for a scalar.
 
-        The batch size is the length of the first dimension: of this worker's block, or of the whole tensor. Of the
-        output of a layer (`layer.output_spec`) it is what the layer returns on this worker.
+        The batch size is the length of the first dimension: of this worker's block, or of the whole tensor. For the
+        output of a layer (`layer.output_spec`) it is the shape that the layer returns on this worker.
         """
         return self._placeholder(self.partition.world.rank)
 
     @property
     def known_placeholder(self) -> tuple[int, ...] | None:
-        """The shape that `with_placeholders` gave for this worker; None if it gave none."""
+        """The shape given for this worker by `with_placeholders`; None if there is none."""
         return self._placeholders.get(self.partition.world.rank)
 
     @cached_property
@@ -179,7 +180,7 @@ class TensorSpec:
 
     @property
     def counts(self) -> bool:
-        """Whether this worker's block counts in sums over all workers: if it holds a block, and the first copy."""
+        """Whether this worker's block counts in sums over all workers: if it is the first copy of a block."""
         return self.first_copies.active
 
     def _placeholder(self, worker: int) -> tuple[int, ...]:
@@ -187,7 +188,7 @@ class TensorSpec:
         return self._placeholders.get(worker, (*default, 0))
 
     def with_placeholders(self, shapes: Mapping[int, tuple[int, ...]]) -> TensorSpec:
-        """Return an equal spec, whose placeholders on other workers have the given shapes, by world rank."""
+        """Return an equal spec whose placeholders on other workers have the given shapes, by world rank."""
         spec = TensorSpec(self.global_shape, self.partition, self.replicated)
         spec._store(_placeholders=dict(shapes))
         return spec
@@ -207,7 +208,7 @@ class TensorSpec:
         return self._text(repr(self.partition))
 
     def describe(self) -> str:
-        """Describe the spec, in the same words on every worker."""
+        """Describe the spec, with the same text on every worker."""
         return self._text(self.partition.describe())
 
     def _text(self, partition: str) -> str:
@@ -222,7 +223,7 @@ def _replicated_axes(partition: Partition, replicated: bool | int | Sequence[int
 
 
 def check_spec(spec: object, name: str = "spec") -> None:
-    """Refuse an argument that is no `TensorSpec`."""
+    """Reject an argument that is not a `TensorSpec`."""
     if not isinstance(spec, TensorSpec):
         is_partition = ", but is a partition: TensorSpec(global_shape, P) describes a tensor on it"
         advice = is_partition if isinstance(spec, Partition) else ""
@@ -230,17 +231,17 @@ def check_spec(spec: object, name: str = "spec") -> None:
 
 
 def zero_volume_tensor(batch_size: int | None = None, dtype: DTypeLike | None = None, *, like: Any = None) -> Array:
-    """Return a zero-volume array, which stands for a tensor on a worker that owns no part of it.
+    """Return a zero-volume array, the placeholder of a tensor on a worker that owns no part of it.
 
     **Arguments:**
 
-    - `batch_size`: the length of the first dimension, if the placeholder keeps it; else it has one dimension. Where
+    - `batch_size`: the length of the first dimension, if the placeholder keeps it; otherwise it has one dimension. If
       the batch is split, it is this worker's share: the first dimension of a layer's output is as long as its input's
-      on this worker. `like` spares the counting.
-    - `dtype`: the dtype of the data; only its kind (floating or complex, or neither) counts. Default: the dtype of
-      `like`, if it has one, else JAX's default float.
-    - `like`: in place of `batch_size`, an array on this worker, whose first dimension the placeholder is to have; or a
-      `TensorSpec`, for the placeholder of that tensor: of `layer.output_spec(x_spec)`, in the shape of what the layer
+      on this worker. `like` avoids computing it.
+    - `dtype`: the dtype of the data; only its kind matters (floating, complex, or neither). Default: the dtype of
+      `like`, if it has one, otherwise JAX's default float.
+    - `like`: instead of `batch_size`, an array on this worker with the placeholder's first dimension; or a
+      `TensorSpec`, for the placeholder of that tensor: with `layer.output_spec(x_spec)`, in the shape that the layer
       returns on this worker.
 
     **Returns:** an array of shape `(batch_size, 0)`, or `(0,)`.
@@ -256,7 +257,7 @@ def zero_volume_tensor(batch_size: int | None = None, dtype: DTypeLike | None = 
         return _empty((0,) if batch_size is None else (checked_integer("batch_size", batch_size, 0), 0), dtype)
     if batch_size is not None:
         raise InvalidArgumentError(
-            f"Give one of `batch_size` (={batch_size}) and `like`, which has a batch size itself."
+            f"Give only one of `batch_size` (={batch_size}) and `like`, which has a batch size itself."
         )
     if isinstance(like, TensorSpec):
         return _empty(like.zero_volume_shape, dtype)
@@ -270,10 +271,10 @@ def _empty(shape: tuple[int, ...], dtype: DTypeLike | None) -> Array:
 
 
 def device_array(values: np.ndarray[Any, Any]) -> Array:
-    """Copy `values` to an array of JAX's, which is a constant in a trace, too.
+    """Copy `values` to a JAX array, which is a constant in a trace, too.
 
-    Nothing is compiled, as JAX's own `asarray` and `zeros` do again for each shape. `device_put` alone would share the
-    memory of `values`.
+    Nothing is compiled, unlike in JAX's own `asarray` and `zeros`, which compile for each shape. `device_put` alone
+    would share the memory of `values`.
     """
     with jax.ensure_compile_time_eval():
         return jax.device_put(np.array(values))

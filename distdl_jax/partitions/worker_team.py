@@ -14,9 +14,9 @@ from distdl_jax.transports.threads.current_world import original_world, world_he
 
 
 class WorkerTeam(Static):
-    """Workers of a world in a given order and shape: the values of a partition, without the ways to make others of it.
+    """Workers of a world in a given order and shape: the values of a partition, without methods that make others.
 
-    Two teams are equal if they are of one class and have the same workers, in the same order, in the same shape.
+    Two teams are equal if they have the same class and the same workers, in the same order and shape.
     """
 
     __slots__ = ("_rank", "_ranks", "_shape", "_world")
@@ -36,7 +36,7 @@ class WorkerTeam(Static):
 
     @property
     def world(self) -> World:
-        """The world that the partition's ranks refer to."""
+        """The world of the partition's ranks."""
         return world_here(self._world)
 
     @property
@@ -66,7 +66,7 @@ class WorkerTeam(Static):
 
     @property
     def rank(self) -> int | None:
-        """This worker's place in the team; None outside it."""
+        """This worker's rank in the team; None outside it."""
         world = self.world
         return self._rank if world is self._world else broadcasting.place_of(world.rank, self._ranks)
 
@@ -78,8 +78,8 @@ class WorkerTeam(Static):
 
     def __reduce__(self) -> NoReturn:
         raise InvalidTypeError(
-            f"{self!r} can't be pickled: it belongs to the workers that are running. Save its `shape` and `ranks`, of "
-            "which another one is made."
+            f"{self!r} can't be pickled: it belongs to the workers that are running. Save its `shape` and `ranks`, "
+            "from which it can be made again."
         )
 
     def __eq__(self, other: object) -> bool:
@@ -91,10 +91,10 @@ class WorkerTeam(Static):
         return hash(self._key())
 
     def _key(self) -> tuple[object, ...]:
-        # With and without a topology differ, though their shapes may agree: `index` is a tuple in one, a number in
-        # the other, and a program traced for one must not serve the other.
+        # Teams with and without a topology differ, even if their shapes agree: `index` is a tuple in one, a number in
+        # the other, and a program traced for one must not be used for the other.
         return type(self), id(self._world), self._ranks, self._shape
 
     def describe(self) -> str:
-        """Describe the team and its shape, in the same words on every worker."""
+        """Describe the team and its shape, with the same text on every worker."""
         return f"{shape_text(self._shape)} ({ranks_text(self._ranks)})"

@@ -1,1 +1,1 @@
-"""Back-ends: worlds of workers, and what carries arrays between them: over MPI, or between threads of one process."""
+"""Back-ends: worlds of workers, and transport of arrays between them, over MPI or between threads."""

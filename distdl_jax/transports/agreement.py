@@ -1,6 +1,6 @@
-"""What workers agree on while they trace a program: shapes, dtypes, choices, plain arguments; where one raises, all do.
+"""Agreements of workers while they trace a program: on shapes, dtypes, choices, plain arguments; if one raises, all do.
 
-It happens over a control communicator. The compiled program has built in what was agreed on.
+They use a control communicator. The results are built into the compiled program.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class _Failed(NamedTuple):
-    """The decision of a team of which a worker raised; of no worker, where their programs differ."""
+    """The decision of a team of which a worker raised; of no worker, if their programs differ."""
 
     worker: int | None
     error: DistDLError
@@ -41,14 +41,15 @@ def agree(
     contribute: Callable[[], T],
     decide: Callable[[dict[int, T]], Any] = dict,
 ) -> Any:
-    """Return what the first worker of `team` decides on all contributions, by world rank; default: all of them.
+    """Return the first worker's decision on all contributions of `team`, by world rank; default: all of them.
 
-    Collective in `team` (world ranks, in the same order on all workers), for use while tracing. `what` says what the
-    agreement is on, in the same words on all workers. Where `contribute` raises a `DistDLError` on some worker, all
-    workers of the team raise it, so that none waits for ever; and a `PlanError` where the functions that they are in
-    got other plain arguments. `decide` must not raise.
+    Collective in `team` (world ranks, in the same order on all workers), for use while tracing. `what` is the subject
+    of the agreement, with the same text on all workers. If `contribute` raises a `DistDLError` on some worker, all
+    workers of the team raise it, so that none waits for ever; and a `PlanError` if the functions that they are in got
+    different plain arguments. `decide` must not raise.
 
-    `world.agree` is the seam below it: it carries what can't raise, in no function whose arguments are compared.
+    `world.agree` is the layer below: it handles contributions that can't raise, outside of functions whose arguments
+    are compared.
     """
     if world.records:
         return world.known(what, contribute())  # type: ignore[attr-defined]
@@ -82,7 +83,7 @@ def agree(
 # --- plain arguments --------------------------------------------------------------------------------------------------
 
 _OPERANDS = ("Array", "Tree", "Any", "Partition", "Partition | None")
-"""Types of arguments that are a worker's own blocks, or that labels of agreements have: rows' numbers, partitions."""
+"""Types of arguments that are a worker's own blocks, or that labels of agreements contain: row numbers, partitions."""
 
 
 class Call(NamedTuple):
@@ -96,9 +97,9 @@ _calls: ContextVar[tuple[Call, ...]] = ContextVar("calls", default=())  # the ou
 
 
 def compared(function: Callable[P, R], *, but: Collection[str] = ()) -> Callable[P, R]:
-    """Return a function that refuses plain arguments that differ, wherever the workers agree on something in it.
+    """Return a function that rejects differing plain arguments, wherever the workers agree on something in it.
 
-    `but`: arguments that are a worker's own.
+    `but`: arguments that may differ between workers.
     """
     signature = inspect.signature(function)
     kinds = {name: str(parameter.annotation) for name, parameter in signature.parameters.items()}
@@ -119,7 +120,7 @@ def compared(function: Callable[P, R], *, but: Collection[str] = ()) -> Callable
 
 
 def _differing_calls(calls_of: Mapping[int, tuple[Call, ...]]) -> str | None:
-    """Return a sentence on the first difference between the calls of workers, by world rank; None if there is none."""
+    """Return a sentence about the first difference between workers' calls, by world rank; None if there is none."""
     (first, expected), *others = calls_of.items()
     worker, its = next(((worker, its) for worker, its in others if its != expected), (first, expected))
     if worker == first:
@@ -140,7 +141,7 @@ def _differing_calls(calls_of: Mapping[int, tuple[Call, ...]]) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that is equal to all that mean the same: 1 to numpy's, (1,) and [1]."""
+    """Return a normalized value, equal for all with the same meaning: 1 to numpy's, (1,) and [1]."""
     if isinstance(value, tuple | list):
         entries = tuple(map(_plain, value))
         return entries[0] if len(entries) == 1 else entries
@@ -151,7 +152,7 @@ def _plain(value: Any) -> Any:
     try:
         return operator.index(value)
     except TypeError:
-        return repr(value)  # refused by the function's own check
+        return repr(value)  # rejected by the function's own check
 
 
 # --- shapes and dtypes ------------------------------------------------------------------------------------------------
@@ -178,13 +179,13 @@ def shape_dtype_of(name: str, x: Any) -> ShapeDtype:
         text = repr(x)
         text = text if len(text) <= 80 else structure_text(x)
         raise InvalidTypeError(
-            f"`{name}` (={text}) must be an array; a worker that holds no part of it passes zero_volume_tensor()."
+            f"`{name}` (={text}) must be an array; a worker without a part of it passes zero_volume_tensor()."
         )
     try:
         dtype = np.dtype(jnp.result_type(x.dtype))
     except TypeError:
         is_key = isinstance(x, Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-        advice = "; give jax.random.key_data of random keys, and wrap what comes." if is_key else "."
+        advice = "; for random keys, pass jax.random.key_data, and wrap the result." if is_key else "."
         raise InvalidTypeError(f"`{name}` (of dtype {x.dtype}) must be an array of numbers{advice}") from None
     return ShapeDtype(tuple(x.shape), sendable_dtype(name, dtype))
 
@@ -195,7 +196,7 @@ def is_array(value: Any) -> bool:
 
 
 def structure_text(tree: Any) -> str:
-    """Describe what stands in the place of an array, or of a tree, without its numbers.
+    """Describe a value in the place of an array, or of a tree, without its numbers.
 
     >>> structure_text({"a": 1}), structure_text((1, 2)), structure_text(np.ones((2, 3), np.float32))
     ("a dictionary of ['a']", 'a tuple of 2', 'float32[2, 3]')
@@ -210,10 +211,10 @@ def structure_text(tree: Any) -> str:
 
 
 def sendable_dtype(name: str, dtype: np.dtype) -> np.dtype:
-    """Return `dtype`, the dtype of the argument `name`; refuse one of less than a byte, which no message carries."""
+    """Return `dtype`, the dtype of the argument `name`; reject one of less than a byte, which messages can't carry."""
     if (bits := jax.dtypes.itemsize_bits(dtype)) < 8:
         raise InvalidTypeError(
-            f"`{name}` (of dtype {dtype}) must be of a dtype of whole bytes, as messages are, not of {bits} bits. One "
-            "of 8 bits holds the same numbers."
+            f"`{name}` (of dtype {dtype}) must have a dtype of whole bytes, like messages, not of {bits} bits. An "
+            "8-bit one holds the same numbers."
         )
     return dtype

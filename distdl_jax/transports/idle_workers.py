@@ -1,4 +1,4 @@
-"""A line where a program's grids leave workers of the job without anything to do; it is said once in a process."""
+"""A line if a program's grids leave workers of the job idle, printed once in a process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _said = False
 
 
 class _Grids:
-    """The teams of a world's partitions, besides the first, of all; and the first grid that left workers out."""
+    """The teams of a world's partitions, besides the first, of all; and the first grid that omitted workers."""
 
     def __init__(self) -> None:
         self.teams: set[Workers] = set()
@@ -27,15 +27,15 @@ _grids: WeakKeyDictionary[World, _Grids] = WeakKeyDictionary()
 
 
 def has_workers(world: World, ranks: Workers, is_grid: bool) -> None:
-    """Note that a partition has these workers of a world."""
+    """Record that a partition has these workers of a world."""
     if is_grid or len(ranks) < world.size:
         _grids.setdefault(world, _Grids()).teams.add(ranks)
 
 
 def leaves_out(world: World, team: int, shape: Sequence[int]) -> None:
-    """Note a grid of the first workers of a team, one for each cell, if others of the world are left out.
+    """Record a grid of the first workers of a team, one for each cell, if others of the world are omitted.
 
-    One worker alone is no such grid: it is where tensors are whole.
+    A single worker is not such a grid: whole tensors are on one.
     """
     if 1 < math.prod(shape) < team == world.size:
         grids = _grids.setdefault(world, _Grids())
@@ -43,7 +43,7 @@ def leaves_out(world: World, team: int, shape: Sequence[int]) -> None:
 
 
 def say_who_is_idle(world: World) -> None:
-    """Warn, on worker 0, if grids leave workers out as data begins to move."""
+    """Warn, on worker 0, if grids omit workers when data begins to move."""
     global _said
     if _said or world.rank or (grids := _grids.get(world)) is None or not grids.left_out_by:
         return

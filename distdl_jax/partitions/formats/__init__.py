@@ -1,1 +1,1 @@
-"""Files of arrays: safetensors, npy, npz, HDF5 and Zarr, of which any box can be read."""
+"""Files of arrays from which any box can be read: safetensors, npy, npz, HDF5 and Zarr."""

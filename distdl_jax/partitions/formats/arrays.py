@@ -1,4 +1,4 @@
-"""Arrays in files of any program that need not fit into memory: safetensors, npz, npy, HDF5 and Zarr."""
+"""Arrays in files from any program, which need not fit into memory: safetensors, npz, npy, HDF5 and Zarr."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _NPY = b"\x93NUMPY"
 
 
 def open_array(path: str | os.PathLike[str], name: str | None = None) -> Any:
-    """Return an array in a file, of which nothing is read yet: something to `read` from.
+    """Return an array in a file, without reading it yet: a source for `read`.
 
     **Arguments:**
 
-    - `path`: an npy, npz or safetensors file, an HDF5 file (`.h5`, `.hdf5`; it takes h5py, the extra `hdf5`) or a Zarr
-      array or group (a folder or zip file `.zarr`; it takes zarr, the extra `zarr`). A file that is read must not
-      change; a new one that gets its name does no harm.
-    - `name`: which array of the file; not needed if it holds only one.
+    - `path`: an npy, npz or safetensors file, an HDF5 file (`.h5`, `.hdf5`; requires h5py, the extra `hdf5`) or a Zarr
+      array or group (a folder or zip file `.zarr`; requires zarr, the extra `zarr`). The file must not change;
+      replacing it by a new one with the same name is safe.
+    - `name`: of the array in the file; not needed if there is only one.
 
-    **Returns:** an array that is sliced like numpy's, with `shape` and `dtype`; a slice of it is read.
+    **Returns:** an array with `shape` and `dtype` that is sliced like numpy's; only the slice is read.
 
-    **Raises:** `InvalidArgumentError` if there is no array of that name, or a name is needed; `SetupError` if
-    the package is missing that reads such a file; `CheckpointError` if it is damaged, or no plain file, or holds
-    Python objects; later, if it has changed, for a slice; `OSError` if it can't be read.
+    **Raises:** `InvalidArgumentError` if there is no array of that name, or a name is needed; `SetupError` if the
+    package for such a file is missing; `CheckpointError` if it is damaged, not a plain file, or holds Python objects;
+    later, if it has changed, for a slice; `OSError` if it can't be read.
 
     >>> import tempfile, numpy as np
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +50,7 @@ def open_array(path: str | os.PathLike[str], name: str | None = None) -> Any:
     [2.0, 3.0]
     """
     path = os.fspath(path)
-    path = path if "://" in path else os.path.abspath(path)  # wherever the program goes later
+    path = path if "://" in path else os.path.abspath(path)  # even if the program changes its working folder later
     kind = os.path.splitext(path.rstrip("/"))[1]
     if kind in (".h5", ".hdf5"):
         return open_hdf5(path, name)
@@ -62,7 +62,8 @@ def open_array(path: str | os.PathLike[str], name: str | None = None) -> Any:
         if kind in (".npy", ".npz", ".safetensors") or not os.path.isfile(path):
             raise
         raise CheckpointError(
-            f"`path` (={path!r}) must end in .npy, .npz, .safetensors, .h5, .hdf5 or .zarr, and be such a file: {error}"
+            f"`path` (={path!r}) must end in .npy, .npz, .safetensors, .h5, .hdf5 or .zarr, and be a file of that "
+            f"kind: {error}"
         ) from None
 
 
@@ -71,12 +72,12 @@ def read(source: Any, box: Box | None, halo: Halo | None = None) -> np.ndarray[A
 
     **Arguments:**
 
-    - `source`: what `open_array` returns, or the path of a file that holds one array; a numpy array or memory map, an
-      h5py dataset, a Zarr array, or anything with `shape`, `dtype` and slices. How it is cut into chunks on disk does
-      not matter to the result; it does to the time.
-    - `box`: a range `(start, stop)` for each dimension; a `TensorSpec` has this worker's (`spec.box`). None, the box of
-      a worker that has no part: a zero-volume array comes back.
-    - `halo`: how much more to read, `(left, right)` for each dimension; clipped at the array's boundary.
+    - `source`: the result of `open_array`, or the path of a file with one array; a numpy array or memory map, an h5py
+      dataset, a Zarr array, or anything with `shape`, `dtype` and slices. Chunks on disk affect the time, not the
+      result.
+    - `box`: a range `(start, stop)` for each dimension; this worker's is `spec.box` of a `TensorSpec`. None, the box of
+      a worker without a part, gives a zero-volume array.
+    - `halo`: additional entries to read, `(left, right)` for each dimension; clipped at the array's boundary.
 
     **Returns:** a numpy array in the source's dtype (in this machine's byte order). Not collective.
 
@@ -103,9 +104,9 @@ def read(source: Any, box: Box | None, halo: Halo | None = None) -> np.ndarray[A
 
 
 def check_array(name: str, array: Any) -> None:
-    """Refuse a value that is no array."""
+    """Reject a value that is not an array."""
     if not (hasattr(array, "shape") and hasattr(array, "dtype")):
-        raise InvalidTypeError(f"`{name}` (={array!r}) must be an array, or the path of a file that holds one.")
+        raise InvalidTypeError(f"`{name}` (={array!r}) must be an array, or the path of a file with one.")
 
 
 def with_halo(box: Box, halo: Halo | None, shape: Sequence[int]) -> Box:
@@ -138,25 +139,25 @@ def _checked_box(box: Any, shape: tuple[int, ...]) -> Box:
     if len(ranges) != len(shape) or not all(
         0 <= start <= stop <= n for (start, stop), n in zip(ranges, shape, strict=False)
     ):
-        raise InvalidArgumentError(f"`box` (={box!r}) is no box of an array of shape {shape}.")
+        raise InvalidArgumentError(f"`box` (={box!r}) is not a box of an array of shape {shape}.")
     return ranges
 
 
 def _check_mapped(array: Any) -> None:
-    """Refuse a memory map whose file has become shorter: reading it would end the process by SIGBUS."""
+    """Reject a memory map whose file has become shorter: reading it would end the process by SIGBUS."""
     memory = array
     while isinstance(memory, np.ndarray):
         memory = memory.base
     if isinstance(memory, mmap.mmap) and not memory.closed and memory.size() < len(memory):
         raise CheckpointError(
-            f"{getattr(array, 'filename', None) or 'A file'} has been cut while it is a memory map: it has "
+            f"{getattr(array, 'filename', None) or 'A file'} has been truncated while it is a memory map: it has "
             f"{memory.size()} bytes."
         )
 
 
 @dataclass(frozen=True)
 class ArrayInFile:
-    """An array in a file, sliced as numpy's are; integers and slices read no more than they ask for, in rows.
+    """An array in a file, sliced like numpy's; integers and slices read only what is needed, in rows.
 
     - `file`, `name`: the file, and the array's name in it.
     - `is_fortran`: whether it is column-major.
@@ -184,7 +185,7 @@ class ArrayInFile:
     def __getitem__(self, index: Any) -> Any:
         if (place := box_of_index(index, self.shape)) is not None:
             return self.read(place[0])[place[1]]
-        like = np.broadcast_to(np.empty((), self.dtype), self.shape)[index]  # where numpy refuses the index, so do we
+        like = np.broadcast_to(np.empty((), self.dtype), self.shape)[index]  # reject what numpy rejects
         rows, *rest = index if isinstance(index, tuple) else (index,)
         if np.ndim(rows) == 1 and not isinstance(rows, str) and box_of_index((0, *rest), self.shape) is not None:
             rows_read = np.empty(like.shape, like.dtype)
@@ -194,7 +195,7 @@ class ArrayInFile:
         return np.asarray(self)[index]
 
     def read(self, box: Box, pause: Pause = lambda: None) -> np.ndarray[Any, Any]:
-        """Read a box of the array; `pause` is called between two pieces.
+        """Read a box of the array; `pause` is called between pieces.
 
         **Raises:** `OSError` if the file can't be read, `CheckpointError` if it is too short or has changed.
         """
@@ -248,12 +249,13 @@ def _npz(file: PlainFile, plain: IO[bytes]) -> dict[str, ArrayInFile]:
             name = member.filename.removesuffix(".npy")
             with archive.open(member) as stream:
                 if stream.read(6) != _NPY:
-                    raise CheckpointError(f"{file.path} is no npz file: its member {member.filename!r} is no array.")
+                    raise CheckpointError(f"{file.path} is not an npz file: its member {member.filename!r} is not an "
+                                          "array.")
             if member.compress_type != zipfile.ZIP_STORED:
                 with archive.open(member) as stream:
                     arrays[name] = _npy(file, name, stream, None, member.file_size)
                 continue
-            plain.seek(member.header_offset + 26)  # the header of a member, and the lengths of what follows it
+            plain.seek(member.header_offset + 26)  # the header of a member, and the lengths of its parts
             lengths = plain.read(4)
             begin = member.header_offset + 30 + sum(int.from_bytes(lengths[i : i + 2], "little") for i in (0, 2))
             plain.seek(begin)
@@ -265,7 +267,7 @@ def _npy(file: PlainFile, name: str, stream: IO[bytes], begin: int | None, end: 
     """Read a header; `begin`, `end`: the bytes of the array with its header in the file, or in a compressed stream."""
     shape, is_fortran, dtype = _npy_header(stream)
     if dtype.hasobject:
-        raise CheckpointError(f"{file.path} holds Python objects under {name!r}, and not numbers.")
+        raise CheckpointError(f"{file.path} holds Python objects under {name!r}, not numbers.")
     if stream.tell() + prod(integers([*shape])) * dtype.itemsize > end:
         raise ValueError(f"{name!r} is too short for its shape, {shape}")
     return _array(file, name, shape, dtype, None if begin is None else stream.tell(), is_fortran)
@@ -274,20 +276,20 @@ def _npy(file: PlainFile, name: str, stream: IO[bytes], begin: int | None, end: 
 def _array(
     file: PlainFile, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int | None, is_fortran: bool
 ) -> ArrayInFile:
-    """Return an array of which numpy can have a part; `ValueError` for too many dimensions, say."""
+    """Return an array that numpy supports; `ValueError` for too many dimensions, for instance."""
     if np.broadcast_to(np.empty((), dtype), shape).dtype != dtype:
         raise ValueError(f"{name!r} is of dtype {dtype}, whose elements are arrays")
     return ArrayInFile(file, name, shape, dtype, offset, is_fortran)
 
 
 _one_parses = threading.Lock()
-"""Numpy reads a header as Python, which Python before 3.11.8 can't do in two of dj.simulate's threads at once."""
+"""Numpy parses a header as Python, which Python before 3.11.8 can't do in two of dj.simulate's threads at once."""
 
 
 def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = np.lib.format.read_magic(stream)
     if version not in ((1, 0), (2, 0), (3, 0)):
-        raise ValueError(f"version {version} is not known")
+        raise ValueError(f"version {version} is unknown")
     read: Any = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     with _one_parses:
         shape, is_fortran, dtype = read(stream)
@@ -295,7 +297,7 @@ def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]
 
 
 def _reader_of(stream: IO[bytes], pause: Pause) -> Callable[[int, memoryview], None]:
-    """Return a function that reads bytes of the rest of a stream, at ascending places."""
+    """Return a function that reads bytes of the rest of a stream, at ascending positions."""
     at = 0
 
     def read(start: int, into: memoryview) -> None:

@@ -1,4 +1,4 @@
-"""Boxes of arrays in files, read in runs, contiguous on both sides, or in slabs, of which a part is needed."""
+"""Boxes of arrays in files, read in runs, contiguous on both sides, or in slabs that are partly needed."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import numpy as np
 from distdl_jax.plans.decomposition import Box
 
 ROW = 2**14
-"""Bytes up to which contiguous rows are read whole, even if only a part is needed: reading the parts takes longer."""
+"""Up to this many bytes, contiguous rows are read whole, even if only a part is needed: reading parts takes longer."""
 
 RUN = 2**13
-"""Bytes from which on a run, contiguous in the file and in memory, is read by itself, right to its place."""
+"""From this many bytes on, a run, contiguous in the file and in memory, is read separately, directly into its place."""
 
 SLAB = 4 * 2**20
-"""Bytes that are read in one go at most."""
+"""The maximum number of bytes in one read."""
 
 
 Pause = Callable[[], None]
-"""What long work calls between two of its pieces; an exception from it ends the work."""
+"""Called by long work between two of its pieces; an exception from it ends the work."""
 
 
 class Slab(NamedTuple):
-    """Contiguous elements of a block, and the part of them that is needed.
+    """Contiguous elements of a block, and the needed part of them.
 
     - `start`, `stop`: their numbers, row-major. `shape`: the shape of the array that they form.
-    - `cut`: the part of that array that is needed. `into`: its place in the array of all that is needed.
+    - `cut`: the needed part of that array. `into`: its place in the array of everything needed.
     """
 
     start: int
@@ -40,9 +40,9 @@ class Slab(NamedTuple):
 
 
 def slabs(shape: Sequence[int], part: Box, itemsize: int, row: int, slab: int) -> Iterator[Slab]:
-    """Yield the slabs of `slab` bytes at most that hold `part` of a block of `shape`, in their order in the block.
+    """Yield slabs of at most `slab` bytes that hold `part` of a block of `shape`, in their order in the block.
 
-    `row`: bytes up to which contiguous rows are read whole.
+    `row`: up to this many bytes, contiguous rows are read whole.
 
     >>> [tuple(slab) for slab in slabs((4, 6), ((1, 3), (2, 4)), itemsize=1, row=99, slab=99)]
     [(6, 18, (2, 6), (slice(None, None, None), slice(2, 4, None)), (slice(0, 2, None),))]
@@ -54,7 +54,7 @@ def slabs(shape: Sequence[int], part: Box, itemsize: int, row: int, slab: int) -
     if not shape:
         yield Slab(0, 1, (), (), ())
         return
-    # Along dimension d several rows are read at once; the indices before it are gone through one by one.
+    # Along dimension d several rows are read at once, with a loop over the preceding indices.
     d = next(d for d in range(len(shape)) if prod(shape[d + 1 :]) * itemsize <= row or d == len(shape) - 1)
     inner = tuple(shape[d + 1 :])
     volume = prod(inner)
@@ -80,9 +80,10 @@ def slabs(shape: Sequence[int], part: Box, itemsize: int, row: int, slab: int) -
 
 
 def runs(shape: Sequence[int], part: Box, first: int | None = None) -> tuple[int, Iterator[int]]:
-    """Return the length of the runs of elements that make up `part` of a block of `shape`, and where each begins.
+    """Return the length of the runs of elements in `part` of a block of `shape`, and the start of each.
 
-    `first`: the dimension along which a run lies; `part` has to be whole in those after it. Default: the first such.
+    `first`: the dimension along which a run lies; `part` must be whole in the following ones. Default: the first
+    possible one.
 
     >>> length, starts = runs((4, 6), ((1, 3), (2, 4)))
     >>> length, list(starts)
@@ -121,8 +122,8 @@ def fill(
 ) -> None:
     """Fill `place` of `into`, a contiguous array, with `part` of a block of `shape`.
 
-    `read(start, view)` reads bytes of the block from `start` on, `SLAB` of them at most. Long runs go right to their
-    place, shorter ones through a buffer of a slab.
+    `read(start, view)` reads bytes of the block from `start` on, at most `SLAB` of them. Long runs are read directly
+    into their place, shorter ones through a buffer of a slab.
     """
     itemsize = into.dtype.itemsize
     d = max(along(shape, part), along(into.shape, place))
@@ -147,7 +148,7 @@ def fill(
 
 
 def box_of_index(index: Any, shape: Sequence[int]) -> tuple[Box, tuple[int | slice, ...]] | None:
-    """Return the box that an index of integers and slices lies in, and the index within it; None for another index.
+    """Return the box of an index of integers and slices, and the index within it; None for another index.
 
     >>> box_of_index((1, slice(-1, 0, -2)), (3, 6))
     (((1, 2), (1, 6)), (0, slice(None, None, -2)))

@@ -1,4 +1,4 @@
-"""HDF5 and Zarr: arrays that other packages read, watched for changes."""
+"""HDF5 and Zarr: arrays read by other packages, and watched for changes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _METADATA = "zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"
 
 @dataclass(frozen=True)
 class WatchedArray:
-    """An array that another package reads, sliced as it is there; what else that has is here, too.
+    """An array read by another package, sliced by its rules; its other attributes are available, too.
 
     - `path`, `name`: the file, and the array's name in it.
     - `array`: the package's own object.
-    - `files`: those that have to stay as they are.
-    - `chunk_files`: the files that hold a box.
+    - `files`: the files that must not change.
+    - `chunk_files`: the files with a given box.
     """
 
     path: str
@@ -67,7 +67,7 @@ class WatchedArray:
 
 
 def open_hdf5(path: str, name: str | None) -> WatchedArray:
-    """Open a data set of an HDF5 file, which does not lead to files outside of its folder."""
+    """Open a data set of an HDF5 file that has no links to files outside of its folder."""
     h5py = _package("h5py", "hdf5")
     file = PlainFile(path)
     datasets: dict[str, Any] = {}
@@ -84,7 +84,7 @@ def open_hdf5(path: str, name: str | None) -> WatchedArray:
 
 
 def _check_sources(h5py: Any, array: Any, seen: set[tuple[str, str]]) -> None:
-    """Refuse numbers of files outside of its folder, or of missing ones (fill values stand for them)."""
+    """Reject numbers in files outside of its folder, or in missing ones (replaced by fill values)."""
     path = os.path.abspath(array.file.filename)
     folder = os.path.join(os.path.dirname(path), "")
     sources = [(source.file_name, source.dset_name) for source in array.virtual_sources()] if array.is_virtual else []
@@ -92,7 +92,7 @@ def _check_sources(h5py: Any, array: Any, seen: set[tuple[str, str]]) -> None:
         other = path if file_name == "." else os.path.normpath(os.path.join(folder, file_name))
         if name is None or not other.startswith(folder):
             raise CheckpointError(
-                f"{path} has numbers of {array.name!r} in {file_name}, which may be any file of this machine. If you "
+                f"{path} has numbers of {array.name!r} in {file_name}, which may be any file on this machine. If you "
                 "trust it, open it with h5py, and pass the data set."
             )
         if (other, name) not in seen:
@@ -103,7 +103,7 @@ def _check_sources(h5py: Any, array: Any, seen: set[tuple[str, str]]) -> None:
 
 
 def open_zarr(path: str, name: str | None) -> WatchedArray:
-    """Open a Zarr array, in a folder or a zip file, of numbers and without what runs code when a chunk is read."""
+    """Open a Zarr array of numbers, in a folder or a zip file, without anything that runs code when a chunk is read."""
     zarr = _package("zarr", "zarr")
     is_folder = os.path.isdir(path)
     files = [*_metadata(path)] if is_folder else [PlainFile(path)] if "://" not in path else []
@@ -119,7 +119,7 @@ def open_zarr(path: str, name: str | None) -> WatchedArray:
         pipeline = [metadata.get(key) for key in ("filters", "compressor", "codecs")]
         if array.dtype.hasobject or "pickle" in str(pipeline).lower():
             raise CheckpointError(
-                f"{path} holds Python objects under {array.path!r}, and not numbers: to read them may run any code."
+                f"{path} holds Python objects under {array.path!r}, not numbers: reading them may run arbitrary code."
             )
 
     def chunk_files(box: Box) -> Iterator[str]:
@@ -134,7 +134,7 @@ def open_zarr(path: str, name: str | None) -> WatchedArray:
 
 
 def _metadata(folder: str) -> Iterator[PlainFile]:
-    """Yield the files that say what a folder of a Zarr store holds; refuse one that is not a plain file."""
+    """Yield the metadata files of a Zarr folder; reject one that is not a plain file."""
     for name in _METADATA:
         if os.path.lexists(path := os.path.join(folder, name)):
             yield PlainFile(path, by_name=True)
@@ -144,4 +144,4 @@ def _package(name: str, extra: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise SetupError(f"To read such a file takes {name}: pip install 'distdl_jax[{extra}]' ({error}).") from None
+        raise SetupError(f"Reading this file requires {name}: pip install 'distdl_jax[{extra}]' ({error}).") from None

@@ -15,13 +15,13 @@ from typing import IO, Any
 from distdl_jax.errors import CheckpointError, DistDLError, InvalidArgumentError
 
 LARGEST_TEXT = 2**30
-"""Bytes of a manifest, or of the metadata of a Zarr store, at most."""
+"""Maximum bytes of a manifest, or of the metadata of a Zarr store."""
 
 
 def open_to_read(path: str, *, in_folder: bool = False) -> int:
-    """Open a regular file; `in_folder`: and no symbolic link, which may lead out of its folder.
+    """Open a regular file; `in_folder`: no symbolic link, which may lead out of its folder.
 
-    **Raises:** `CheckpointError` for anything else: a pipe would be waited for for ever.
+    **Raises:** `CheckpointError` for anything else: opening a pipe would wait for ever.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (os.O_NOFOLLOW if in_folder else 0))
@@ -39,11 +39,11 @@ def open_to_read(path: str, *, in_folder: bool = False) -> int:
 
 def no_file(path: str) -> CheckpointError:
     """Return the error for a path that is not a file."""
-    return CheckpointError(f"{path} is no file, but a folder, a pipe or a device.")
+    return CheckpointError(f"{path} is not a file, but a folder, a pipe or a device.")
 
 
 def read_exactly(descriptor: int, into: Sequence[memoryview], offset: int) -> None:
-    """Fill views, one after the other, with the bytes of a file from `offset` on; `EOFError` if it ends before."""
+    """Fill views, in order, with the bytes of a file from `offset` on; `EOFError` if it ends before."""
     missing = sum(map(len, into)) - os.preadv(descriptor, into, offset)
     if not missing:
         return
@@ -56,10 +56,11 @@ def read_exactly(descriptor: int, into: Sequence[memoryview], offset: int) -> No
 
 
 class PlainFile:
-    """A regular file that has to stay as it is while arrays of it are read.
+    """A regular file that must not change while its arrays are read.
 
-    It is kept open, and read at given places: a file that gets its name does not matter, nor do threads and forks.
-    If it is unpickled it is opened by its name. With `by_name` it is not kept open, but read by another package.
+    It is kept open, and read at given positions, so replacing it by another file with its name has no effect, nor have
+    threads and forks. If it is unpickled it is opened by name. With `by_name` it is not kept open, but read by another
+    package.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class PlainFile:
         return self._stamp[0]
 
     def check(self) -> None:
-        """Refuse a file that has been changed since it was opened."""
+        """Reject a file that has been changed since it was opened."""
         try:
             is_same = _stamp(self._of) == self._stamp
         except FileNotFoundError:
@@ -94,7 +95,7 @@ class PlainFile:
             )
 
     def check_name(self) -> None:
-        """Refuse a file in whose place there is another one, of which other workers may have read."""
+        """Reject a file that was replaced by another one, which other workers may have read."""
         try:
             is_same = os.path.samestat(os.stat(self.path), os.fstat(self.descriptor))
         except FileNotFoundError:
@@ -105,7 +106,7 @@ class PlainFile:
             )
 
     def check_text(self, nbytes: int) -> None:
-        """Refuse a text (a manifest, a header) that is too long to be one, before it is read."""
+        """Reject a text (a manifest, a header) that is too long to be one, before reading it."""
         if nbytes > LARGEST_TEXT:
             raise CheckpointError(f"{self.path} is damaged: {nbytes} bytes of text are more than {LARGEST_TEXT}.")
 
@@ -117,7 +118,7 @@ class PlainFile:
         return bytes(content)
 
     def stream(self) -> IO[bytes]:
-        """Open the file once more, for a reader with its own place; refuse another file of its name."""
+        """Open the file again, for a reader with a separate position; reject another file with its name."""
         self.check_name()
         return open(open_to_read(self.path), "rb")
 
@@ -133,16 +134,16 @@ def _stamp(of: int | str) -> tuple[int, int]:
 
 @contextmanager
 def damage_in_words(path: str, name: str | None = None, *others: type[Exception]) -> Iterator[None]:
-    """Raise what the packages that read a file raise, but for `others`, as damage to it.
+    """Report the exceptions of packages that read a file, except `others`, as damage to it.
 
-    **Raises:** `CheckpointError`, which names the file and the array; `OSError` if the file system is to blame.
+    **Raises:** `CheckpointError`, which names the file and the array; `OSError` if the file system is the cause.
     """
     try:
         yield
     except Exception as error:
         if isinstance(error, (DistDLError, *others)):
             raise
-        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # of a place before the file
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # of a position before the file
             if error.filename is not None:
                 raise
             raise OSError(error.errno, error.strerror, path) from None
@@ -156,7 +157,8 @@ def chosen(path: str, arrays: Mapping[str, Any], name: str | None) -> Any:
     if name is None and len(arrays) == 1:
         return next(iter(arrays.values()))
     if name is None or name not in arrays:
-        raise InvalidArgumentError(f"`name` (={name!r}) must be that of an array in {path}. It holds {some(arrays)}.")
+        raise InvalidArgumentError(f"`name` (={name!r}) must be the name of an array in {path}. It holds "
+                                   f"{some(arrays)}.")
     return arrays[name]
 
 
@@ -173,7 +175,7 @@ LARGEST = 2**63 - 1
 
 
 def parsed(text: bytes) -> Any:
-    """Return the value of a text: UTF-8, each name once in an object, and no NaN."""
+    """Return the value of a text: UTF-8, with unique names in each object, and without NaN."""
     try:
         return json.loads(text.decode(), object_pairs_hook=_once_each, parse_constant=_no_number)
     except RecursionError:
@@ -181,16 +183,16 @@ def parsed(text: bytes) -> Any:
 
 
 def fields(value: Any, *names: str) -> list[Any]:
-    """Return the values of an object that has these names, and no others."""
+    """Return the values of an object that has exactly these names."""
     if not isinstance(value, dict) or value.keys() != {*names}:
-        raise ValueError(f"{reprlib.repr(value)} is no object of {', '.join(names)}")
+        raise ValueError(f"{reprlib.repr(value)} is not an object of {', '.join(names)}")
     return [value[name] for name in names]
 
 
 def integer(value: Any, least: int = 0, most: int = LARGEST) -> int:
     """Return an integer that lies in a range."""
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{reprlib.repr(value)} is no integer from {least} to {most}")
+        raise ValueError(f"{reprlib.repr(value)} is not an integer from {least} to {most}")
     return value
 
 
@@ -200,9 +202,9 @@ def integers(value: Any) -> tuple[int, ...]:
 
 
 def typed(value: Any, kind: type) -> Any:
-    """Return a value of this very type."""
+    """Return a value of exactly this type."""
     if type(value) is not kind:
-        raise ValueError(f"{reprlib.repr(value)} is no {kind.__name__}")
+        raise ValueError(f"{reprlib.repr(value)} is not a {kind.__name__}")
     return value
 
 
@@ -214,4 +216,4 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")

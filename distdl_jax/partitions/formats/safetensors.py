@@ -1,7 +1,7 @@
 """The safetensors format: 8 bytes with the length of the header, the header in JSON, and the tensors' bytes.
 
-Written and read here because several workers write into one file, and read parts of it. Complex numbers, of which the
-format knows only one kind, and that since recently, are pairs of floats: a dimension of 2 at the end.
+Implemented here because several workers write into one file, and read parts of it. Complex numbers, of which the format
+supports only one kind, and only recently, are pairs of floats: a trailing dimension of 2.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from distdl_jax.errors import CheckpointError
 from distdl_jax.partitions.formats.plain_files import PlainFile, fields, integers, parsed, typed
 
 METADATA = "__metadata__"
-"""The one name in a header that is no tensor's."""
+"""The only name in a header that is not a tensor's."""
 
 COMPLEX = "distdl_jax.complex"
-"""Under which name the metadata of a file list (in JSON) the tensors that stand for complex numbers."""
+"""The name under which the metadata of a file list (in JSON) the tensors that represent complex numbers."""
 
 CODES = {
     "bool": "BOOL",
@@ -47,7 +47,7 @@ _PAGE = 4096
 _MUCH = 2**20
 
 _LARGEST_HEADER = 10**8
-"""Bytes of a header, at most, as the format has it."""
+"""Maximum bytes of a header in the format."""
 
 _COMPLEX_OF = {"complex64": "float32", "complex128": "float64"}
 _PAIR_OF = {real: pair for pair, real in _COMPLEX_OF.items()}
@@ -60,13 +60,13 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 
 def is_storable(name: str) -> bool:
-    """Return whether the format, with pairs for complex numbers, has a place for a dtype, by numpy's name."""
+    """Return whether the format, with pairs for complex numbers, supports a dtype, by numpy's name."""
     return name in CODES or name in _COMPLEX_OF
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor in a file: its dtype by numpy's name and its shape, complex ones as such, and its first byte."""
+    """A tensor in a file: its dtype by numpy's name, its shape, both before conversion to pairs; its first byte."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -86,7 +86,7 @@ class Tensor:
 def laid_out(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, dict[str, Tensor], int]:
     """Lay out tensors, given by name as dtype and shape, in one file: return its header, the tensors, and its size.
 
-    Tensors of wide elements come first, so that each begins at a multiple of its element's size.
+    Tensors of wide elements come first, so that each is aligned to its element's size.
     """
     order = sorted(tensors, key=lambda name: (-dtype_named(tensors[name][0]).itemsize, name))
     header: dict[str, Any] = {}
@@ -104,7 +104,7 @@ def laid_out(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes,
             header[name] |= {"dtype": CODES[dtype], "shape": list(shape)}
         places[name], place = tensor, stop
     text = json.dumps(header, separators=(",", ":")).encode()
-    # The format pads the header with spaces. If there is much to write, it goes to whole pages.
+    # The format pads the header with spaces. A large file has its data at whole pages.
     text += b" " * (-(8 + len(text)) % (_PAGE if place >= _MUCH else 8))
     begin = 8 + len(text)
     placed = {name: Tensor(tensor.dtype, tensor.shape, begin + tensor.offset) for name, tensor in places.items()}
@@ -112,9 +112,9 @@ def laid_out(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes,
 
 
 def read_header(file: PlainFile) -> dict[str, Tensor]:
-    """Return the tensors of a file, by name. As the format asks for, they fill the file, one after the other.
+    """Return the tensors of a file, by name. As required by the format, they fill the file without gaps.
 
-    **Raises:** `CheckpointError` if it is no safetensors file; `OSError` if it can't be read.
+    **Raises:** `CheckpointError` if it is not a safetensors file; `OSError` if it can't be read.
     """
     try:
         length = int.from_bytes(file.text(8), "little")
@@ -122,11 +122,11 @@ def read_header(file: PlainFile) -> dict[str, Tensor]:
             raise EOFError
         tensors = _tensors(typed(parsed(file.text(length, 8)), dict), 8 + length)
     except (EOFError, ValueError) as error:
-        reason = str(error) or "it has no header of one"
-        raise CheckpointError(f"{file.path} is no safetensors file, or it is damaged: {reason}.") from None
+        reason = str(error) or "it does not have the header of one"
+        raise CheckpointError(f"{file.path} is not a safetensors file, or it is damaged: {reason}.") from None
     end = max((tensor.offset + tensor.nbytes for tensor in tensors.values()), default=8 + length)
     if end != file.size:
-        raise CheckpointError(f"{file.path} is damaged: it should have {end} bytes, and has {file.size}.")
+        raise CheckpointError(f"{file.path} is damaged: it should have {end} bytes, but has {file.size}.")
     return tensors
 
 
@@ -139,19 +139,19 @@ def _tensors(header: dict[str, Any], begin: int) -> dict[str, Tensor]:
         code, shape, offsets = fields(entry, "dtype", "shape", "data_offsets")
         dtype, lengths = _NAMES.get(typed(code, str)), integers(shape)
         if dtype is None:
-            raise ValueError(f"{name!r} is of the dtype {code!r}, which is not known")
+            raise ValueError(f"{name!r} has the unknown dtype {code!r}")
         if name in pairs:
             if dtype not in _PAIR_OF or lengths[-1:] != (2,):
-                raise ValueError(f"{name!r} is no array of pairs of floats")
+                raise ValueError(f"{name!r} is not an array of pairs of floats")
             dtype, lengths = _PAIR_OF[dtype], lengths[:-1]
         first, last = integers(offsets) if len(typed(offsets, list)) == 2 else (0, -1)
         tensors[name] = Tensor(dtype, lengths, begin + first)
         if last - first != tensors[name].nbytes:
-            raise ValueError(f"{name!r} has not the bytes of its shape")
+            raise ValueError(f"{name!r} does not have the bytes of its shape")
         ranges.append((first, last))
     ranges.sort()
     if [0, *(last for _, last in ranges)][: len(ranges)] != [first for first, _ in ranges]:
-        raise ValueError("its tensors don't follow one another")
+        raise ValueError("its tensors are not contiguous")
     return tensors
 
 

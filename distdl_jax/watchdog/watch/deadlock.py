@@ -1,9 +1,8 @@
-"""Deadlocks: whether workers that wait can ever go on, decided from what each of them says that it is doing.
+"""Deadlocks: whether waiting workers can ever continue, decided from the state that each of them reports.
 
-Nothing is concluded from the time that something takes, only from states that cannot change any more: a worker that
-waits for one that has left, or that waits itself, and for nothing that is on its way. What a worker has said may be
-over by now; so the coordinator has those concerned say it again, and counts the messages between them, before it
-concludes anything.
+Conclusions never use durations, only states that cannot change any more: of a worker that waits for one that has left
+or waits itself, with no message on its way. A reported state may be out of date; so the coordinator has the workers
+concerned confirm it, and counts the messages between them, before it concludes anything.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ Kind = Literal["running", "agreeing", "elsewhere", "executing", "compiling", "le
 class State:
     """The state of one worker.
 
-    - `kind`: "agreeing" (while tracing or making partitions it waits for `waits_for`, about `label`), "executing" (in
-      a compiled program), "left" (its program has ended, with `status`), or "running" (anything else). "elsewhere" is
-      agreeing, in a world of some of these workers, which draws its own conclusions from that.
-    - `episode`: which of its agreements, or runs of programs, it is in.
+    - `kind`: "agreeing" (while tracing or making partitions it waits for `waits_for`, about `label`), "executing" (in a
+      compiled program), "left" (its program has ended, with `status`), or "running" (anything else). "elsewhere" is
+      agreeing, in a world of some of these workers, which draws its own conclusions.
+    - `episode`: the number of the current agreement, or run of a program.
     - `where`: its source line.
-    - `calls`: its calls of checked functions. `program`, `function`: the call whose program it executes, and of which
-      function; 0 and "" if that is not known.
+    - `calls`: its calls of checked functions. `program`, `function`: the call whose program it executes, and its
+      function; 0 and "" if not known.
     """
 
     kind: Kind
@@ -50,17 +49,17 @@ class State:
 
     @property
     def plan(self) -> str:
-        """The function whose plan it executes, in the call that `program` says; empty if that is not known."""
+        """The function whose plan it executes, in the call `program`; empty if not known."""
         if self.kind != "executing" or not self.program:
             return ""
         return self.function or (self.calls.name if self.program == self.calls.number else "")
 
     def is_as(self, other: State | None) -> bool:
-        """Return whether the worker has not moved between the two."""
+        """Return whether the worker has not moved between the two states."""
         return other is not None and (self.kind, self.episode) == (other.kind, other.episode)
 
     def describe(self) -> str:
-        """Return what it is doing, after "worker 3 "."""
+        """Return its activity, after "worker 3 "."""
         match self.kind:
             case "agreeing" | "elsewhere":
                 where = self.where if self.kind == "agreeing" else f"{self.where}, in another communicator"
@@ -89,10 +88,10 @@ class State:
 
 
 class Deadlock(NamedTuple):
-    """Why some of the workers can never go on.
+    """Why some of the workers can never continue.
 
-    - `waiting`: those that it takes to be waiting, which must have been so at one time (world ranks).
-    - `about`: whom it is about: all that it names as having gone another way.
+    - `waiting`: the workers assumed to be waiting, which must have been so at one time (world ranks).
+    - `about`: the workers named as having gone another way.
     """
 
     text: str
@@ -102,10 +101,10 @@ class Deadlock(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """The facts that conclusions are drawn from.
+    """The facts from which conclusions are drawn.
 
-    - `states`: by worker. `in_full`: whether their calls are told in full.
-    - `plans`: what each worker's part in a function needs.
+    - `states`: by worker. `in_full`: whether their calls are reported in full.
+    - `plans`: the needs of each worker's part in a function.
     - `coming`: whether a message of an agreement may be on its way from one worker to another.
     """
 
@@ -116,7 +115,7 @@ class View:
 
 
 def find_deadlock(view: View) -> Deadlock | None:
-    """Return what keeps some of the workers from ever going on; None if that is not certain."""
+    """Return what keeps some of the workers from ever continuing; None if that is not certain."""
     return _failed(view) or _never_runs(view) or _traced_by_some(view) or _cycle(view) or _different_calls(view)
 
 
@@ -137,7 +136,7 @@ def _gone(view: View, worker: int, waiting: int) -> Deadlock:
 
 
 def _never_runs(view: View) -> Deadlock | None:
-    """Find a worker in a program that can't end without one that could not compile, or start, its own part of it."""
+    """Find a worker in a program that can't end without one that could not compile, or start, its part of it."""
     for waiting, state in sorted(view.states.items()):
         needed = view.plans.get(state.plan, {}).get(waiting, Dependencies()).required
         for worker in sorted(needed & view.states.keys()):
@@ -152,7 +151,7 @@ def _never_runs(view: View) -> Deadlock | None:
 
 
 def _different_calls(view: View) -> Deadlock | None:
-    """Find two workers whose calls differ, one of which waits: by digests, and then, in full, by the names."""
+    """Find two workers whose calls differ, one of which waits: by digests, and then, in full, by name."""
     known = [(w, s) for w, s in sorted(view.states.items()) if s.kind != "running" and s.calls.digests]
     for worker, state in known[1:]:
         first, reference = known[0]
@@ -168,7 +167,7 @@ def _different_calls(view: View) -> Deadlock | None:
 
 
 def different_functions(called: Mapping[int, Mapping[int, str]]) -> str | None:
-    """Say what is wrong if a call, by its number, is another function's on two workers."""
+    """Return the error if a call, by its number, has different functions on two workers."""
     first, *others = sorted(called)
     for worker in others:
         for call, name in sorted(called[worker].items()):
@@ -185,7 +184,7 @@ def _different_text(call: int, first: int, name: str, second: int, other: str) -
 
 
 def different_earlier_calls(name: str, earlier: Mapping[int, Earlier]) -> tuple[str, tuple[int, int]] | None:
-    """Say what is wrong if two workers that trace `name` have made different calls before, and which two."""
+    """Return the error if two workers that trace `name` have made different earlier calls, and name the two."""
     known = [(worker, calls) for worker, calls in sorted(earlier.items()) if calls.digest is not None]
     for worker, calls in known[1:]:
         first, reference = known[0]
@@ -212,7 +211,7 @@ _CHANGED = (
 
 
 def _traced_by_some(view: View) -> Deadlock | None:
-    """Find a worker that traces a function in a call that one for which it waits has passed."""
+    """Find a worker that traces a function in a call that a worker it waits for has already passed."""
     for worker, state in sorted(view.states.items()):
         if state.kind != "agreeing" or not _traces(state.calls):
             continue
@@ -231,7 +230,7 @@ def _traces(calls: Calls) -> bool:
 
 
 def _is_past(view: View, worker: int, traced: Calls) -> bool:
-    """Return whether a worker has passed a call that is traced, and has made the same calls until then."""
+    """Return whether a worker has passed a traced call, and has made the same calls until then."""
     calls = view.states[worker].calls if worker in view.states else Calls()
     if calls.passed < traced.number or not traced.digests:
         return False
@@ -244,7 +243,7 @@ def _is_past(view: View, worker: int, traced: Calls) -> bool:
 
 
 def _cycle(view: View) -> Deadlock | None:
-    """Find workers that wait for each other, or for one that has left: the most of whom each waits for another."""
+    """Find the largest set of workers that wait for each other, or for one that has left."""
     stuck = {worker for worker, state in view.states.items() if state.waits or state.kind == "left"}
     absent = _absent(view, stuck)
     needed = {w: set(_needed(view, w, stuck, absent)) for w in stuck if view.states[w].kind != "left"}
@@ -260,7 +259,7 @@ def _cycle(view: View) -> Deadlock | None:
             needed[other].discard(worker)
             if not needed[other]:
                 moves.append(other)
-    for worker, others in sorted(needed.items()):  # who has left explains more than who waits
+    for worker, others in sorted(needed.items()):  # a worker that has left explains more than one that waits
         if left := [other for other in others if view.states[other].kind == "left"]:
             return _gone(view, min(left), worker)
     if not needed:
@@ -273,7 +272,7 @@ def _cycle(view: View) -> Deadlock | None:
 
 
 def _needed(view: View, waiting: int, stuck: set[int], absent: Callable[[State], frozenset[int]]) -> Iterable[int]:
-    """Return those of `stuck` without any of which the worker can't go on; none if it is not certain."""
+    """Return a set among `stuck` of which the worker needs at least one to continue; empty if it is not certain."""
     state = view.states[waiting]
     if state.kind == "agreeing":
         others = (w for w in state.waits_for if w in stuck)
@@ -284,7 +283,7 @@ def _needed(view: View, waiting: int, stuck: set[int], absent: Callable[[State],
 
 
 def _absent(view: View, stuck: set[int]) -> Callable[[State], frozenset[int]]:
-    """Return who of `stuck` has not begun the program that a state is in: found once for all who are in one."""
+    """Return the workers of `stuck` that have not started the program of a state: found once for all in one program."""
     known: dict[object, frozenset[int]] = {}
 
     def of(state: State) -> frozenset[int]:
@@ -298,7 +297,7 @@ def _absent(view: View, stuck: set[int]) -> Callable[[State], frozenset[int]]:
 
 
 def _has_sent(sender: State, waiting: int, state: State) -> bool:
-    """Return whether a worker in the same agreement has sent its part to the one that waits, which has yet to look."""
+    """Return whether a worker in the same agreement has sent its part to the waiting one, which has yet to look."""
     same = sender.kind == "agreeing" and sender.label == state.label and sender.waits_for == (waiting,)
     return same and (len(state.waits_for) > 1 or waiting < min(state.waits_for))
 

@@ -1,4 +1,4 @@
-"""Dependencies of a worker's part in a plan: who must take part for it to end, and who has an operation with it."""
+"""Dependencies of a worker's part in a plan: the workers that must take part for it to end, and its partners."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _ALL_NEED_ALL = frozenset({"allreduce", "allgather", "alltoall", "barrier"})
 
 @dataclass(frozen=True)
 class Dependencies:
-    """The workers that one worker's part in the plan of a function depends on.
+    """The workers on which one worker's part in the plan of a function depends.
 
-    - `required`: the workers without which the part can't end, perhaps the worker itself among them. MPI may keep a
-      message that is sent, and let a root go.
-    - `partners`: the workers that it has any operation with.
-    - `fixed`: whether its operations, and with whom, are the same whatever the data say.
+    - `required`: the workers without which the part can't end, possibly including the worker itself. MPI may buffer a
+      sent message, and let a root continue.
+    - `partners`: the workers with which it has any operation.
+    - `fixed`: whether its operations and partners are independent of the data.
     """
 
     required: frozenset[int] = _NOBODY
@@ -27,7 +27,7 @@ class Dependencies:
 
 
 def dependencies_of(worker: int, program: Program) -> Dependencies:
-    """Return those of the worker (world rank) with this program."""
+    """Return the dependencies of the worker (world rank) with this program."""
     required: set[int] = set()
     partners: set[int] = set()
     fixed = True
@@ -54,15 +54,15 @@ def dependencies_of(worker: int, program: Program) -> Dependencies:
 
 
 def dependencies_of_all(programs: Mapping[int, Program], size: int) -> dict[int, Dependencies]:
-    """Return those of each worker in a plan: the workers' programs.
+    """Return the dependencies of each worker in a plan: the workers' programs.
 
-    Workers with one and the same program share one result; so each is among its own dependencies.
+    Workers with the same program share one result, so each is among its own dependencies.
     """
     known: dict[object, Dependencies] = {}
     roots: dict[int, set[int | None]] = {}
 
     def of(worker: int, program: Program) -> Dependencies:
-        # A reduction treats its root in another way, so each root has a result of its own.
+        # A reduction treats its root differently, so each root has a separate result.
         if id(program) not in roots:
             roots[id(program)] = {op.root for op, _ in operations(program) if op.kind == "reduce"}
         key = (id(program), worker if worker in roots[id(program)] else None)
@@ -86,8 +86,8 @@ def in_both(one: Mapping[int, Dependencies], other: Mapping[int, Dependencies]) 
 def takes_all(programs: Mapping[int, Program]) -> bool:
     """Return whether a function must be called by all workers or by none.
 
-    Then each worker is bound to every other one, by operations of the two or of others in between, whatever the data
-    say. What some workers do among themselves the others may skip.
+    Then each worker is bound to every other one, by operations of the two or of others in between, independent of the
+    data. Operations among some workers may be skipped by the others.
     """
     sharing: dict[int, tuple[Program, set[int]]] = {}
     for worker, program in programs.items():

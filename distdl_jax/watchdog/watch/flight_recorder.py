@@ -1,6 +1,6 @@
-"""The last operations of this worker, recorded while compiled programs run, if `DISTDL_JAX_DEBUG=1` asks for it.
+"""The last operations of this worker, recorded while compiled programs run, if `DISTDL_JAX_DEBUG=1` is set.
 
-A record costs a call of Python from the compiled program; without the setting programs are compiled without.
+A record costs a Python call from the compiled program; without the setting it is not compiled in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _records: deque[tuple[float, str, bool]] = deque(maxlen=2 * OPERATIONS_REMEMBERE
 
 @contextmanager
 def recorded(operation: str, effect: Any) -> Iterator[None]:
-    """Record the beginning and the end of the operation that is traced inside, in the order that `effect` keeps."""
+    """Record the start and the end of the operation that is traced inside, in the order that `effect` keeps."""
     recording = current_settings().debug
     if recording:
         _record.bind(operation=operation, done=False, effect=effect)
@@ -33,13 +33,13 @@ def recorded(operation: str, effect: Any) -> Iterator[None]:
 
 
 def last_operations() -> list[str]:
-    """Return a line for each remembered operation, the last one last: how long ago it began, and whether it ended."""
+    """Return a line for each recorded operation, the last one last: how long ago it started, and whether it ended."""
     now, lines = monotonic(), []
     records = list(_records)
     for place, (at, operation, done) in enumerate(records):
         if done:
             continue
-        # Operations follow each other, so the next record is of this one's end.
+        # Operations are sequential, so the next record is of this one's end.
         went_on = f"took {1e3 * (records[place + 1][0] - at):.3f} ms" if place + 1 < len(records) else "goes on"
         lines.append(f"{now - at:10.3f} s ago  {operation}: {went_on}")
     return lines
@@ -50,7 +50,7 @@ def _lowered(ctx: Any, *, operation: str, done: bool, effect: Any) -> Any:
         _records.append((monotonic(), operation, done))
         return ()
 
-    # With the token of the operations themselves: XLA would move a call with another, or with none, past them.
+    # With the token of the operations themselves: XLA would move a call with another one, or without one, past them.
     results, token, _ = mlir.emit_python_callback(
         ctx, write, ctx.tokens_in.get(effect), [], ctx.avals_in, ctx.avals_out, has_side_effect=True
     )

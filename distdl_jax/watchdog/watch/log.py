@@ -8,7 +8,7 @@ from distdl_jax.watchdog.watch.status import worker_status
 
 
 class _WorkerFilter(logging.Filter):
-    """Puts the worker in front of each line; nothing if there is only one."""
+    """Prefixes each line with the worker, if there are several."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         status = worker_status()

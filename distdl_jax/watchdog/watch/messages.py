@@ -1,4 +1,4 @@
-"""Messages between the workers' reporters and the coordinator of their world: one question, one answer, few orders."""
+"""Messages between the workers' reporters and the coordinator of their world: questions, answers, and a few orders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distdl_jax.watchdog.watch.deadlock import Kind, State
 
 
 class Wait(NamedTuple):
-    """A wait of a worker that goes on: its kind, its number among those of the kind, and how long it has lasted."""
+    """A current wait of a worker: its kind, its number among those of the kind, and how long it has lasted."""
 
     kind: Kind
     episode: int
@@ -21,10 +21,10 @@ class Wait(NamedTuple):
 
 @dataclass(frozen=True)
 class Detail:
-    """Facts that only an answer carries.
+    """Facts that only answers carry.
 
     - `compiled`: how many seconds ago the worker last compiled; 0 while it does.
-    - `sent`, `received`: the numbers of messages of agreements to, and from, each other worker.
+    - `sent`, `received`: the numbers of agreement messages to, and from, each other worker.
     """
 
     compiled: float = float("inf")
@@ -34,9 +34,9 @@ class Detail:
 
 @dataclass(frozen=True)
 class Answer:
-    """The state of a worker: the answer to `question`, or (0) a change, unasked.
+    """The state of a worker: the answer to `question`, or (0) an unsolicited change.
 
-    `waits`: the waits that have lasted long enough for the timeout to look at them.
+    `waits`: the waits that have lasted long enough for the timeout to consider them.
     """
 
     worker: int
@@ -60,7 +60,7 @@ class CannotAgree:
 
 @dataclass(frozen=True)
 class Question:
-    """What are you doing now? `in_full`: with all calls that you remember."""
+    """What are you doing now? `in_full`: with all stored calls."""
 
     number: int
     in_full: bool = False
@@ -84,7 +84,7 @@ class Say:
 
 @dataclass(frozen=True)
 class EndJob:
-    """Report where you are, and answer `question`; then the job ends. Without a question it ends at once."""
+    """Report where you are, and answer `question`; then the job ends. Without a question it ends immediately."""
 
     question: int
     text: str
@@ -95,7 +95,7 @@ ToCoordinator = Answer | CannotAgree
 ToWorker = Question | Fail | Say | EndJob
 Message = ToCoordinator | ToWorker
 Posts = list[tuple[int, Message]]
-"""Messages, each after the worker that is to get it."""
+"""Messages, each after its receiver."""
 
 
 class Mailbox(Protocol):
@@ -105,10 +105,10 @@ class Mailbox(Protocol):
         """Send to a worker."""
 
     def next(self) -> tuple[int, Message] | None:
-        """Return a message that has arrived, after its sender; None if there is none."""
+        """Return an arrived message, after its sender; None if there is none."""
 
     def begin_barrier(self) -> None:
-        """Tell all workers that this one is here."""
+        """Tell all workers that this one has arrived."""
 
     def has_met(self) -> bool:
-        """Return whether all workers have begun the barrier."""
+        """Return whether all workers have started the barrier."""

@@ -1,6 +1,6 @@
-"""What a worker is doing, written by the threads that run its program and read by its watchdog.
+"""The activity of a worker, written by the threads that run its program and read by its watchdog.
 
-Each thread has one record. A training step pays next to nothing for it: its fields are written in one step each.
+Each thread has one record. A training step pays next to nothing for it: each field is written in one step.
 
 | what the thread does                        | call  | log                  | traces | waiting | counts            |
 |---------------------------------------------|-------|----------------------|--------|---------|-------------------|
@@ -11,7 +11,7 @@ Each thread has one record. A training step pays next to nothing for it: its fie
 | returns                                     | ""    | None                 | no     | None    | ends in the log   |
 | raises, before it has told others anything  | ""    | None                 | no     | None    | undone in the log |
 
-A call inside another one is part of it.
+A nested call is part of the outer one.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from distdl_jax.jax_compat import dispatched_by_this_thread
 from distdl_jax.watchdog.watch.call_log import REMEMBERED, CallLog
 
 RUNS_REMEMBERED = 8
-"""Of how many programs that were dispatched the calls are remembered."""
+"""The number of dispatched programs whose calls are stored."""
 
 
 class Channel(Protocol):
-    """Where a waiting worker looks for messages, what watches over it, and how many have been sent and received."""
+    """Where a waiting worker looks for messages, its watchdog, and the numbers of sent and received messages."""
 
     monitor: Any
 
@@ -48,9 +48,9 @@ class Channel(Protocol):
 
 @dataclass(frozen=True)
 class Waiting:
-    """An agreement that the worker takes part in: its number, over which channel (None before there is one), for what
-    label, from which source line, for which workers it still waits (by rank in COMM_WORLD, if there is no channel
-    yet), and in which thread."""
+    """An agreement in which the worker takes part: its number, its channel (None before there is one), its label, the
+    source line, the workers for which it still waits (by rank in COMM_WORLD, if there is no channel yet), and the
+    thread."""
 
     number: int
     channel: Channel | None
@@ -61,8 +61,8 @@ class Waiting:
 
 
 class Dispatched(NamedTuple):
-    """What tells how far the program of a call is; of which call, by its number in which world (None: it does not
-    count); and the function's name."""
+    """A token of the program of a call; the call, by its number in a world (None: it does not count); and the
+    function's name."""
 
     buffers: list[Any]
     log: CallLog | None
@@ -72,13 +72,13 @@ class Dispatched(NamedTuple):
 
 @dataclass(eq=False)
 class ThreadRecord:
-    """What one thread does.
+    """The activity of one thread.
 
-    - `thread`: its number. `programs`: what tells how far the programs are that it has dispatched.
-    - `call`: the checked function that it is in, "" outside. `log`: where the call counts; None if not known.
-    - `traces`: whether it traces the function. `waiting`: the agreement that it is in.
-    - `worlds`: the worlds whose partitions it has used; None if that is not asked for.
-    - `before`: the tokens of its programs when its last call began, or ended.
+    - `thread`: its number. `programs`: tokens of the programs that it has dispatched.
+    - `call`: the current checked function, "" outside. `log`: where the call counts; None if not known.
+    - `traces`: whether it is tracing the function. `waiting`: its current agreement.
+    - `worlds`: the worlds whose partitions it has used; None if not requested.
+    - `before`: the tokens of its programs when its last call started, or ended.
     """
 
     thread: int
@@ -94,13 +94,14 @@ class ThreadRecord:
 class WorkerStatus:
     """The state of one worker.
 
-    - `rank`, `size`: its number among the workers that were launched together, and how many they are. If not given,
-      those of MPI's COMM_WORLD, once MPI has started.
-    - `threads`: the records of the threads that have called: agreements, or checked functions.
-    - `calls`: the last calls of checked functions that it has begun, as number and name.
-    - `home`: the thread that has agreed with others last, or made a call that counts. `shown`: whose stack is reported.
-    - `mixed`: whether it has run programs that communicate outside calls that count.
-    - `dispatched`: of the last calls that are over, their programs, which may go on.
+    - `rank`, `size`: its number among the workers that were launched together, and their total. If not given, MPI's for
+      COMM_WORLD, once MPI has started.
+    - `threads`: the records of the threads that have made calls: agreements, or checked functions.
+    - `calls`: the last calls of checked functions that it has started, as number and name.
+    - `home`: the thread that last agreed with others, or made a call that counts. `shown`: the thread whose stack is
+      reported.
+    - `mixed`: whether it has run communicating programs outside calls that count.
+    - `dispatched`: the programs of the last completed calls, which may still run.
     """
 
     def __init__(self, rank: int | None = None, size: int | None = None) -> None:
@@ -138,39 +139,39 @@ class WorkerStatus:
 
     @property
     def tracing(self) -> bool:
-        """Whether a thread traces a checked function that it calls."""
+        """Whether a thread is tracing a checked function that it calls."""
         return any(record.call and record.traces for record in list(self.threads.values()))
 
     @property
     def waiting(self) -> Waiting | None:
-        """The agreement that the worker is in, None outside: in several threads, that which began first."""
+        """The current agreement of the worker, None outside: in several threads, the first one."""
         waits = (record.waiting for record in list(self.threads.values()))
         return min((wait for wait in waits if wait is not None), key=lambda wait: wait.number, default=None)
 
     @property
     def is_beside_the_program(self) -> bool:
-        """Whether this thread is another one than the program's main one, in a process that is one worker."""
+        """Whether this thread is not the program's main one, in a process of one worker."""
         return self is _of_process and threading.current_thread() is not threading.main_thread()
 
     def is_called_here(self) -> ThreadRecord:
-        """Record that this thread calls, so that it is sampled from now on; return its record."""
+        """Record that this thread makes calls, so that it is sampled from now on; return its record."""
         record = self.here
         if self.threads.get(record.thread) is not record:
             self.threads[record.thread] = record
         return record
 
     def uses(self, world: Any) -> None:
-        """Record that what the worker does is about partitions of this world."""
+        """Record that the worker's activity concerns partitions of this world."""
         if (worlds := self.here.worlds) is not None:
             worlds.append(world)
 
     def run_of(self, token: Any) -> Dispatched | None:
-        """Return the run of a call's program that has this token; None if that is not known."""
+        """Return the run of a call's program with this token; None if that is not known."""
         # The first that has it: later calls that have dispatched nothing have the same.
         return next((run for run in list(self.dispatched) if any(token is buffer for buffer in run.buffers)), None)
 
     def tokens_pending(self) -> bool:
-        """Return whether a program that communicates goes on concurrently with the threads that call."""
+        """Return whether a communicating program runs concurrently with the threads that make calls."""
         records = list(self.threads.values())
         return any(is_pending(buffer, True) for record in records for buffer in record.programs())
 
@@ -189,15 +190,15 @@ class WorkerStatus:
             here.waiting = outer
 
     def still_waits_for(self, workers: tuple[int, ...]) -> None:
-        """Record for whom it still waits."""
+        """Record the workers for which it still waits."""
         if (waiting := self.here.waiting) is not None:
             self.here.waiting = replace(waiting, waits_for=workers)
 
     @contextmanager
     def call(self, name: str, log: CallLog | None = None) -> Iterator[None]:
-        """Record that a checked function is called; calls inside it are part of it.
+        """Record the call of a checked function; nested calls are part of it.
 
-        `log`: that of the world in which the function is known to communicate.
+        `log`: of the world in which the function is known to communicate.
         """
         others = [record.log for record in list(self.threads.values())]
         # Of two concurrent calls that count in one world, in two threads, one is enough.
@@ -215,7 +216,7 @@ class WorkerStatus:
     def _begin_call(self, name: str, log: CallLog | None) -> ThreadRecord:
         here = self.is_called_here()
         self._note_programs(here)
-        here.log = log  # before anything says that the worker is in it, or that it has been
+        here.log = log  # before anything tells that the worker is in it, or has been
         here.call = name
         self.calls.append((self.calls[-1][0] + 1, name))
         if log is not None:
@@ -226,7 +227,7 @@ class WorkerStatus:
     def _end_call(self, here: ThreadRecord, completed: bool, has_told: bool) -> None:
         log, before = here.log, here.before
         number = 0 if log is None else log.number
-        self._note_programs(here, are_counted=log is not None)  # of one that doesn't count; others may have skipped it
+        self._note_programs(here, are_counted=log is not None)  # of an uncounted call, which others may have skipped
         self.dispatched.append(Dispatched(here.before, log, number, here.call))
         if log is not None:
             if has_told or list(map(id, before)) != list(map(id, here.before)):
@@ -236,7 +237,7 @@ class WorkerStatus:
         here.call, here.log = "", None
 
     def _note_programs(self, here: ThreadRecord, are_counted: bool = False) -> None:
-        """Record which programs this thread has dispatched; whether there are new ones, unless they are counted."""
+        """Record the programs that this thread has dispatched; whether there are new ones, unless they are counted."""
         last, here.before = here.before, here.programs()
         new = any(all(token is not other for other in last) for token in here.before)
         self.mixed = self.mixed or (new and not are_counted)
@@ -251,13 +252,13 @@ class WorkerStatus:
             here.log = log
 
     def cannot_run(self, why: str) -> None:
-        """Record that the program of this thread's call will never run, though all have agreed on its plan."""
+        """Record that the program of this thread's call will never run, although all have agreed on its plan."""
         if (log := self.here.log) is not None:
             log.cannot_run(why)
 
     @contextmanager
     def traced(self) -> Iterator[None]:
-        """Record that this thread traces the function that it calls; if it calls none, nothing follows."""
+        """Record that this thread is tracing the function that it calls; without effect if it calls none."""
         here = self.here
         outer, here.traces = here.traces, True
         if here.log is not None:
@@ -271,9 +272,9 @@ class WorkerStatus:
 
 
 def is_pending(token: Any, unknown: bool) -> bool:
-    """Return whether the program that gives this token goes on, and `unknown` if JAX can't say.
+    """Return whether the program with this token is running, and `unknown` if JAX can't tell.
 
-    To ask opens a file now and then (jaxlib's random numbers), and a worker may have no descriptor left.
+    The query occasionally opens a file (jaxlib's random numbers), and a worker may have no descriptor left.
     """
     try:
         return not token.is_deleted() and not token.is_ready()
@@ -286,13 +287,13 @@ _acting: ContextVar[WorkerStatus] = ContextVar("worker_status", default=_of_proc
 
 
 def worker_status() -> WorkerStatus:
-    """Return the status of the worker that this thread acts for; outside `acting_as`, the process's own."""
+    """Return the status of the worker for which this thread acts; outside `acting_as`, the process's own."""
     return _acting.get()
 
 
 @contextmanager
 def acting_as(status: WorkerStatus) -> Iterator[None]:
-    """Inside, this thread is a worker of its own, one of several in this process."""
+    """Inside, this thread is a separate worker, one of several in this process."""
     before = _acting.set(status)
     try:
         yield

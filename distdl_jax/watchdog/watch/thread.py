@@ -1,6 +1,7 @@
-"""The thread that gives every agent of this process its turns, and what happens when the program ends.
+"""The thread that runs the turns of every agent of this process, and the actions at the end of the program.
 
-All that a world of several workers does to the process is here: a thread, a handler of `atexit`, and `sys.excepthook`.
+All effects of a world of several workers on the process are here: a thread, a handler of `atexit`, and
+`sys.excepthook`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PAUSE = 0.05
 """Seconds between two turns."""
 
 LONG_COMPILATION = 300.0
-"""Seconds after which a line says that a worker compiles; the next one comes after twice as many, and so on."""
+"""Seconds after which a line tells that a worker compiles; the next one comes after twice as many, and so on."""
 
 
 class WatchdogThread:
@@ -50,7 +51,7 @@ class WatchdogThread:
         self._speaks_after = 0.0
 
     def add(self, agent: Agent) -> None:
-        """Give one more agent its turns, from now on."""
+        """Run the turns of one more agent, from now on."""
         for other in self._agents:  # of equal worlds the first covers the others
             agent.is_covered = agent.is_covered or set(agent.members) <= set(other.members)
             other.is_covered = other.is_covered or set(other.members) < set(agent.members)
@@ -58,7 +59,7 @@ class WatchdogThread:
         say_elsewhere.append(agent.say_elsewhere)
 
     def begin(self, limit: float) -> None:
-        """Begin; `limit` is the clock's, in seconds, as long as there is no reporter that keeps it."""
+        """Start; `limit` is the clock's, in seconds, as long as there is no reporter that keeps it."""
         self._limit = limit
         if self._thread is not None:
             return
@@ -70,12 +71,12 @@ class WatchdogThread:
             target=self._run, args=(status, self._stop), name="distdl_jax watchdog", daemon=True
         )
         self._thread.start()
-        # After everything that others register later, before MPI is finalised.
+        # After everything registered later by others, before MPI is finalised.
         atexit.register(self.leave)
         supervised.tell(supervised.IN_WORLD)
 
     def close(self) -> None:
-        """Undo what `begin` has done, once the workers of all worlds have come to it."""
+        """Undo `begin`, once the workers of all worlds have called this."""
         if self._end():
             atexit.unregister(self.leave)
             _remove_hook()
@@ -102,13 +103,13 @@ class WatchdogThread:
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
-        """Log what is raised inside, once, and continue: without its watchdog a worker is silent."""
+        """Log exceptions inside, once, and continue: without its watchdog a worker is silent."""
         try:
             yield
         except Exception as error:
             if repr(error) not in self._failed:
                 self._failed.add(repr(error))
-                with suppress(Exception):  # where the log goes may be closed
+                with suppress(Exception):  # the log's file may be closed
                     log.exception("The watchdog failed; it goes on.")
 
     def _speak_of_compilation(self, status: WorkerStatus, seconds: float) -> None:
@@ -123,7 +124,7 @@ class WatchdogThread:
             )
 
     def _look_at_the_clock(self, status: WorkerStatus, now: float) -> None:
-        """End the job if the worker waits for too long to open a world whose workers no other one has all of."""
+        """End the job if the worker waits for too long to open a world that no other one covers."""
         waiting = status.waiting
         if waiting is None or waiting.channel is not None:
             return
@@ -132,7 +133,8 @@ class WatchdogThread:
         if self._waits_since[0] != waiting.number:
             self._waits_since, self._told = (waiting.number, now), 0.0
         seconds = now - self._waits_since[1]
-        # Nobody knows what the others do yet; two may speak, for one of them may be whom the others wait for.
+        # The others' states are not known yet; two may report, since one of them may be the one that the others wait
+        # for.
         speaks = status.rank in sorted({status.rank, *waiting.waits_for})[:2]
         if speaks and (line := last_line(lines_within(self._limit), seconds)) > self._told:
             self._told = line
@@ -158,7 +160,7 @@ class WatchdogThread:
         if is_forked() or mpi_has_ended() or self._stop.is_set() or self._thread is None:
             return False
         try:
-            jax.effects_barrier()  # what is still under way may need the others
+            jax.effects_barrier()  # programs that still run may need the others
         except Exception as error:
             sys.excepthook(type(error), error, error.__traceback__)
         for agent in self._agents:
@@ -172,8 +174,8 @@ class WatchdogThread:
 
 
 def _look_at_what_remains(status: WorkerStatus, limit: float) -> None:
-    """Watch what a process still does when the programs of all workers have ended: the exit handlers that were there
-    before the first world, which may wait for another worker that is past its own. The clock ends only what agrees."""
+    """Watch a process after the programs of all workers have ended: exit handlers registered before the first world may
+    wait for another worker that is past its own. The clock ends only agreements."""
     clock, pause = AwakeClock(time.monotonic()), min(FIRST_LINE, limit or FIRST_LINE)
     says_at, agreement, began = pause, 0, 0.0
     while not mpi_has_ended():
@@ -201,7 +203,7 @@ _ExceptionHook = Callable[[type[BaseException], BaseException, TracebackType | N
 
 
 class _Hook:
-    """Prints an exception by the hook that was there before, and ends the job: the others would wait for ever."""
+    """Prints an exception with the previous hook, and ends the job: the others would wait for ever."""
 
     def __init__(self, previous: _ExceptionHook) -> None:
         self.previous = previous
@@ -225,22 +227,22 @@ class _Hook:
 
 
 def _install_hook() -> None:
-    """Put the hook in front of the one that is there."""
+    """Install the hook in front of the current one."""
     if not isinstance(sys.excepthook, _Hook):
         sys.excepthook = _Hook(sys.excepthook)
 
 
 def _remove_hook() -> None:
-    """Take the hook out; if another one stands in front of it, it only passes on from now on."""
+    """Remove the hook; if another one was installed in front of it, it only forwards from now on."""
     if isinstance(hook := sys.excepthook, _Hook):
         hook.is_on = False
         sys.excepthook = hook.previous
 
 
 def _main_program_goes_on() -> bool:
-    """Return whether the main program itself shows an exception (as consoles do), and has not ended by it.
+    """Return whether the main program itself shows an exception (as consoles do), without ending.
 
-    Python calls the hook, or one that calls it in turn, when no line of the program is left to run.
+    Python calls the hook, or one that calls it, when no line of the program is left to run.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
@@ -254,14 +256,14 @@ def _main_program_goes_on() -> bool:
 
 
 def _is_of_a_prompt(trace: TracebackType | None) -> bool:
-    """Return whether a line at Python's own prompt has raised, which asks for the next one."""
+    """Return whether a line at Python's own prompt has raised, after which the prompt continues."""
     return hasattr(sys, "ps1") and (trace is None or trace.tb_frame.f_code.co_filename.startswith("<"))
 
 
 def _has_raised() -> bool:
     """Return whether an exception has ended the main program, which has replaced this hook by its own.
 
-    Python keeps such an exception for debuggers. An interactive one does so for each that it continues after.
+    Python stores such an exception for debuggers. An interactive Python does so for each that it survives.
     """
     trace: TracebackType | None = getattr(sys, "last_traceback", None)
     is_interactive = sys.flags.interactive or hasattr(sys, "ps1")
@@ -269,4 +271,4 @@ def _has_raised() -> bool:
 
 
 watchdog_thread = WatchdogThread()
-"""That of this process."""
+"""The one of this process."""

@@ -1,7 +1,7 @@
-"""What the threads that call are doing, seen from another one: whether one is in a compiled program, or compiles one.
+"""The activity of calling threads, observed from another one: whether one is in a compiled program, or compiles one.
 
-The frames of a thread that runs must not be followed from another: it may leave them at any moment, and CPython 3.11
-then crashes. So only the innermost one is looked at; a whole stack is written by `faulthandler`, in one go.
+The frames of a running thread must not be followed from another one: it may leave them at any moment, and CPython 3.11
+then crashes. So only the innermost one is inspected; whole stacks are written by `faulthandler`, in one go.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Line(NamedTuple):
 
 @dataclass
 class Run:
-    """A run of a program: its number, since when it has been seen, the thread that has dispatched it, its own token if
-    it goes on concurrently with the thread, and the thread's tokens meanwhile.
+    """A run of a program: its number, since when it has been seen, the thread that dispatched it, its own token if it
+    runs concurrently with the thread, and the thread's tokens meanwhile.
 
-    The next program that communicates finds other tokens. (One that does not is called without a frame of Python's, but
-    for its first time.)
+    The next communicating program finds other tokens. (Others are called without a Python frame, except for the first
+    time.)
 
-    - `where`, `function`: once it has lasted for a while, its line, and the function whose program it is, if known.
-    - `log`, `call`: the call whose program it is, by its number in which world, if known.
+    - `where`, `function`: once it has lasted for a while, its line, and the function of its program, if known.
+    - `log`, `call`: the call of its program, by its number in a world, if known.
     """
 
     number: int
@@ -68,7 +68,7 @@ class Run:
     is_described: bool = False
 
     def describe(self, status: WorkerStatus) -> None:
-        """Look up what is known of it: a stack costs, so not before it has lasted for a while."""
+        """Look up its details: a stack is expensive, so not before it has lasted for a while."""
         self.is_described = True
         record = status.threads.get(status.shown)
         log = None if record is None else record.log
@@ -86,11 +86,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Sample:
-    """What the worker does.
+    """The activity of the worker.
 
-    - `run`: the run of a program that goes on; None if there is none.
-    - `compiles`: for how many seconds the worker has compiled without a pause, 0.0 if it does not. `compiled`: how
-      many seconds ago it last did.
+    - `run`: the current run of a program; None if there is none.
+    - `compiles`: for how many seconds the worker has compiled without a pause, 0.0 if it does not. `compiled`: how many
+      seconds ago it last did.
     """
 
     run: Run | None = None
@@ -99,7 +99,7 @@ class Sample:
 
 
 class Sampler:
-    """Looks from time to time at the threads that have called, or at the main one if there is none."""
+    """Samples the threads that have made calls, or the main one if there is none."""
 
     def __init__(self, status: WorkerStatus) -> None:
         self._status = status
@@ -109,7 +109,7 @@ class Sampler:
         self._looked_at = 0.0
 
     def look(self, now: float) -> Sample:
-        """Return what the worker does `now`, in seconds in which the watchdog was awake."""
+        """Return the worker's activity `now`, in seconds in which the watchdog was awake."""
         frames = sys._current_frames()
         threads = self._status.threads
         for thread in [thread for thread in list(threads) if thread not in frames]:
@@ -119,7 +119,7 @@ class Sampler:
         self._compiles = self._compiles + now - self._looked_at if compiles else 0.0
         self._compiled_at, self._looked_at = now if compiles else self._compiled_at, now
         self._runs = self._running(activities, now)
-        # A program that goes on concurrently with its thread has begun before the one that the thread is in.
+        # A program that runs concurrently with its thread started before the one that the thread is in.
         run = min(self._runs.values(), key=lambda run: (run.token is None, run.number), default=None)
         waiting, running = self._status.waiting, self._status.home if run is None else run.thread
         self._status.shown = running if waiting is None else waiting.thread
@@ -128,8 +128,8 @@ class Sampler:
         return Sample(run, self._compiles, now - self._compiled_at)
 
     def _running(self, activities: Mapping[int, str | None], now: float) -> dict[tuple[int, ...], Run]:
-        """Return the runs that go on: of programs that threads are in, by their tokens meanwhile, and of those that go
-        on concurrently with their threads, by their own token."""
+        """Return the current runs: of programs that threads are in, by their tokens meanwhile, and of those that run
+        concurrently with their threads, by their own token."""
         runs = {key: run for key, run in self._runs.items() if run.token is not None}
         for thread in list(self._status.threads) or [threading.main_thread().ident or 0]:
             record = self._status.threads.get(thread)
@@ -149,13 +149,13 @@ class Sampler:
 
 def _activity(innermost: FrameType) -> str | None:
     code = innermost.f_code
-    is_run = code.co_filename == _JIT and code.co_name == _RUN  # what is called from C++ has no frame of its own
+    is_run = code.co_filename == _JIT and code.co_name == _RUN  # functions called from C++ have no frame
     return "executing" if is_run else activity(innermost)
 
 
 @cache
 def _stack_file() -> IO[str] | None:
-    """Open the file that stacks are written to, once: later there may be no descriptor left."""
+    """Open the file for stacks, once: later there may be no descriptor left."""
     try:
         return os.fdopen(os.memfd_create("stacks"), "w+")
     except (AttributeError, OSError):
@@ -165,7 +165,7 @@ def _stack_file() -> IO[str] | None:
 
 
 def prepare_to_write_stacks() -> None:
-    """Open what that takes."""
+    """Open the required file."""
     _stack_file()
 
 
@@ -173,9 +173,9 @@ _writing_stacks = threading.Lock()
 
 
 def main_stack() -> list[Line]:
-    """Return the stack of the thread that calls, the innermost line first; safe while it runs.
+    """Return the stack of the calling thread, the innermost line first; safe while it runs.
 
-    The main thread's, if none has called or it has ended; empty if it can't be written.
+    It is the main thread's if none has made calls or it has ended; empty if it can't be written.
     """
     if (file := _stack_file()) is None:
         return []
@@ -197,8 +197,8 @@ def main_stack() -> list[Line]:
 
 
 def _innermost_line(idents: Iterable[int]) -> list[Line]:
-    """Return the innermost line of the first of these threads that runs Python: `faulthandler` writes 100 threads at
-    most.
+    """Return the innermost line of the first of these threads that runs Python; `faulthandler` writes at most 100
+    threads.
     """
     frames = sys._current_frames()
     frame = next((frames[ident] for ident in idents if ident in frames), None)
@@ -206,9 +206,9 @@ def _innermost_line(idents: Iterable[int]) -> list[Line]:
 
 
 def runs_own_program(stack: list[Line]) -> bool:
-    """Return whether a stack is in the program of the checked function that is called, not in one inside its trace.
+    """Return whether a stack is in the program of the called checked function, not in one inside its trace.
 
-    In the former case no frames of other code lie between the two.
+    In the former case no frames of other code are between the two.
     """
     if not stack or not (stack[0].file == _JIT or stack[0].file.endswith("jax/_src/interpreters/pxla.py")):
         return False
@@ -227,7 +227,7 @@ def user_frames(stack: list[Line]) -> list[Line]:
 
 
 def main_line() -> str:
-    """Return the user's line that the main thread is at."""
+    """Return the user's line at which the main thread is."""
     stack = user_frames(main_stack())
     lines = [line for line in stack if not is_of_python(line.file)] or stack
     if not lines:  # a main thread that runs no Python is past the program

@@ -1,7 +1,7 @@
-"""The timeout: all workers say what they do, and then it is decided who waits, and has waited for too long.
+"""The timeout: all workers report their states, and then it is decided who waits, and has waited for too long.
 
-A worker announces a wait that has lasted for a part of the limit. From then on the coordinator asks all workers time
-and again. The answers say how long each wait has lasted, and how long ago each worker has compiled: a wait counts from
+A worker announces a wait that has lasted for a fraction of the limit. From then on the coordinator asks all workers
+repeatedly. The answers tell how long each wait has lasted, and how long ago each worker compiled: a wait counts from
 when no worker compiles any more, unless it has lasted for `COMPILATION` times the limit.
 """
 
@@ -23,10 +23,10 @@ from distdl_jax.watchdog.watch.dependencies import Dependencies, Plans, dependen
 from distdl_jax.watchdog.watch.messages import Answer, Wait
 
 UNHEARD = 12.0
-"""After how many seconds without an answer it is said that a worker was not heard from."""
+"""The seconds without an answer after which a line tells that a worker was not heard from."""
 
 LISTED = 64
-"""Of how many workers a report says what they do; a line names eight."""
+"""The number of workers whose states are listed in a report; a line names eight."""
 
 NEVER = float("inf")
 
@@ -35,7 +35,7 @@ Place = tuple[Kind, str, str, str]
 
 
 def place_of(state: State) -> Place:
-    """Return the place of the wait that a worker is in."""
+    """Return the place of a worker's current wait."""
     return state.kind, state.label, state.function, state.where
 
 
@@ -58,7 +58,7 @@ class OpenQuestion:
         return len(self.answers) == len(self.workers)
 
     def hear(self, answer: Answer) -> bool:
-        """Take in an answer; return whether it is one to this question."""
+        """Process an answer; return whether it is one to this question."""
         if answer.question == self.number:
             self.answers[answer.worker] = answer
         return answer.question == self.number
@@ -66,13 +66,13 @@ class OpenQuestion:
 
 @dataclass
 class Timeout:
-    """The questions to all workers, while one of them has waited for a part of the limit.
+    """The questions to all workers, while one of them has waited for a fraction of the limit.
 
-    - `question`: the question that goes on, if any. `asked_at`: when all were asked last; `due_at`: when they are next.
+    - `question`: the open question, if any. `asked_at`: when all were last asked; `due_at`: when they are next.
     - `is_announced`: whether a wait was announced since.
-    - `silent`: since when the workers are silent that did not answer the last question. `mentioned`: those of whose
-      silence a line was said.
-    - `told`: the waits of which a line was said, by the time of the line and the place of the wait.
+    - `silent`: since when the workers that did not answer the last question have been silent. `mentioned`: those whose
+      silence was reported.
+    - `told`: the waits reported in a line, by the time of the line and the place of the wait.
     """
 
     limit: float
@@ -85,14 +85,14 @@ class Timeout:
     told: set[tuple[float, Place]] = field(default_factory=set)
 
     def hear(self, answer: Answer) -> None:
-        """Take in an answer, to whatever question: its worker is there. A wait that it announces is looked at soon."""
+        """Process an answer to any question: its worker is alive. A wait that it announces is considered soon."""
         self.silent.pop(answer.worker, None)
         self.mentioned.discard(answer.worker)
         if self.question is None or not self.question.hear(answer):
             self.is_announced = self.is_announced or bool(answer.waits)
 
     def ask(self, number: int, size: int, now: float) -> int:
-        """Ask all workers now: by this number, or once more by that of the question that some have yet to answer.
+        """Ask all workers now: with this number, or again with that of a question that some have yet to answer.
 
         **Returns:** the number of the question.
         """
@@ -109,22 +109,22 @@ class Timeout:
 
     @property
     def waiting(self) -> int | None:
-        """The first worker whose last answer says that it waits."""
+        """The first worker whose last answer reports a wait."""
         answers = {} if self.question is None else self.question.answers
         return min((worker for worker, answer in answers.items() if answer.waits), default=None)
 
     @property
     def missing(self) -> dict[int, float]:
-        """Since when each worker is silent that has yet to answer."""
+        """Since when each worker that has yet to answer has been silent."""
         missing = () if self.question is None else self.question.missing
         return {worker: self.silent.get(worker, self.asked_at) for worker in missing}
 
     def asks_at(self) -> float:
-        """Return when all workers are asked next."""
+        """Return when all workers are next asked."""
         return min(self.due_at, self.asked_at + ASKED[0] * self.limit if self.is_announced else NEVER)
 
     def closes_at(self) -> float:
-        """Return when it is decided, if no more answers come: a silent worker is waited for as long as the limit."""
+        """Return when the decision is made without further answers: a silent worker has as long as the limit."""
         if self.question is None:
             return NEVER
         return -NEVER if self.question.is_complete else max(self.missing.values()) + (self.limit or NEVER)
@@ -138,7 +138,7 @@ class Timeout:
 
 
 class LongWait(NamedTuple):
-    """A wait of a worker of which a line may be said, and the limit of the clock; 0 for none."""
+    """A wait of a worker that may be reported in a line, and the limit of the clock; 0 for none."""
 
     seconds: float
     worker: int
@@ -146,9 +146,9 @@ class LongWait(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """The workers that a program waits for, perhaps the worker itself among them.
+    """The workers for which a program waits, possibly including the worker itself.
 
-    - `absent`: the partners that have not begun it. `pending`: those that have not ended it.
+    - `absent`: the partners that have not started it. `pending`: those that have not ended it.
     - `mixed`: whether some have run programs that were not compared.
     """
 
@@ -158,7 +158,7 @@ class Missing(NamedTuple):
 
 
 def missing_of(part: Dependencies, state: State, states: Mapping[int, State]) -> Missing:
-    """Return whom a worker waits for that is in a program, in which it has that part."""
+    """Return the workers for which a worker waits that is in a program with this part."""
     partners = sorted(part.partners)
     absent = tuple(w for w in partners if not _is_in_call(states[w].calls, state))
     pending = tuple(w for w in partners if w in absent or not _has_ended(states[w], state.program))
@@ -178,10 +178,10 @@ def _others(worker: int, workers: Collection[int]) -> tuple[int, ...]:
 
 
 class Situation:
-    """What all workers do, as they have answered: how long each may wait, for whom it waits, and the texts about that.
+    """The states of all workers, as answered: how long each may wait, for whom it waits, and the texts about that.
 
-    - `states`: by worker. `plans`, `programs`: by function, as the coordinator has them.
-    - `unheard`: for how many seconds the workers are silent that are so.
+    - `states`: by worker. `plans`, `programs`: by function, from the coordinator.
+    - `unheard`: for how many seconds silent workers have been silent.
     """
 
     def __init__(
@@ -194,10 +194,10 @@ class Situation:
     ) -> None:
         self.states, self.plans, self.programs, self.limits, self.unheard = states, plans, programs, limits, unheard
         self._are_all_in_programs = all(state.kind in ("executing", "left") for state in states.values())
-        self._missing: dict[object, Missing] = {}  # the same for all in one program, whose dependencies are the same
+        self._missing: dict[object, Missing] = {}  # the same for all in one program, which have equal dependencies
 
     def limit_of(self, worker: int, wait: Wait) -> float:
-        """Return the limit of a worker's wait, in seconds; for ever if its program is long and waits for no worker."""
+        """Return the limit of a worker's wait, in seconds; infinite if its program is long and waits for no worker."""
         if wait.kind in ("agreeing", "elsewhere"):
             return self.limits.waiting
         if wait.kind == "left":
@@ -215,9 +215,9 @@ class Situation:
         return self.limits.waiting if _others(worker, missing.absent) else self.limits.program
 
     def blockers(self, waiting: int) -> Workers:
-        """Return who does not wait, of those that a worker waits for, or that these wait for.
+        """Return the workers that don't wait, among those that a worker waits for, directly or indirectly.
 
-        All of them are returned if no such worker is left, or if it is not certain whom one of them waits for.
+        All of them are returned if no such worker is left, or if some dependency is uncertain.
         """
         seen: set[int] = set()
         ahead, about, is_certain = [waiting], set[int](), True
@@ -235,10 +235,10 @@ class Situation:
                 missing = missing_of(part, state, self.states)
                 candidates = (_others(worker, workers) for workers in (missing.absent, missing.pending, part.partners))
                 others = next(filter(None, candidates), ())
-            else:  # it may wait for any worker, or be in a program of its own that does not end
+            else:  # it may wait for any worker, or be in a separate program that does not end
                 is_certain, others = False, tuple(self.states)
             ahead += others
-            # Of a worker that ended before and one that waits for it, it is not known which has gone another way.
+            # If one worker ended before and another waits for it, it is not known which has gone another way.
             if any(self.states[other].kind == "left" and not self.states[other].status for other in others):
                 about.add(worker)
         return tuple(sorted(about if about and is_certain else seen))
@@ -246,7 +246,7 @@ class Situation:
     # --- texts ---
 
     def describe(self, worker: int) -> str:
-        """Return what a worker does."""
+        """Return a worker's activity."""
         if worker in self.unheard:
             return f"worker {worker} was not heard from for {seconds_text(self.unheard[worker])}"
         return f"worker {worker} {self.states[worker].describe()}"
@@ -257,7 +257,7 @@ class Situation:
         return "; ".join([*map(self.describe, listed[:8]), *more])
 
     def time_is_up(self, wait: LongWait) -> str:
-        """Return what to say of a wait that was too long."""
+        """Return the error about a wait that was too long."""
         first = (
             f"Worker {wait.worker} has waited for {seconds_text(wait.seconds)}; the limit is {wait.limit:g} s "
             "(DISTDL_JAX_TIMEOUT, in seconds; 0 turns it off)."
@@ -266,7 +266,7 @@ class Situation:
         return "\n".join([first, *listed, *(self._in_the_plan() or self._without_a_plan(wait.worker))])
 
     def line_about_a_wait(self, wait: LongWait) -> str:
-        """Return what to say of a wait that may be as it should."""
+        """Return a line about a wait that may be legitimate."""
         worker, awaited = wait.worker, self.blockers(wait.worker)
         others = _others(worker, awaited)
         verb = "has waited" if others == awaited else "has waited, or computed,"
@@ -280,21 +280,21 @@ class Situation:
         return f"distdl_jax: {'. '.join(lines)}. The job goes on{limit}.\n"
 
     def line_about_the_silent(self, silent: Iterable[int], waiting: int) -> str:
-        """Return what to say long before the limit."""
+        """Return a line that is due long before the limit."""
         return (
             f"distdl_jax: {self._describe(silent)}: gone, stopped, cut off, or in code that does not let Python run. "
             f"{_capitalized(self.describe(waiting))}. The clock (DISTDL_JAX_TIMEOUT) decides.\n"
         )
 
     def line_about_the_end(self, seconds: float) -> str:
-        """Return what to say of workers whose programs ended that long ago; nobody need hurry."""
+        """Return a line about workers whose programs ended that long ago; there is no urgency."""
         left = tuple(worker for worker, state in sorted(self.states.items()) if state.kind == "left")
         others = [worker for worker in sorted(self.states) if worker not in left]
         ended = f"{workers_text(left).capitalize()} ended {seconds_text(seconds)} ago or more"
         return f"distdl_jax: {ended}; the job goes on: {self._describe(others)}.\n" if others else ""
 
     def _in_the_plan(self) -> list[str]:
-        """Say where in the plan the workers must be that wait, given who is not in the call."""
+        """Tell where in the plan the waiting workers must be, given those that are not in the call."""
         states, programs = self.states, self.programs
         executing = [s for s in states.values() if s.kind == "executing"]
         busy = [(s.program, s.plan) for s in executing if s.plan]
@@ -327,8 +327,8 @@ class Situation:
         return lines
 
     def _without_a_plan(self, waiting: int) -> list[str]:
-        """Say what is most often the matter if the programs were not compared: a worker has left, or traces what
-        another one runs."""
+        """Tell the most frequent cause if the programs were not compared: a worker has left, or traces what another one
+        runs."""
         states = self.states
         left = tuple(w for w, state in sorted(states.items()) if state.kind == "left")
         if left and states[waiting].kind == "executing":
@@ -337,10 +337,10 @@ class Situation:
             past = tuple(w for w in state.waits_for if states[w].kind == "executing")
             if state.kind == "agreeing" and past:
                 return [
-                    f"Worker {worker} asks for what others hold, which is done only while a function is traced, or "
+                    f"Worker {worker} asks for the others' values, which happens only while a function is traced, or "
                     f"runs without jit; {workers_text(past)} did not come to that. Most often a shape, a dtype or a "
                     "static argument of a jax.jit function has changed on some workers only; dj.jit finds that at "
-                    f"once. Or a call without jit is left out on {workers_text(past)}. {ONE_PROGRAM}"
+                    f"once. Or a call without jit is missing on {workers_text(past)}. {ONE_PROGRAM}"
                 ]
         return []
 
@@ -351,9 +351,9 @@ def _capitalized(text: str) -> str:
 
 def _ended_the_call(gone: Workers, call: int, name: str) -> str:
     return (
-        f"{workers_text(gone).capitalize()} came to call {call}, of {name}, whose plan was found to complete, and is "
-        "no longer in it while others are: there it ended by an exception (of a callback, say) that the program has "
-        "caught, or after another branch of a cond or fewer passes of a while loop."
+        f"{workers_text(gone).capitalize()} came to call {call}, of {name}, whose plan was found to complete, and left "
+        "it while others are still in it: by an exception (in a callback, for instance) that the program has caught, "
+        "or after another branch of a cond or fewer passes of a while loop."
     )
 
 
@@ -361,5 +361,6 @@ def _by_the_data(name: str) -> str:
     return (
         f"The workers have come to {name}, whose plan was found to complete: they must have taken different branches "
         "of a cond, or left a while loop after different numbers of passes (a condition that is NaN on one worker, "
-        "say). Its condition must be the same on all workers: all_sum_reduce what it depends on."
+        "for instance). Its condition must be the same on all workers: use all_sum_reduce on the values that it "
+        "depends on."
     )
