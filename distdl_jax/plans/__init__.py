@@ -1,1 +1,1 @@
-"""Planning with integers alone: who owns which box, who needs which box, who forms a team."""
+"""Planning with integers only: who owns and needs which box, and who forms a team."""

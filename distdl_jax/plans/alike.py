@@ -1,7 +1,7 @@
-"""Values of many workers, computed once for each class of workers that have the same.
+"""Values of many workers, computed once for each class of equivalent workers.
 
 Along each dimension of a grid a worker is first, inner or last, with the larger or the smaller balanced block. So
-100,000 workers are of some hundred classes; a plan computes a value for one worker of each class, and checks those.
+100,000 workers fall into some hundred classes; a plan computes a value for one worker of each class, and checks these.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Classes:
 
     @cached_property
     def places(self) -> Mapping[int, int]:
-        """From each worker to its place among the ranks."""
+        """From each worker to its position among the ranks."""
         return positions(self.ranks)
 
     @cached_property
@@ -44,7 +44,7 @@ class Classes:
         return np.split(np.asarray(self.ranks)[order], cuts) if self.ranks else []
 
     def numbers_of(self, ranks: Workers) -> np.ndarray:
-        """Return the numbers of the classes of some of the workers."""
+        """Return the class numbers of some of the workers."""
         return self.numbers if ranks == self.ranks else self.numbers[[self.places[rank] for rank in ranks]]
 
     def __eq__(self, other: object) -> bool:
@@ -68,7 +68,7 @@ def _on_grid(ranks: Workers, labels: tuple[tuple[Hashable, ...], ...]) -> Classe
 
 @lru_cache(maxsize=128)
 def _joined(first: Classes, other: Classes) -> Classes:
-    """Return the workers of `first`, by class in both."""
+    """Return the workers of `first`, by their classes in both."""
     joined = Classes(first.ranks, first.numbers.astype(np.int64) * other.count + other.numbers_of(first.ranks))
     return first if joined == first else joined
 
@@ -87,10 +87,10 @@ def _restricted(classes: Classes, ranks: Workers) -> Classes:
 
 
 class ByClass(Mapping[int, T]):
-    """A value for each worker of a grid, by world rank; workers of one class have the same.
+    """A value for each worker of a grid, by world rank; equal within a class.
 
-    A value is computed when it is asked for, once for each class. A worker's class is given by the labels of its index
-    in all dimensions: if two workers have equal labels, `value` must be the same for both.
+    A value is computed on demand, once for each class. A worker's class is given by the labels of its index in all
+    dimensions: if two workers have equal labels, `value` must be the same for both.
 
     - `ranks`: the world rank of each cell of the grid, row-major.
     - `labels`: for each dimension, the label of each index.
@@ -181,7 +181,7 @@ def of_team(values: Mapping[int, T], ranks: Workers) -> Mapping[int, T]:
 
 
 def derived(value: Callable[[int], U], first: Mapping[int, Any], *others: Mapping[int, Any]) -> Mapping[int, U]:
-    """Return a value for each worker of `first`; it depends on the worker's values in `first` and `others` alone.
+    """Return a value for each worker of `first`, which depends only on the worker's values in `first` and `others`.
 
     >>> lengths = ByClass(range(4), [(2, 2, 1, 1)], lambda worker: 2 if worker < 2 else 1)
     >>> derived(lambda worker: 3 * lengths[worker], lengths), derived(str, {5: 0})
@@ -194,7 +194,7 @@ def derived(value: Callable[[int], U], first: Mapping[int, Any], *others: Mappin
 
 
 def representatives(values: Mapping[int, Any]) -> Iterable[int]:
-    """Return workers among which are all values of `values`, and of each value the first worker that has it."""
+    """Return workers that cover all values of `values`: for each value the first worker that has it."""
     return tuple(int(workers[0]) for workers in values.classes.members) if isinstance(values, ByClass) else values
 
 

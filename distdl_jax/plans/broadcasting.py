@@ -1,10 +1,10 @@
-"""The broadcast rules: which workers form a team, and which of them is its root.
+"""The broadcast rules: the workers that form a team, and its root.
 
-A broadcast copies along every dimension in which the source partition has one worker; in the other dimensions the
-two partitions agree. The source is extended with ones on the left if it has fewer dimensions. A partition that is
-transposed has its index reversed: worker (i, j) counts as (j, i).
+A broadcast copies along every dimension with one worker in the source partition; in the other dimensions the two
+partitions agree. The source is left-padded with ones if it has fewer dimensions. A transposed partition has its index
+reversed: worker (i, j) counts as (j, i).
 
-A sum-reduction is the same picture read backwards: its teams are those of the broadcast from its destination.
+A sum-reduction reverses this: its teams are those of the broadcast from its destination.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class BroadcastRule:
-    """How a partition of shape `source` broadcasts to one of shape `destination`.
+    """The broadcast of a partition of shape `source` to one of shape `destination`.
 
-    Ranks are positions in the partitions, in row-major order of the index as the user gave it (not reversed).
+    Ranks are positions in the partitions, in row-major order of the user's index (not reversed).
 
     >>> rule = BroadcastRule((1, 3), (2, 3))
     >>> rule.destinations(1), rule.source_of(4)
@@ -63,7 +63,7 @@ class BroadcastRule:
 
     @property
     def is_identity(self) -> bool:
-        """Whether every worker is the source of itself alone, if both partitions have the same team in order."""
+        """Whether every worker is the source of only itself, if both partitions have the same team in order."""
         if self.source != self.destination or self.transpose_source == self.transpose_destination:
             return self.source == self.destination
         return all(self.source_of(rank) == rank for rank in range(math.prod(self.source)))
@@ -125,7 +125,7 @@ class Team:
 def teams_of_worker(
     rule: BroadcastRule, source_ranks: Workers, destination_ranks: Workers, worker: int
 ) -> tuple[Team | None, Team | None]:
-    """Return the team that `worker` is the root of, and the team that it holds a copy in; None if there is none.
+    """Return the team with `worker` as root, and the team in which it holds a copy; None if there is none.
 
     `source_ranks` and `destination_ranks` are the world ranks of the two partitions' teams, in order.
     """
@@ -138,7 +138,7 @@ def teams_of_worker(
 
 
 def place_of(worker: int, ranks: Workers) -> int | None:
-    """Return the position of `worker` among `ranks`; None if it is not there."""
+    """Return the position of `worker` among `ranks`; None if it is missing."""
     try:
         return ranks.index(worker)
     except ValueError:
@@ -150,7 +150,7 @@ def _team(rule: BroadcastRule, source_ranks: Workers, destination_ranks: Workers
 
 
 def reduction_axes(shape: Shape, axes_reduce: object, axes_keep: object) -> tuple[int, ...]:
-    """Return the dimensions that an all-sum-reduce sums along, ascending, from exactly one of the two arguments."""
+    """Return the dimensions to sum along in an all-sum-reduce, ascending, from exactly one of the two arguments."""
     if (axes_reduce is None) == (axes_keep is None):
         raise InvalidArgumentError(
             f"Exactly one of `axes_reduce` (={axes_reduce!r}) and `axes_keep` (={axes_keep!r}) must be given: the "
@@ -177,7 +177,7 @@ def reduction_teams(ranks: Workers, shape: Shape, axes_reduce: tuple[int, ...]) 
 
 
 def team_at(ranks: Workers, shape: Shape, axes_reduce: tuple[int, ...], cell: int) -> Workers:
-    """Return the team, one of `reduction_teams`, of the worker that has a cell of the grid.
+    """Return the team, one of `reduction_teams`, of the worker at a cell of the grid.
 
     >>> team_at((4, 5, 6, 7), (2, 2), (0,), 3)
     (5, 7)

@@ -1,1 +1,1 @@
-"""What users wrap around functions: jit, check, derivatives, functions of blocks."""
+"""Function transformations for users: jit, check, derivatives, functions of blocks."""

@@ -1,4 +1,4 @@
-"""The check that all workers run the same adjoints: derivatives are compared while tracing, and chained where they
+"""The check that all workers run the same adjoints: derivatives are compared while tracing, and chained if they
 differ."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from distdl_jax.watchdog.programs.diagnosis import problem_text
 from distdl_jax.watchdog.programs.ir import Program, operations
 from distdl_jax.watchdog.source_lines import function_name, is_library, warn_user
 
-# What JAX raises where Python asks for the value of something traced.
+# Raised by JAX if Python asks for the value of a traced array.
 _VALUE_ASKED_FOR = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -50,11 +50,11 @@ _DERIVATIVE = "the derivative of "
 
 
 class Outcome(Enum):
-    """How an attempt to trace the derivative came out: on one worker, and in the decision on all."""
+    """The outcome of an attempt to trace the derivative: on one worker, and in the decision on all."""
 
     TRACED = "the programs complete together"
-    UNTRACED = "some worker's function asks for values, so that it can't be traced"
-    CUSTOM_RULES = "some worker's function has a derivative of its own, which may move data"
+    UNTRACED = "some worker's function needs values, so that it can't be traced"
+    CUSTOM_RULES = "some worker's function has a custom derivative, which may move data"
     FAILED = "tracing raised on some worker"
     MISMATCH = "the programs don't complete together"
 
@@ -62,8 +62,8 @@ class Outcome(Enum):
 class _Report(NamedTuple):
     """A worker's part in the comparison, and the decision on all.
 
-    - `text`: the error, or what doesn't fit; in a decision that is TRACED, the warning of the losses.
-    - `program`: what the derivative communicates. `copied`: the loss where it may count more than once.
+    - `text`: the error, or the mismatch; in a TRACED decision, the warning about the losses.
+    - `program`: the communication of the derivative. `copied`: the loss if it may count more than once.
     """
 
     outcome: Outcome
@@ -83,15 +83,15 @@ def same_adjoints(
     transposes: str | None = None,
     is_loss: bool = False,
 ) -> tuple[Callable[..., Any], bool]:
-    """Return `derivative(fun)` of `args`, in which all workers run the same adjoints, and whether it is traced.
+    """Return `derivative(fun)` of `args`, with the same adjoints on all workers, and whether it is traced.
 
-    Collective in `workers`. `fun` is traced once, except where it can't be on some worker, since it asks for values.
-    `transposes`: the name of a derivative that transposes adjoints in their turn. `is_loss`: whether the user's scalars
-    are added up, so that one that is the same on all workers is worth a warning.
+    Collective in `workers`. `fun` is traced once, unless it can't be on some worker because it needs values.
+    `transposes`: the name of a derivative that itself transposes adjoints. `is_loss`: whether the user's scalars are
+    added up, so that one that is the same on all workers is worth a warning.
 
-    **Raises:** the exceptions of tracing; `PlanError`, on all workers, where that raises on another one, or the
-    programs don't complete together whatever is done; `InvalidArgumentError`, on all, where `transposes` and a
-    derivative of the user's moves data that its function does not.
+    **Raises:** the exceptions of tracing; `PlanError`, on all workers, if another one raises that, or the programs
+    can't be made to complete together; `InvalidArgumentError`, on all, if `transposes` is given and a user's derivative
+    moves data that its function does not.
     """
     together = workers.size > 1 and workers.active
     if together:
@@ -121,9 +121,9 @@ class _Comparison:
     def trace(
         self, fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], places: Sequence[int]
     ) -> Traced | None:
-        """Return the traced function; None, on all workers, where it asks for values."""
+        """Return the traced function; None, on all workers, if it needs values."""
         try:
-            with self._reporting_all_but(PlanError, *_VALUE_ASKED_FOR):  # PlanErrors all workers raise
+            with self._reporting_all_but(PlanError, *_VALUE_ASKED_FOR):  # all workers raise PlanErrors
                 check_numbers("args", args, places)
                 return Traced(fun, args, kwargs, places)
         except _VALUE_ASKED_FOR:
@@ -139,10 +139,10 @@ class _Comparison:
         transposes: str | None,
         is_loss: bool,
     ) -> Callable[..., Any] | None:
-        """Return the derivative, by a program that completes with the other workers'; None where some can't trace it.
+        """Return the derivative, by a program that completes with the other workers'; None if some can't trace it.
 
-        Three things are tried, each only where the one before it does not do: that the result depends on all
-        movements; the same, once the workers know that derivatives of the user's move no data; movements in a chain.
+        Three programs are tried in turn: one whose result depends on all movements; the same, once the workers know
+        that users' derivatives move no data; and one with movements in a chain.
         """
         tied, rules = False, _custom_rules(traced.program)
         copied = copied_loss(traced.program.jaxpr) if is_loss and traced.first_is_traced else None
@@ -178,7 +178,7 @@ class _Comparison:
 
     @contextmanager
     def _reporting_all_but(self, *passing: type[Exception]) -> Iterator[None]:
-        """Report what is raised inside to the other workers, who may be elsewhere by now; it is raised all the same."""
+        """Report exceptions inside to the other workers, who may be elsewhere by now, and raise them."""
         try:
             with trace_context.set(sizes_agreed=True):  # the programs are compared
                 yield
@@ -193,8 +193,8 @@ class _Comparison:
 
 
 def _any_rule_moves(world: World, team: Workers, name: str, rules: list[Any], transposes: str | None) -> bool:
-    """Return whether a derivative of the user's moves data on some worker; collective in `team`."""
-    # They are traced: workers whose programs hold them do it together.
+    """Return whether a user's derivative moves data on some worker; collective in `team`."""
+    # They are traced: workers whose programs contain them do it together.
     moves = [_moves(world.transport, eqn) for eqn in rules]
     backward_only = (
         eqn
@@ -208,12 +208,12 @@ def _any_rule_moves(world: World, team: Workers, name: str, rules: list[Any], tr
     except PlanError as elsewhere:
         if raised is None:
             raise
-        raise raised from elsewhere  # the others, where it did not, are in what moves next there
+        raise raised from elsewhere  # the others, if it did not, are in their next movement
     if line is not None:
         raise InvalidArgumentError(
-            f"dj.{transposes} can't pass through the derivative of your own at {line}: backward it moves data, but its "
-            f"function does not, so it is not the transpose of that, and dj.{transposes}, which transposes it, would "
-            "give wrong numbers. For values of which several workers hold copies use dj.replicated; otherwise move the "
+            f"dj.{transposes} can't pass through your own derivative at {line}: in the backward pass it moves data, "
+            f"but its function does not, so it is not the transpose of that, and dj.{transposes}, which transposes it, "
+            "would give wrong numbers. For values replicated on several workers use dj.replicated; otherwise move the "
             "data in the function."
         )
     return bool(any_moves)
@@ -225,7 +225,7 @@ def _any(moves: Mapping[int, tuple[bool, str | None]]) -> tuple[bool, str | None
 
 
 def _evaluate(traced: Traced, order: AdjointOrder, *args: Any) -> Any:
-    """Return the result of a traced function; its movements are noted where a derivative of it is taken."""
+    """Return the result of a traced function; its movements are recorded if a derivative of it is taken."""
     if not anchors_are_noted():
         return traced.result(evaluate_opaquely(order.transport, traced.program, traced.leaves(args)))
     values, links = order.evaluate(traced.program, traced.leaves(args))
@@ -237,7 +237,7 @@ def _evaluate(traced: Traced, order: AdjointOrder, *args: Any) -> Any:
 def _decide(name: str, reports: Mapping[int, _Report]) -> _Report:
     """Return whether the workers' programs complete together, and if not, why.
 
-    Where workers without a program take part in them, that can't be told, and they count as complete.
+    If workers without a program take part in them, that is unknown, and they count as complete.
     """
     of = {outcome: [worker for worker in sorted(reports) if reports[worker].outcome is outcome] for outcome in Outcome}
     for worker in of[Outcome.FAILED]:
@@ -258,14 +258,15 @@ def _decide(name: str, reports: Mapping[int, _Report]) -> _Report:
     return _Report(Outcome.TRACED, copied_loss_text(name.removeprefix(_DERIVATIVE), losses))
 
 
-# --- derivatives that a user wrote ------------------------------------------------------------------------------------
+# --- derivatives written by users ------------------------------------------------------------------------------------
 
 
 def _custom_rules(program: ClosedJaxpr) -> list[Any]:
-    """Return the equations of a traced function that have a derivative of the user's, but for those that ask what is
-    differentiated.
+    """Return the equations of a traced function that have a user's derivative, except for those that test for
+    differentiation.
 
-    These, as equinox's loops, may refuse a derivative by all arguments; the programs that are compared hold theirs.
+    These, such as equinox's loops, may reject a derivative with respect to all arguments; the compared programs contain
+    theirs.
     """
 
     def rule(eqn: Any) -> CustomVjp | None:
@@ -281,10 +282,10 @@ def _custom_rules(program: ClosedJaxpr) -> list[Any]:
 
 
 def _moves(transport: Transport, eqn: Any) -> bool | Exception:
-    """Return whether a derivative moves data; where it can't be told, the exception that tracing it raised."""
+    """Return whether a derivative moves data; if unknown, the exception raised when it was traced."""
 
     def derivative(*args: Array) -> Any:
-        # By its function's constants JAX can't differentiate it.
+        # JAX can't differentiate it with respect to its function's constants.
         count = constant_arguments(eqn)
         consts, varying = args[:count], args[count:]
         results, pullback = jax.vjp(lambda *varying: bound_again(eqn, [*consts, *varying]), *varying)
@@ -296,7 +297,7 @@ def _moves(transport: Transport, eqn: Any) -> bool | Exception:
     except PlanError:
         raise
     except Exception as error:
-        return error  # raised where it is differentiated, if it is
+        return error  # raised when it is differentiated, if it is
     return bool(read_program(transport, program.jaxpr))
 
 

@@ -27,7 +27,7 @@ from distdl_jax.watchdog.source_lines import function_name
 
 @dataclass(frozen=True)
 class BlockFunction(Static):
-    """What `map_blocks` returns: a function for all workers, of blocks on P."""
+    """The result of `map_blocks`: a function for all workers, of blocks on P."""
 
     fun: Callable[..., Any]
     P: Partition
@@ -47,7 +47,7 @@ class BlockFunction(Static):
         return self.P
 
     def __call__(self, *trees: Any, **options: Any) -> Any:
-        """Return `fun(*trees, **options)` on the workers of P, and on all others what stands for it there."""
+        """Return `fun(*trees, **options)` on the workers of P, and its placeholders on all others."""
         if trees and not self.P.active and len(getattr(trees[0], "shape", ())) == self.P.dim:
             outside(self.P.world, trees[0])
         anchors = [_anchor(leaf) for leaf in jax.tree.leaves((trees, options)) if _is_traceable(leaf)]
@@ -68,7 +68,8 @@ class BlockFunction(Static):
         return jax.tree.map(jnp.asarray, self.fun(*trees, **options))
 
     def _check(self, x: Any = None, *others: Any, **options: Any) -> None:
-        """Refuse a function that mixes what is split of its first argument, a block on P; it may leave partial sums."""
+        """Reject a function that mixes a split dimension of its first argument, a block on P, except by partial
+        sums."""
         split = {d: p for d, p in enumerate(self.P.shape) if p > 1}
         if not split or not hasattr(x, "shape") or len(x.shape) != self.P.dim or is_elementwise(self.fun, self.P.dim):
             return
@@ -82,9 +83,10 @@ class BlockFunction(Static):
             raise InvalidArgumentError(text)
 
     def _agreed(self, trees: Any, options: Any) -> tuple[Any, Any]:
-        """Return what `fun` gives, on the workers of P, and the shapes and dtypes that it gives on the first of them.
+        """Return the result of `fun`, on the workers of P, and the shapes and dtypes of its result on the first of
+        them.
 
-        All workers meet. Where `fun` raises on one, that one raises the same, and all others a `PlanError`.
+        All workers meet. If `fun` raises on one, that one raises the same, and all others a `PlanError`.
         """
         name, applied = function_name(self.fun), None
         raised: list[Exception] = []
@@ -124,7 +126,7 @@ class BlockFunction(Static):
         return applied, shapes
 
     def plan(self, x: ShapeDtypes) -> BlocksPlan:
-        """Plan the function of one tensor, whose result is an array: what all workers hold afterwards."""
+        """Plan the function of one tensor, whose result is an array: the blocks of all workers afterwards."""
 
         def applied(block: ShapeDtype) -> ShapeDtype:
             y = jax.eval_shape(self.fun, jax.ShapeDtypeStruct(block.shape, block.dtype))
@@ -141,33 +143,32 @@ class BlockFunction(Static):
 
 
 def map_blocks(fun: Callable[..., Any], P: Partition) -> BlockFunction:
-    """Return a function of blocks on P that all workers can call: `fun` runs on the workers of P alone.
+    """Return a function of blocks on P that all workers can call: `fun` runs only on the workers of P.
 
-    Layers leave a zero-volume array on the workers outside their partition. Arithmetic goes through these, but
-    indexing, `reshape`, `softmax` and means don't. `map_blocks(fun, P)(x, y, ...)` spares the `if P.active`:
+    Layers leave a zero-volume array on the workers outside their partition. Arithmetic works on these, but indexing,
+    `reshape`, `softmax` and means don't. `map_blocks(fun, P)(x, y, ...)` avoids the `if P.active`:
 
-        on P:       fun(x_w, y_w, ...)
-        elsewhere:  a zero-volume array for each array that `fun` returns, 0 for each scalar
+        on P: fun(x_w, y_w, ...) elsewhere: a zero-volume array for each array in the result of `fun`, 0 for each scalar
 
-    So a scalar is this worker's part of a loss. Everywhere the result depends on all arguments, to JAX's eye, whatever
-    `fun` makes of them on this worker: all workers differentiate alike, also with `jax.grad`.
+    So a scalar is this worker's part of a loss. On every worker JAX sees a result that depends on all arguments,
+    whatever `fun` does with them there, so all workers differentiate in the same way, including with `jax.grad`.
 
     **Arguments:**
 
-    - `fun`: a function of blocks, which moves no data. It may take and return any pytrees; on all workers of P it
-      returns the same tree, dtypes and, by place, scalars. What carries a derivative should be an argument, not a
-      variable from around `fun`. It may return partial sums of its first argument, a block on P; one that makes other
-      use of a dimension which is split, as a softmax would, is refused, unless it is an `nn.Local`.
+    - `fun`: a function of blocks, which moves no data. It may take and return any pytrees; on all workers of P it must
+      return the same tree, dtypes and positions of scalars. Differentiable values should be arguments, not variables in
+      its closure. It may return partial sums of its first argument, a block on P; a function that otherwise mixes
+      entries along a split dimension, as a softmax would, is rejected, unless it is an `nn.Local`.
     - `P`: the partition of the blocks.
 
     **Returns:** a function of the same arguments. Blocks are this worker's, zero-volume outside P. Collective in the
-    world, where P doesn't have all of its workers: one agreement while tracing, and no message when it runs. It can
-    stand in `nn.Sequential`, where it takes and returns one array. The placeholders that it returns have the first
-    dimension of its first array.
+    world, if P doesn't have all of its workers: one agreement while tracing, and no message when it runs. It can be
+    used in `nn.Sequential`, where it takes and returns one array. Its placeholders have the first dimension of its
+    first array.
 
-    **Raises:** what `fun` raises, on all workers, as a `PlanError` where another one raised it; `InvalidArgumentError`
-    where it mixes blocks' parts of a dimension; `PlanError` where results differ between the workers of P;
-    `InvalidTypeError` where `fun` is no function or `P` no partition.
+    **Raises:** errors of `fun`, on all workers, as a `PlanError` if another one raised it; `InvalidArgumentError` if it
+    mixes blocks' parts of a dimension; `PlanError` if results differ between the workers of P; `InvalidTypeError` if
+    `fun` is not a function or `P` not a partition.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -179,17 +180,17 @@ def map_blocks(fun: Callable[..., Any], P: Partition) -> BlockFunction:
 
 
 def _is_traceable(leaf: Any) -> bool:
-    """Say whether a leaf can carry a derivative or a batch: JAX's arrays, random keys left out."""
+    """Say whether a leaf can carry a derivative or a batch: JAX arrays, except random keys."""
     return isinstance(leaf, Array) and isinstance(leaf.dtype, np.dtype)
 
 
 def _anchor(x: Array) -> Array:
-    """Return nothing of `x`: an empty array that depends on it, to JAX's eye, and whose cotangent costs nothing."""
+    """Return an empty array that depends on `x`, in JAX's view, and whose cotangent costs nothing."""
     return lax.slice_in_dim(x, 0, 0) if x.ndim else x
 
 
 def _elsewhere(y: ShapeDtype, batch: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of what stands for y outside P: y's, of a scalar, else a placeholder's."""
+    """Return the shape of y's substitute outside P: y's own for a scalar, otherwise a placeholder's."""
     return zero_volume_shape(batch, preserve_batch=True) if y.shape else ()
 
 
@@ -198,6 +199,6 @@ def _is_shape(leaf: Any) -> bool:
 
 
 def _kinds(shapes: Any) -> Any:
-    """Return what has to be the same on all workers of P: the tree, and of each array the dtype, and whether scalar."""
+    """Return what must be equal on all workers of P: the tree, each array's dtype, and whether it is a scalar."""
     leaves, structure = jax.tree.flatten(shapes, is_leaf=_is_shape)
     return structure, [(y.dtype, bool(y.shape)) for y in leaves]

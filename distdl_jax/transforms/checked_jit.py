@@ -1,4 +1,4 @@
-"""`dj.jit` and `dj.check`: the workers' programs, compared before anything of them runs."""
+"""`dj.jit` and `dj.check`: the workers' programs, compared before any part of them runs."""
 
 from __future__ import annotations
 
@@ -57,28 +57,28 @@ def jit(fun: None = None, **options: Any) -> Callable[[Callable[P, R]], CheckedF
 
 
 def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Compile as `jax.jit` does, and compare the workers' programs on every trace, before anything runs.
+    """Compile like `jax.jit`, and compare the workers' programs on every trace, before anything runs.
 
-    On every new trace each worker reads off what it is about to communicate: which operation, with whom, how many
-    elements of which dtype, from which arguments, also inside scans, conditionals, while loops, `jax.checkpoint` and
-    nested jits. Worker 0 plays the programs against each other; if one of them would wait for ever, two partners don't
-    mean the same, or two workers pass the arguments of calls alike in another order, all workers raise the same
-    `PlanError`, which names the workers, the operations and the source lines. After that a call costs a few
-    microseconds, less than one of `jax.jit`, which JAX makes in Python where a program communicates.
+    On every new trace each worker determines its communication: which operation, with whom, how many elements of which
+    dtype, from which arguments, including inside scans, conditionals, while loops, `jax.checkpoint` and nested jits.
+    Worker 0 simulates the programs against each other; if one of them would wait for ever, two partners disagree, or
+    two workers pass the arguments of similar calls in different order, all workers raise the same `PlanError`, which
+    names the workers, the operations and the source lines. After that a call costs a few microseconds, less than one of
+    `jax.jit`, which JAX runs in Python if a program communicates.
 
-    All workers of the world must call the function, and trace it in the same call: where a shape, dtype or static
-    argument changes on some workers only, that is the error that they raise. Functions that some workers call alone
-    (a metric on the root, say) go with `jax.jit`. A step that lets copies of a parameter drift apart gives a
-    `CopiesWarning`.
+    All workers of the world must call the function, and trace it in the same call: if a shape, dtype or static argument
+    changes on some workers only, they raise that error. For functions that only some workers call (e.g. a metric on the
+    root), use `jax.jit`. A step that lets copies of a parameter drift apart gives a `CopiesWarning`.
 
     **Arguments:**
 
-    - `fun`: what to compile: a function or a method. Without it, a decorator is returned that takes it.
+    - `fun`: the function or method to compile. Without it, a decorator is returned.
     - `options`: those of `jax.jit`: `static_argnums`, `static_argnames`, `donate_argnums`, ...
 
-    **Returns:** what is called like `fun`. It has `jax.jit`'s attributes too (`lower`, `trace`, `clear_cache`, ...).
+    **Returns:** a function that is called like `fun`. It has `jax.jit`'s attributes too (`lower`, `trace`,
+    `clear_cache`, ...).
 
-    **Raises:** `InvalidTypeError` where `fun` is no function; `PlanError`, on all workers, when called.
+    **Raises:** `InvalidTypeError` if `fun` is not a function; `PlanError`, on all workers, when called.
 
     >>> import jax.numpy as jnp
     >>> step = jit(lambda x: 2 * x)
@@ -91,21 +91,21 @@ def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 
 def check(fun: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Report:
-    """Compare what `fun(*args, **kwargs)` would communicate on each worker, without running it.
+    """Compare the communication of `fun(*args, **kwargs)` on all workers, without running it.
 
     Collective in the world: all workers call it, each with its own arguments.
 
     **Arguments:**
 
     - `fun`: a function, jitted or not.
-    - `args`, `kwargs`: what it would be called with; of arrays, only shapes and dtypes matter.
+    - `args`, `kwargs`: its arguments; only the shapes and dtypes of arrays matter.
 
     **Returns:** a `Report`, the same on all workers: printed, it lists each worker's operations, messages and bytes;
-    `report.ok` says whether the programs complete together, `report.problem` what doesn't fit; `report.draw()`
-    draws the messages in order, `report.picture()` who sends how much to whom.
+    `report.ok` tells whether the programs complete together, `report.problem` what doesn't match; `report.draw()` draws
+    the messages in order, `report.picture()` the total between workers.
 
-    **Raises:** `InvalidTypeError` where `fun` is no function; `SetupError` where it communicates in several worlds; and
-    what `fun` raises while it is traced.
+    **Raises:** `InvalidTypeError` if `fun` is not a function; `SetupError` if it communicates in several worlds; and
+    errors of `fun` while it is traced.
 
     >>> import jax.numpy as jnp
     >>> check(lambda x: 2 * x, jnp.ones(3)).ok
@@ -132,10 +132,10 @@ def check(fun: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Report:
 class CheckedFunction(Generic[P, R]):
     """A jitted function whose program is compared between the workers on every trace; made by `jit`.
 
-    The user's Python runs once a trace. With `dj.value_and_grad` in it JAX makes four programs of it: that of the loss,
-    whose movements can be put in order then; that of its derivative, from the first one, which the workers compare;
-    that of the whole function, around both, which they compare again, for a user may move data around a derivative;
-    and that of the call, by which C++ finds what is compiled.
+    The user's Python runs once per trace. With `dj.value_and_grad` in it JAX makes four programs: of the loss, so that
+    its movements can be ordered; of its derivative, from the first one, which the workers compare; of the whole
+    function, around both, which they compare again, since a user may move data around a derivative; and of the call, by
+    which C++ finds the compiled program.
     """
 
     def __init__(self, fun: Callable[P, R], options: dict[str, Any]) -> None:
@@ -161,17 +161,17 @@ class CheckedFunction(Generic[P, R]):
             return self._call_without_effect(traced, world, args, kwargs)
 
         self._jitted: Any = jax.jit(compared, **options)
-        # Of a call that is part of nothing else: with the array that is there when its program is done, if that
-        # communicates, under the number of its effect, for another call of the same function may have another one. (An
-        # effect has an address in its name, and would be a key of its own in JAX's persistent cache, in each process.)
+        # For a top-level call: with an array that exists when its program is done, if it communicates; under the number
+        # of its effect, since another call of the same function may have another one. (An effect has an address in its
+        # name, and would be a different key in JAX's persistent cache in each process.)
         self._alone: Any = None if "out_shardings" in options else jax.jit(compared_alone, **options)
-        # Not its __dict__, which is ours where `fun` wraps another checked function.
+        # Not its __dict__, which is ours if `fun` wraps another checked function.
         update_wrapper(self, fun, updated=())
 
     @hiding_frames
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         transformed = is_transformed()
-        if transformed and is_staged():  # it is part of another one, and called no more once that is compiled
+        if transformed and is_staged():  # it is part of another one, and not called any more once that is compiled
             return self._jitted(*args, **kwargs)
         status = worker_status()
         with status.call(self._name, self._counts_in.get(status)):
@@ -192,13 +192,13 @@ class CheckedFunction(Generic[P, R]):
             return result
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make a call that communicates: C++ has no frame, so the watchdog knows it by this one."""
+        """Make a communicating call: C++ has no frame, so the watchdog recognises it by this one."""
         for effect in self._effects:
             wait_for_program(effect)
         return self._alone(*args, **kwargs)
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, World | None]:
-        """Trace it, and compare what it communicates; return the traced program, and the world that it belongs to."""
+        """Trace it, and compare its communication; return the traced program, and its world."""
         with worker_status().traced():
             with trace_context.set(compared=True, sizes_agreed=True), worlds_used() as worlds:
                 traced = self._inner.trace(*args, **kwargs)
@@ -213,12 +213,12 @@ class CheckedFunction(Generic[P, R]):
     def _call_without_effect(
         self, traced: Any, world: World | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[dict[int, Array], Any]:
-        """Return the result of the traced program, and an array that is there when it is done, by its effect."""
+        """Return the result of the traced program, and an array that exists when it is done, by its effect."""
         effect = None if world is None else world.transport.effect
         if traced.jaxpr.effects != {effect} or not is_transformed():  # not traced: jax.disable_jit, jax_debug_nans
             return {}, self._inner(*args, **kwargs)
         if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
-            # XLA takes calls without arguments for constants, and then aborts at scatters, for one.
+            # XLA treats calls without arguments as constants, and then aborts, for instance at scatters.
             return {}, jax.tree.unflatten(traced.out_tree, jaxpr_as_fun(traced.jaxpr)())
         if effect not in self._effects:
             self._effects.append(effect)
@@ -227,13 +227,13 @@ class CheckedFunction(Generic[P, R]):
         return {self._effects.index(effect): done}, result
 
     def clear_cache(self) -> None:
-        """Have the function traced and compiled anew when it is called next, as that of `jax.jit` does."""
+        """Trace and compile the function again when it is next called, as for `jax.jit`."""
         for jitted in (self._jitted, self._alone, self._inner):
             if jitted is not None:
                 jitted.clear_cache()
 
     def __reduce__(self) -> str:
-        """Copy and pickle it as functions are: a copy is the function itself, a pickle its name."""
+        """Copy and pickle it like a function: a copy is the function itself, a pickle its name."""
         return getattr(self, "__qualname__", self._name)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -248,14 +248,14 @@ class CheckedFunction(Generic[P, R]):
         return f"dj.jit({self._name})"
 
 
-MOST_OF_AN_ERROR = 2000  # characters of a compiler's error that the other workers get
+MOST_OF_AN_ERROR = 2000  # characters of a compiler's error that are sent to the other workers
 
 
 def unequal(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that does the same, but is equal to none.
+    """Return a function that does the same, but is equal to no other.
 
-    Equal ones, as layers are, share JAX's traces until one of them is gone, which is sooner on some workers; and a
-    worker whose block of a larger tensor has the shape of one before would not trace what the others do.
+    Equal functions, as layers are, share JAX's traces until one of them is freed, which is sooner on some workers; and
+    a worker whose block of a larger tensor has an earlier shape would not trace when the others do.
     """
 
     @wraps(fun)
@@ -268,7 +268,7 @@ def unequal(fun: Callable[..., Any]) -> Callable[..., Any]:
 @cache
 def _listen_for_compilations() -> None:
     def compiled(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        # JAX says so of a compilation that fails, too, while its error passes.
+        # JAX also reports a failed compilation, while its error propagates.
         if event == "/jax/core/compile/backend_compile_duration":
             check_for_nans_again()
             if sys.exc_info()[1] is trace_context.handled:
@@ -279,8 +279,8 @@ def _listen_for_compilations() -> None:
 
 @dataclass(frozen=True)
 class _Contribution:
-    """A worker's program for the comparison: 64-bit numbers or not, operations, where values come from, masked leaves,
-    the calls before it, and the parameters that it may let drift apart."""
+    """A worker's program for the comparison: 64-bit numbers or not, operations, origins of values, masked leaves, the
+    calls before it, and the parameters that it may let drift apart."""
 
     x64: bool
     program: Program
@@ -291,13 +291,13 @@ class _Contribution:
 
 
 _SEVERAL_WORLDS = (
-    "communicates over several communicators, none of which has all of its workers, so nobody can compare its "
-    "programs. Make a partition of MPI.COMM_WORLD first."
+    "communicates over several communicators, none of which has all of its workers, so its programs can't be compared. "
+    "Make a partition of MPI.COMM_WORLD first."
 )
 
 
 def _result_of(traced: Any) -> dict[str, Any]:
-    """Return what a traced function gives, as `result`; nothing where a user's node takes arrays only."""
+    """Return the result of a traced function as `result`; nothing if a user's node accepts only arrays."""
     with suppress(Exception):
         return {"result": traced.out_info}
     return {}
@@ -306,16 +306,16 @@ def _result_of(traced: Any) -> dict[str, Any]:
 def _compare(
     name: str, jaxpr: Any, worlds: list[World], masked: tuple[str, ...], drifting: Callable[[], dict[str, Drift]]
 ) -> tuple[World | None, CallLog | None]:
-    """Raise on all workers where the programs of the function don't complete together.
+    """Raise on all workers if the programs of the function don't complete together.
 
-    Returns the world that it belongs to, if any; where all must call it, the log that its calls count in.
+    Returns its world, if any; if all must call it, the log in which its calls count.
     """
     world, program, flow = _read(jaxpr, worlds)
     if world is None:
         log.warning("%s %s", name, _SEVERAL_WORLDS)
         return None, None
     if not program and not worlds and worker_status().is_beside_the_program:
-        return world, None  # a loader's, say: it needs nobody, and comes to it when it likes
+        return world, None  # a loader's, for instance: it needs no other worker, and runs at any time
     world.check_devices()
     if world.size == 1:
         return world, None
@@ -339,7 +339,7 @@ def _compare(
         problem = problem_text(name, programs, {worker: one.flow for worker, one in contributions.items()})
         return problem, number, drift_text(name, {worker: one.drifting for worker, one in contributions.items()})
 
-    # Whoever runs its operations one by one does not run what is compared.
+    # A worker that runs its operations one by one does not run the compared program.
     label = f"{PLAN_OF}{name}{' (jax_disable_jit)' if jax.config.jax_disable_jit else ''}"  # type: ignore[attr-defined, unused-ignore]
     problem, number, warning = world.agree(tuple(range(world.size)), label, mine, decide)
     log.info("the plan of %s was compared in %.1f ms", name, 1e3 * (perf_counter() - start))
@@ -356,7 +356,7 @@ def _compare(
 
 
 def _drifting(jaxpr: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Drift]:
-    """Return the parameters that a traced function lets drift apart, by the values that it is called with."""
+    """Return the parameters that a traced function lets drift apart, by the values with which it is called."""
     values: list[Any] = jax.tree.leaves(trace_context.called_with)
     leaves = jax.tree.leaves((args, kwargs))
     if len(values) != len(leaves):
@@ -367,7 +367,7 @@ def _drifting(jaxpr: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
 
 
 def _read(jaxpr: Any, worlds: list[World]) -> tuple[World | None, Program, Flow]:
-    """Return the world that a program which uses `worlds` belongs to, if any, and what the program communicates."""
+    """Return the world of a program that uses `worlds`, if any, and the program's communication."""
     for world in (world_of(worlds), world_of(())):
         with suppress(OutsideWorldError):
             if world is not None:

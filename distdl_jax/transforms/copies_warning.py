@@ -1,10 +1,10 @@
-"""Two mistakes with copies that give wrong numbers without an error, seen while a program is traced.
+"""Two mistakes with copies that give wrong numbers without an error, detected while a program is traced.
 
-- A loss that is the same on all workers, because it comes out of a sum over them, counts once for each.
-- A parameter of which all workers hold a copy, updated from the gradient of a worker's own copy, drifts apart.
+- A loss that is the same on all workers, because it results from a sum over them, counts once for each.
+- A replicated parameter that is updated from the gradient of a worker's own copy drifts apart.
 
-Each is reported as a `CopiesWarning` where the program and its arguments prove it. A factor of the user's that may be
-the number of copies, a gradient that is summed later, blocks that happen to be equal: then nothing is said.
+Each is reported as a `CopiesWarning` if the program and its arguments prove it. Nothing is reported for a user's factor
+that may be the number of copies, a gradient that is summed later, or blocks that happen to be equal.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from distdl_jax.tracing.program_reader import line_of_equation
 from distdl_jax.tracing.world import Workers
 from distdl_jax.watchdog.source_lines import is_library
 
-_MEANT = "If it is meant, warnings.simplefilter('ignore', dj.CopiesWarning) turns this off."
+_MEANT = "If it is intended, warnings.simplefilter('ignore', dj.CopiesWarning) turns this off."
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
 class Sum(NamedTuple):
-    """What is known of a value: a function of sums over the workers of `team` alone, of which each has a copy.
+    """Knowledge about a value: a function only of sums over the workers of `team`, each of which has a copy.
 
-    - `team`: () for what is a worker's own. `line`: where the sum over workers is.
-    - `divisor`: what the user divides by, apart from means; None where the value may have been scaled by anything.
-    - `elements`: how many entries of this worker's blocks are summed; `lengths`: of the dimensions that they are along.
-    - `is_constant`: whether it depends on no argument. `is_scalar`: whether it is one number, perhaps repeated.
-    - `is_scaled`: whether it was multiplied with a number, or divided by one, since the last nonlinear function.
+    - `team`: () for a worker's own values. `line`: the source line of the sum over workers.
+    - `divisor`: the user's divisor, apart from means; None if the value may have been scaled by anything.
+    - `elements`: the number of summed entries of this worker's blocks; `lengths`: of their dimensions.
+    - `is_constant`: whether it depends on no argument. `is_scalar`: whether it is one number, possibly repeated.
+    - `is_scaled`: whether it was multiplied or divided by a number since the last nonlinear function.
     """
 
     team: Workers = ()
@@ -75,7 +75,7 @@ _CHOOSES = ("select_n", "while", "custom_linear_solve", "random_bits", "iota", "
 
 
 def copied_loss(jaxpr: Any) -> Sum | None:
-    """Return what the first result of a traced program is, if it is a loss of copies; None where that is not sure."""
+    """Return the first result of a traced program, if it is a loss of copies; None if that is not certain."""
     loss = jaxpr.outvars[0]
     if isinstance(loss, Literal) or loss.aval.shape != ():
         return None
@@ -84,7 +84,7 @@ def copied_loss(jaxpr: Any) -> Sum | None:
 
 
 def copied_loss_text(name: str, losses: Mapping[int, Sum | None]) -> str | None:
-    """Return the warning of a loss that is the same on all workers of a team; None where some worker's is not."""
+    """Return the warning about a loss that is the same on all workers of a team; None if some worker's is not."""
     for loss in filter(None, losses.values()):
         of_team = [losses.get(worker) for worker in loss.team]
         if len(loss.team) > 1 and all(other is not None and other.team == loss.team for other in of_team):
@@ -93,7 +93,7 @@ def copied_loss_text(name: str, losses: Mapping[int, Sum | None]) -> str | None:
             p = len(loss.team)
             if loss.divisor == 1 or _is_mean(loss.divisor or 1, elements, p, lengths):
                 return (
-                    f"{name} returns the same loss on {p} workers: it comes out of the sum over workers at "
+                    f"{name} returns the same loss on {p} workers: it results from the sum over workers at "
                     f"{loss.line or 'an unknown line'}. The workers' losses are added up, so it counts {p} times, in "
                     "the value and in the gradient. Return this worker's part, from before the sum, or divide the "
                     f"loss by {p}, the number of copies. {_MEANT}"
@@ -102,9 +102,9 @@ def copied_loss_text(name: str, losses: Mapping[int, Sum | None]) -> str | None:
 
 
 def _is_mean(divisor: float, elements: int, workers: int, lengths: Sequence[int]) -> bool:
-    """Return whether a divisor is the number of entries summed, and can't be another one times the number of copies.
+    """Return whether a divisor is the number of summed entries, and can't be another one times the number of copies.
 
-    It could where some of the dimensions summed over have as many entries as there are copies.
+    It could if some of the summed dimensions have as many entries as there are copies.
     """
     if elements == workers or not math.isclose(divisor, elements, rel_tol=1e-6):
         return False
@@ -112,13 +112,13 @@ def _is_mean(divisor: float, elements: int, workers: int, lengths: Sequence[int]
 
 
 class _Sums(DataFlow[Sum]):
-    """Follows sums over workers to the loss, and the numbers that they are multiplied with."""
+    """Follows sums over workers to the loss, and the numbers by which they are multiplied."""
 
     of_literals = of_constants = Sum(is_constant=True)
     unknown = _UNKNOWN
 
     def __init__(self) -> None:
-        self._moved = _UNKNOWN  # what has gone into the movement that is under way
+        self._moved = _UNKNOWN  # the inputs of the current movement
 
     def equation(self, eqn: Any, args: list[Sum]) -> list[Sum]:
         name = eqn.primitive.name
@@ -157,10 +157,10 @@ class _Sums(DataFlow[Sum]):
         is_product = name in _PRODUCTS and len(varying) == len(args)
         if name in _NONLINEAR or is_product:
             if not any(arg.team for arg in varying):
-                # A number within may be that of copies, as in a sum of squares of x / sqrt(n p). Arrays are data.
+                # A number inside may be that of copies, as in a sum of squares of x / sqrt(n p). Arrays are data.
                 divisor = None if all(arg.is_scaled for arg in varying) else 1.0
                 return Sum(divisor=divisor, is_scalar=not eqn.outvars[0].aval.shape)
-            # Not of a mean over workers, say.
+            # E.g. not of a mean over workers.
             return varying[0] if not is_product and len(varying) == len(args) and varying[0].divisor == 1 else _UNKNOWN
         return varying[0] if len(varying) == 1 and name in _ORDERS else _UNKNOWN
 
@@ -173,13 +173,13 @@ def _reduced(eqn: Any, x: Sum) -> Sum:
 
 
 def _scaled(eqn: Any, args: list[Sum]) -> Sum:
-    """Return what is known of a value that is multiplied with a number, or divided by one."""
+    """Return the knowledge about a value that is multiplied or divided by a number."""
     is_quotient = eqn.primitive.name == "div"
     if is_quotient and args[0].is_constant:
         return _UNKNOWN
     factor = 1 if args[1].is_constant else 0
     x, literal = args[1 - factor], eqn.invars[factor]
-    if not args[factor].is_constant:  # two values, of which one is a number
+    if not args[factor].is_constant:  # two values, one of which is a number
         is_ratio = is_quotient and x.team == args[1].team != () and {x.divisor, args[1].divisor} == {1.0}
         return args[0]._replace(elements=1, lengths=()) if is_ratio else _UNKNOWN
     if is_quotient and x.elements > 1 and _is_of_mean(eqn):
@@ -208,9 +208,9 @@ def _is_of_mean(eqn: Any) -> bool:
 class Drift(NamedTuple):
     """A parameter that a program updates from the gradient of this worker's own copy, and of its own data.
 
-    - `parameter`: a digest of its value. `data`: those of what the gradient depends on without a movement in between,
-      by name.
-    - `is_telling`: whether equal values say that it is a copy: not those of a few numbers, or of zeros and ones.
+    - `parameter`: a digest of its value. `data`: the digests of the gradient's dependencies without a movement in
+      between, by name.
+    - `is_telling`: whether equal values imply a copy: not for a few numbers, or zeros and ones.
     """
 
     parameter: bytes
@@ -219,9 +219,10 @@ class Drift(NamedTuple):
 
 
 class _Update(NamedTuple):
-    """What is known of a value.
+    """Knowledge about a value.
 
-    - `of`: the argument that it is, perhaps scaled or updated; None for any other value. `is_updated`: from a gradient.
+    - `of`: the corresponding argument, possibly scaled or updated; None for any other value. `is_updated`: from a
+      gradient.
     - `own`: the arguments it depends on without a movement in between, as bits.
     - `gradients`: the arguments whose own gradients it depends on in this way, as bits.
     """
@@ -238,13 +239,13 @@ _gradient = identity("gradient")
 
 
 def marked(leaves: Any) -> tuple[Any, int]:
-    """Return a tree that is to be differentiated by, and the number of it that its gradient is to be marked with."""
+    """Return a tree to differentiate by, and its number, with which its gradient is to be marked."""
     number = next(_numbers)
     return _mark(_differentiated, leaves, number), number
 
 
 def marked_gradient(gradient: Any, number: int) -> Any:
-    """Return a gradient, which a traced program says to be that of the tree with this number."""
+    """Return a gradient, marked in a traced program as that of the tree with this number."""
     return _mark(_gradient, gradient, number)
 
 
@@ -259,7 +260,7 @@ def _mark(primitive: Any, tree: Any, number: int) -> Any:
 def drifts(jaxpr: Any, names: Sequence[str], values: Sequence[Any]) -> dict[str, Drift]:
     """Return the parameters of a traced program that will drift apart if all workers hold the same values of them.
 
-    - `names`, `values`: of the program's arguments. Of arrays that are not there nothing is said.
+    - `names`, `values`: of the program's arguments. Missing arrays are not considered.
     """
     flow = _Updates()
     results = flow.run(jaxpr, [_Update(of=leaf, own=1 << leaf) for leaf in range(len(jaxpr.invars))])
@@ -275,9 +276,9 @@ def drifts(jaxpr: Any, names: Sequence[str], values: Sequence[Any]) -> dict[str,
 
 
 def drift_text(name: str, drifts: Mapping[int, Mapping[str, Drift]]) -> str | None:
-    """Return the warning of a parameter of which workers hold equal copies, and whose updates differ.
+    """Return the warning about a parameter of which workers hold equal copies, but with different updates.
 
-    Where another parameter differs between workers, each may have a model, or a part of one, of its own.
+    If another parameter differs between workers, each may have a separate model, or a part of one.
     """
     names = dict.fromkeys(chain.from_iterable(drifts.values()))
     everywhere = {name: [found[name] for found in drifts.values() if name in found] for name in names}
@@ -301,7 +302,7 @@ _SAMPLE = 4096
 
 
 def _sampled(value: Any) -> np.ndarray | None:
-    """Return some entries of an array; None where there are none to be had."""
+    """Return some entries of an array; None if they are not available."""
     if isinstance(value, Tracer) or not hasattr(value, "dtype"):
         return None
     with suppress(TypeError, ValueError, RuntimeError):
@@ -311,15 +312,15 @@ def _sampled(value: Any) -> np.ndarray | None:
 
 
 def _digest(value: Any) -> bytes | None:
-    """Return a digest of some entries of an array; None where there are none to be had."""
+    """Return a digest of some entries of an array; None if they are not available."""
     sample = _sampled(value)
     return None if sample is None else blake2b(sample.tobytes(), digest_size=8).digest()
 
 
 def _is_telling(parameter: Any) -> bool:
-    """Return whether equal values of a parameter say that it is a copy.
+    """Return whether equal values of a parameter imply that it is a copy.
 
-    Zeros, ones, an identity, or a few numbers may be blocks of a whole; scalars can't be.
+    Zeros, ones, an identity, or a few numbers may be blocks of a whole tensor; scalars can't be.
     """
     sample = _sampled(parameter)
     if sample is None or not np.ndim(parameter):
@@ -329,7 +330,7 @@ def _is_telling(parameter: Any) -> bool:
 
 
 class _Updates(DataFlow[_Update]):
-    """Follows gradients of a worker's own copies to the parameters that they are added to."""
+    """Follows gradients of a worker's own copies to the parameters to which they are added."""
 
     of_literals = of_constants = unknown = _Update()
 
@@ -377,7 +378,7 @@ class _Updates(DataFlow[_Update]):
             return [args[0]]
         if name == "mul" and isinstance(eqn.invars[0], Literal):
             return [args[1]]
-        # The parameter plus its gradient, in either order; or the parameter minus that.
+        # The parameter plus its gradient, in either order; or the parameter minus it.
         for x, update in ([args] if name == "sub" else [args, args[::-1]]) if name in _ADDS else ():
             if x.of is not None and update.gradients >> x.of & 1:
                 return [union._replace(of=x.of, is_updated=True)]

@@ -1,6 +1,6 @@
-"""Derivatives along a direction, and transposes, of functions that move data between workers.
+"""Directional derivatives, and transposes, of functions that move data between workers.
 
-A movement is differentiated backward alone, by its adjoint, and that is all it takes: the derivative of f at x is the
+A movement is differentiated only in reverse mode, by its adjoint, and that suffices: the derivative of f at x is the
 linear map whose transpose is the pullback w -> vjp(w), so its value along v is the pullback's own pullback, applied to
 v. The movements are linear, so transposing one twice runs it forward again: it is exact.
 """
@@ -41,10 +41,10 @@ def jvp(
 ) -> Any:
     """Evaluate `fun` and its derivative along a direction: `jax.jvp` for functions that move data.
 
-    With x the tensors that all workers' `primals` are blocks of, and v those of their `tangents`, this is f(x) and
-    f'(x) v: each worker gets its blocks of both. All workers call it, those without data with zero-volume arrays.
-    `jax.jvp` itself can't pass through a movement; here the pullback is differentiated in its turn. So `fun` is run
-    once, its adjoint once at a cotangent of 0, and the derivative once; for many directions use `linearize`.
+    With x the tensors with the workers' `primals` as blocks, and v those of their `tangents`, this is f(x) and f'(x) v:
+    each worker gets its blocks of both. All workers call it, those without data with zero-volume arrays. `jax.jvp`
+    itself can't pass through a movement; here the pullback is itself differentiated. So `fun` is run once, its adjoint
+    once at a cotangent of 0, and the derivative once; for many directions use `linearize`.
 
     **Arguments:**
 
@@ -56,7 +56,7 @@ def jvp(
 
     **Returns:** `(value, tangent)`, or `(value, tangent, aux)` with `has_aux`.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where `tangents` don't fit `primals`.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if `tangents` don't match `primals`.
 
     >>> import jax.numpy as jnp
     >>> value, tangent = jvp(lambda x: x**2, (jnp.array([1.0, 3.0]),), (jnp.array([1.0, 0.5]),))
@@ -83,10 +83,10 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False, par
     - `primals`: the arguments of `fun`, this worker's blocks, one by one.
 
     **Returns:** `(value, derivative)`, or `(value, derivative, aux)` with `has_aux`. `derivative(*tangents)` is this
-    worker's blocks of f'(x) v; all workers call it. `fun` is not run again for it.
+    worker's blocks of f'(x) v; all workers call it. This does not run `fun` again.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where the derivative's arguments don't
-    fit `primals`.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if the derivative's arguments don't match
+    `primals`.
 
     >>> import jax.numpy as jnp
     >>> value, derivative = linearize(lambda x: x**2, jnp.array([1.0, 3.0]))
@@ -121,22 +121,22 @@ def hvp(
 ) -> Any:
     """Multiply the Hessian of the sum of the workers' scalars by a vector.
 
-    It is `jax.jvp(jax.grad(f), primals, tangents)[1]`. With f = f_0 + ... + f_{P-1}, the sum of what `fun` returns on
-    each worker (see `value_and_grad`), and x and v the tensors that `primals` and `tangents` are blocks of, each worker
+    It is `jax.jvp(jax.grad(f), primals, tangents)[1]`. With f = f_0 + ... + f_{P-1}, the sum of the results of `fun` on
+    the workers (see `value_and_grad`), and x and v the tensors with `primals` and `tangents` as blocks, each worker
     gets its blocks of f''(x) v. The Hessian is symmetric, so it is the gradient's pullback, applied to v.
 
     **Arguments:**
 
     - `fun`: a function of `primals` that returns this worker's part of a scalar.
     - `primals`, `tangents`: as in `jvp`.
-    - `argnums`: with respect to which argument the gradient is meant, or to which ones, as in `jax.grad`. The
-      directions are in all of them.
+    - `argnums`: the argument or arguments with respect to which to differentiate, as in `jax.grad`. The directions are
+      for all of them.
     - `partition`: the workers that call it. Default: all of the world.
 
-    **Returns:** a pytree like that argument, or a tuple of them where `argnums` is a sequence.
+    **Returns:** a pytree like that argument, or a tuple of them if `argnums` is a sequence.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where `tangents` don't fit `primals`;
-    `InvalidTypeError` where `fun` returns no real scalar.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if `tangents` don't match `primals`;
+    `InvalidTypeError` if `fun` does not return a real scalar.
 
     >>> import jax.numpy as jnp
     >>> hvp(lambda x: jnp.sum(x**3), (jnp.array([1.0, 2.0]),), (jnp.array([1.0, 10.0]),)).tolist()
@@ -171,9 +171,9 @@ def linear_transpose(
 ) -> Callable[[Y], tuple[Any, ...]]:
     """Return the adjoint of `fun`: `jax.linear_transpose` for linear functions that move data.
 
-    With F the linear map from all workers' arguments to all workers' results, the function returned is F*, in the
-    inner product that is summed over workers: <F x, y> = <x, F* y>. It is exact; of an affine `fun` it is the
-    adjoint of the linear part. `fun` is run once, at 0.
+    With F the linear map from all workers' arguments to all workers' results, the returned function is F*, in the inner
+    product that is summed over workers: <F x, y> = <x, F* y>. It is exact; for an affine `fun` it is the adjoint of the
+    linear part. `fun` is run once, at 0.
 
     **Arguments:**
 
@@ -184,8 +184,8 @@ def linear_transpose(
 
     **Returns:** a function of a pytree like `fun`'s result that returns a tuple like `primals`.
 
-    **Raises:** `InvalidTypeError`, on every worker, where an argument is not floating or complex, or what the
-    transpose gets is not like the result of `fun`; `InvalidArgumentError` where `fun` is not linear.
+    **Raises:** `InvalidTypeError`, on every worker, if an argument is not floating or complex, or the transpose's
+    argument is not like the result of `fun`; `InvalidArgumentError` if `fun` is not linear.
 
     >>> import jax.numpy as jnp
     >>> transpose = linear_transpose(lambda x: 3 * x[:2], jnp.zeros(3))
@@ -214,7 +214,7 @@ def linear_transpose(
 
     def check_linear() -> None:
         if depends_on_first(lambda primals, cotangent: jax.vjp(fun, *primals)[1](cotangent), zeros, value):
-            raise InvalidArgumentError("`fun` must be linear: its derivative depends on where it is taken.")
+            raise InvalidArgumentError("`fun` must be linear, but its derivative depends on the point.")
 
     _check_together("linear_transpose", fun, partition, check_linear)
 
@@ -232,7 +232,7 @@ def linear_transpose(
 
 
 _LeafFunction = Callable[..., Any]
-"""A function of the leaves that vary; it returns a zero that depends on every movement, and more."""
+"""A function of the varying leaves; it returns a zero that depends on every movement, and more."""
 
 
 def _same_adjoints(
@@ -243,10 +243,10 @@ def _same_adjoints(
     has_aux: bool = True,
     transposes: str | None = None,
 ) -> tuple[Callable[..., Any], _LeafFunction, bool]:
-    """Return `derivative` of `fun`, in which all workers run the same adjoints; the function that it is then of; and
-    whether that could be traced.
+    """Return `derivative` of `fun`, with the same adjoints on all workers; the function that it then differentiates;
+    and whether that could be traced.
 
-    To be called with `args`, of which the first is what `fun` is differentiated by.
+    To be called with `args`, the first of which is differentiated by.
     """
     chosen: list[_LeafFunction] = []
 
@@ -260,7 +260,7 @@ def _same_adjoints(
 
 
 def _of_leaves(fun: Callable[..., Any], point: Varying, has_aux: bool) -> _LeafFunction:
-    """Return `fun` of the leaves of `point` that vary: a zero, the leaves of its value that vary, and all results."""
+    """Return `fun` of the varying leaves of `point`: a zero, the varying leaves of its value, and all results."""
 
     @wraps(fun)
     def of_leaves(leaves: list[Array], _: Any = None) -> tuple[Array, tuple[list[Array], tuple[Any, ...]]]:
@@ -274,7 +274,7 @@ def _of_leaves(fun: Callable[..., Any], point: Varying, has_aux: bool) -> _LeafF
 def _linearized(of_leaves: _LeafFunction, leaves: list[Array]) -> tuple[tuple[Any, ...], Callable[[list[Array]], Any]]:
     """Return the function's results, and its derivative, from leaves to leaves.
 
-    The pullback at x, w -> f'(x)* w, is linear: so its own pullback, at 0 as anywhere, is v -> f'(x) v.
+    The pullback at x, w -> f'(x)* w, is linear, so its own pullback, at 0 as anywhere, is v -> f'(x) v.
     """
 
     def with_aux(leaves: list[Array]) -> tuple[Any, tuple[Any, ...]]:
@@ -308,7 +308,7 @@ def _hessian_times(part: _LeafFunction) -> Callable[..., list[Array]]:
         return value, _transposable(pullback)(jnp.ones_like(value))[0]
 
     def times(leaves: list[Array], direction: list[Array]) -> list[Array]:
-        # The value too: the gradient alone may not depend, on this worker, on what `fun` moves.
+        # The value too: the gradient alone may not depend, on this worker, on the movements of `fun`.
         (value, _), pullback = _anchored_vjp(value_and_gradient, leaves)
         product: list[Array] = pullback((tie(jnp.zeros_like(value), *direction), direction))[0]
         return product
@@ -333,13 +333,13 @@ def _anchored_vjp(fun: Callable[..., Any], primals: Any) -> tuple[Any, Callable[
 
 
 def _pulled_back(pullback: Callable[..., Any], cotangent: Any) -> Any:
-    # The anchor's cotangent is batched where the others are: so under `jax.vmap` all that moves is batched on all
-    # workers, also on one whose part of the function does not depend on what is mapped.
+    # The anchor's cotangent is batched like the others, so under `jax.vmap` all movements are batched on all workers,
+    # including one whose part of the function does not depend on the mapped values.
     return pullback((tie(jnp.zeros(()), *jax.tree.leaves(cotangent)), cotangent))
 
 
 def _transposable(pullback: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a pullback that is to be transposed in its turn."""
+    """Return a pullback that will itself be transposed."""
 
     def transposable(*cotangents: Any) -> Any:
         with to_be_transposed(True):
@@ -351,7 +351,7 @@ def _transposable(pullback: Callable[..., Any]) -> Callable[..., Any]:
 def _check_together(
     name: str, fun: Any, partition: Partition | None, check: Callable[[], None], has_aux: bool = False
 ) -> None:
-    """Make the check on all workers; where one refuses, all do, before anything moves."""
+    """Make the check on all workers; if one raises, all do, before any communication."""
     check_workers("partition", partition)
     workers = Partition() if partition is None else partition
 

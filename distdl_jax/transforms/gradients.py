@@ -1,4 +1,4 @@
-"""Differentiation of what the workers' scalars sum to."""
+"""Differentiation of the sum of the workers' scalars."""
 
 from __future__ import annotations
 
@@ -66,32 +66,32 @@ def value_and_grad(
     partition: Partition | None = None,
     **options: Any,
 ) -> Callable[P, tuple[Any, Any]]:
-    """Return a function that computes the sum over workers of the scalars that `fun` returns, and its gradient.
+    """Return a function that computes the sum over workers of the scalars returned by `fun`, and its gradient.
 
-    It is `jax.value_and_grad` for a function that returns this worker's part of a scalar. What is differentiated is
-    f = f_0 + ... + f_{P-1}, the sum over workers of what `fun` returns on each, and every worker gets the whole value
-    of f and the gradient with respect to its own arguments. A loss must therefore be divided among the workers (each
-    returns the part of its own samples or outputs, a worker without outputs 0), not repeated by them.
+    It is `jax.value_and_grad` for a function that returns this worker's part of a scalar. It differentiates f = f_0 +
+    ... + f_{P-1}, the sum over workers of the results of `fun`, and every worker gets the total value f and the
+    gradient with respect to its own arguments. A loss must therefore be divided among the workers (each returns the
+    part of its own samples or outputs, a worker without outputs 0), not repeated by them.
 
     **Arguments:**
 
     - `fun`: returns a scalar, or a pair of it and anything else with `has_aux`. On some workers the scalar may be a
-      constant, ignore outputs, or be computed from constants: all workers run the same adjoints all the same, in the
-      reverse order of the movements, also of those in loops, branches, `jax.checkpoint`, `jax.vmap` and nested jits.
+      constant, ignore outputs, or be computed from constants: all workers still run the same adjoints, in the reverse
+      order of the movements, including those in loops, branches, `jax.checkpoint`, `jax.vmap` and nested jits.
     - `argnums`, `has_aux`, `options`: as in `jax.value_and_grad`.
-    - `partition`: the workers that are summed over, and that all call it. Default: all of COMM_WORLD; in a program that
-      has made partitions of other communicators only, all of the largest of these.
+    - `partition`: the workers to sum over, all of which must call it. Default: all of COMM_WORLD; in a program with
+      partitions of other communicators only, all of the largest of these.
 
     **Returns:** a function that returns `(value, gradient)`, or `((value, aux), gradient)` with `has_aux`. `aux` is
     this worker's own.
 
-    **Raises:** what `fun` and `jax.value_and_grad` raise: `TypeError`, say, where `fun` returns no scalar; where one
-    worker raises, the others do too, a `PlanError`. `InvalidTypeError` where `fun` is no function, `argnums` are no
-    integers, `has_aux` is not True or False, or `partition` is none; `PlanError`, on all workers, where their programs
-    would not complete together.
+    **Raises:** errors of `fun` and of `jax.value_and_grad`, such as `TypeError` if `fun` does not return a scalar; if
+    one worker raises, the others raise a `PlanError`. `InvalidTypeError` if `fun` is not a function, `argnums` are not
+    integers, `has_aux` is not True or False, or `partition` not a partition; `PlanError`, on all workers, if their
+    programs would not complete together.
 
-    Like `jax.jit`, it traces `fun`: once, also where it is called outside of jit. It warns (`CopiesWarning`) of a loss
-    that all workers of a sum return alike, so that it counts once for each.
+    Like `jax.jit`, it traces `fun`: once, even if called outside of jit. It warns (`CopiesWarning`) about a loss that
+    is the same on all workers of a sum, so that it counts once for each.
 
     >>> import jax.numpy as jnp
     >>> value, gradient = value_and_grad(lambda x: jnp.sum(x**2))(jnp.arange(3.0))
@@ -109,7 +109,7 @@ def value_and_grad(
         workers = _everybody() if partition is None else partition
         value, gradient = local(*args, **kwargs)
         value, *aux = value if has_aux else (value,)
-        # Under jax.vmap also of a constant: all workers have as many values to sum.
+        # Under jax.vmap even for a constant: all workers have the same number of values to sum.
         value = summed(tie(value, *(x for x in jax.tree.leaves((args, kwargs)) if mapped_sizes(x))), workers)
         return (value, *aux) if has_aux else value, gradient
 
@@ -146,12 +146,12 @@ def grad(
     partition: Partition | None = None,
     **options: Any,
 ) -> Callable[P, Any]:
-    """Return a function that computes the gradient of the sum over workers of the scalars that `fun` returns.
+    """Return a function that computes the gradient of the sum over workers of the scalars returned by `fun`.
 
     It is `jax.grad` for functions that move data, and `value_and_grad` without the value.
 
-    What is differentiated is f_0 + ... + f_{P-1}, as everywhere. The value is not summed, so no message is sent but
-    those of `fun` and their adjoints; the gradient of a gradient is `grad(lambda x: jnp.vdot(grad(f)(x), v))`.
+    It differentiates f_0 + ... + f_{P-1}, as everywhere. The value is not summed, so the only messages are those of
+    `fun` and their adjoints; the gradient of a gradient is `grad(lambda x: jnp.vdot(grad(f)(x), v))`.
 
     **Arguments:**
 
@@ -161,8 +161,8 @@ def grad(
 
     **Returns:** a function that returns this worker's gradient, or `(gradient, aux)` with `has_aux`.
 
-    **Raises:** what `fun` and `jax.grad` raise; `InvalidTypeError` as `value_and_grad`; `PlanError`, on all workers,
-    where their programs would not complete together.
+    **Raises:** errors of `fun` and of `jax.grad`; `InvalidTypeError` as in `value_and_grad`; `PlanError`, on all
+    workers, if their programs would not complete together.
 
     >>> import jax.numpy as jnp
     >>> grad(lambda x: jnp.sum(x**2))(jnp.arange(3.0)).tolist()
@@ -176,7 +176,7 @@ def grad(
 
 
 def _checked_argnums(fun: Any, argnums: Any, partition: Any) -> int | tuple[int, ...]:
-    """Return `argnums` as integers; refuse arguments that are not what they should be."""
+    """Return `argnums` as integers; reject invalid arguments."""
     check_function("fun", fun)
     check_workers("partition", partition)
     numbers = checked_integers("argnums", argnums, or_one=True)
@@ -191,7 +191,7 @@ def _derivative_of_sum(
     partition: Partition | None,
     options: dict[str, Any],
 ) -> Callable[..., Any]:
-    """Return `derivative(fun, argnums, has_aux, **options)`, in which all workers run the same adjoints."""
+    """Return `derivative(fun, argnums, has_aux, **options)`, with the same adjoints on all workers."""
 
     def local(fun: Callable[..., Any]) -> Callable[..., Any]:
         return derivative(fun, argnums, has_aux, **options)
@@ -222,7 +222,7 @@ _PART = (
 
 
 def _with_scalar_loss(fun: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
-    """Return `fun`, which refuses a loss that is no scalar, and says what it returned."""
+    """Return `fun` with a check that its loss is a scalar, and an error that tells what it returned."""
 
     @wraps(fun)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -243,10 +243,10 @@ def _everybody() -> Partition:
 
 
 def summed(value: jax.Array, workers: Partition) -> jax.Array:
-    """Return the sum of the workers' values, in the dtype of those that are not Python's numbers."""
+    """Return the sum of the workers' values, in the dtype of those that are not Python numbers."""
     if workers.size > 1 and workers.active:
         mine = (str(value.dtype), jax.typeof(value).weak_type)
         dtypes_of = agree(workers.world, workers.ranks, f"value_and_grad on {workers.describe()}", lambda: mine)
         dtypes = {dtype for dtype, weak in dtypes_of.values() if not weak} or {dtype for dtype, _ in dtypes_of.values()}
-        value = jax.lax.convert_element_type(value, jnp.result_type(*sorted(dtypes)))  # also of Python's numbers
+        value = jax.lax.convert_element_type(value, jnp.result_type(*sorted(dtypes)))  # including Python numbers
     return all_sum_reduce(value, workers, axes_keep=())

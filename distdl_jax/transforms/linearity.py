@@ -1,4 +1,4 @@
-"""Whether a function is linear: whether what its adjoint does depends on where it is taken."""
+"""Whether a function is linear: whether its adjoint depends on the point."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from distdl_jax.tracing.jaxprs import Branches, DataFlow, structure
 def depends_on_first(fun: Callable[..., Any], first: Any, *rest: Any) -> bool:
     """Return whether the result of `fun` depends on the numbers in `first`, as far as its program tells.
 
-    Arrays without elements don't count, nor what is but tied to something. Whatever is not known well is taken to
-    depend on all that it gets.
+    Arrays without elements don't count, nor do values that are only tied to something. Unknown operations are assumed
+    to depend on all their inputs.
     """
     program = jax.make_jaxpr(fun)(first, *rest)
     number = len(jax.tree.leaves(first))

@@ -1,9 +1,9 @@
-"""The result of a derivative, as one function to JAX: differentiated again, it is so whole, on every worker.
+"""The result of a derivative as one function for JAX: a further derivative treats it as a whole, on every worker.
 
-`jax.grad` of the result of `dj.jvp` or `dj.grad` would leave out the adjoint of a movement on a worker whose block is
-empty there, since JAX makes constants of all that is computed from it. So the program of a derivative is a function
-with a derivative of its own, which JAX runs whole or not at all: the derivative of the same program with its movements
-in a chain.
+`jax.grad` of the result of `dj.jvp` or `dj.grad` would omit the adjoint of a movement on a worker whose block is empty
+there, since JAX replaces everything computed from it by constants. So the program of a derivative is a function with a
+custom derivative, which JAX runs as a whole or not at all: the derivative of the same program with its movements in a
+chain.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from distdl_jax.tracing.world import Transport
 
 
 def call_by(partition: Partition | None, fun: Callable[..., Any], *args: Any) -> Any:
-    """Return `fun(*args)`, which the workers of `partition` compute: default, all.
+    """Return `fun(*args)`, computed by the workers of `partition`: by default, all.
 
-    - `fun`: a function, or a pytree that is one, like a pullback.
+    - `fun`: a function, or a callable pytree, like a pullback.
     """
     workers = Partition() if partition is None else partition
     is_tree = not jax.tree_util.all_leaves([fun])
@@ -44,7 +44,7 @@ def _apply(fun: Callable[..., Any], *args: Any) -> Any:
 
 
 def _call(transport: Transport, fun: Callable[..., Any], *args: Any) -> Any:
-    """Return `fun(*args)`, opaque where anything that it depends on may be differentiated."""
+    """Return `fun(*args)`, opaque if any of its dependencies may be differentiated."""
     traced = Traced(fun, args, {}, range(len(args)), as_call=True)
     return traced.result(evaluate_opaquely(transport, traced.program, traced.leaves(args)))
 
@@ -60,10 +60,10 @@ def evaluate_opaquely(transport: Transport, program: ClosedJaxpr, args: Sequence
 
 
 def with_constants_as_arguments(program: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
-    """Return the program with its constants from the trace around it as its first arguments, and these.
+    """Return the program with its constants from the trace around it as its first arguments, and these constants.
 
-    The other constants are the same at every point: a derivative by them is nothing, and JAX refuses one by the
-    constants of a function with a derivative of its own.
+    The other constants are the same at every point: they have no derivative, and JAX rejects one with respect to the
+    constants of a function with a custom derivative.
     """
     jaxpr = program.jaxpr
     constants = list(zip(jaxpr.constvars, program.consts, strict=True))
@@ -90,7 +90,8 @@ def _bind(transport: Transport, program: ClosedJaxpr, values: list[Any]) -> list
 
     as_one = jax.custom_vjp(opaque_call)
     as_one.defvjp(forward, backward)
-    # A `cond` must not get an index with a tangent, which JAX gives every result of what has a derivative of its own.
+    # A `cond` must not get an index with a tangent, which JAX gives every result of a function with a custom
+    # derivative.
     return [x if is_inexact(x) else jax.lax.stop_gradient(x) for x in as_one(*values)]
 
 

@@ -1,4 +1,4 @@
-"""Plain functions of a block: refused where they mix a dimension that is split, unless they say `nn.Local`."""
+"""Plain functions of a block: rejected if they mix entries along a split dimension, unless marked as `nn.Local`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Local(Static):
-    """A plain function that is meant for each worker's block by itself, whatever it does there.
+    """A plain function that applies to each worker's block separately, unchecked.
 
-    `nn.Sequential`, `nn.Residual` and `dj.map_blocks` refuse a function that sums, sorts, slices or multiplies along a
-    dimension which is split, since each worker sees its block alone. `nn.Local(function)` is called as it is.
+    `nn.Sequential`, `nn.Residual` and `dj.map_blocks` reject a function that sums, sorts, slices or multiplies along a
+    split dimension, since each worker sees only its own block. `nn.Local(function)` is called unchecked.
 
     **Arguments:**
 
-    - `function`: of one array or of several.
+    - `function`: of one or more arrays.
 
     **Raises:** `InvalidTypeError` where `function` can't be called.
 
@@ -62,10 +62,11 @@ class Local(Static):
 
 
 class Followed(NamedTuple):
-    """What functions, one after the other, do to a block.
+    """The effect of functions, in order, on a block.
 
-    - `mixed`, `partial`: what mixes a dimension, and what the result is a partial result of; each with its function.
-    - `result`: what is known of the result.
+    - `mixed`, `partial`: the operation that mixes a dimension, and that of which the result is partial; each with its
+      function.
+    - `result`: the knowledge about the result.
     """
 
     mixed: Mapping[Mixing, Function]
@@ -74,7 +75,7 @@ class Followed(NamedTuple):
 
 
 def follow(functions: Sequence[Function], x: Any) -> Followed | None:
-    """Return what the functions do to a block like `x`; None where that can't be told, or they move data themselves."""
+    """Return the effect of the functions on a block like `x`; None if unknown, or if they move data themselves."""
     value: Value | None = block_value(x.shape)
     of, mixed, partial = jax.ShapeDtypeStruct(x.shape, x.dtype), dict[Mixing, Function](), dict[Mixing, Function]()
     for function in functions:
@@ -83,7 +84,7 @@ def follow(functions: Sequence[Function], x: Any) -> Followed | None:
             with trace_context.set(anchors=None):
                 program, of = jax.make_jaxpr(function, return_shape=True)(of)
         except Exception:
-            return None  # when it is called, it works, or says why it doesn't
+            return None  # when called, it works, or explains why it doesn't
         if moves_data(program.jaxpr):
             return None
         flow = MixedDimensions()
@@ -99,7 +100,7 @@ def follow(functions: Sequence[Function], x: Any) -> Followed | None:
 
 @lru_cache(maxsize=256)
 def is_elementwise(function: Function, dims: int) -> bool:
-    """Say whether a function of JAX's own is known to work element by element, on blocks of any shape."""
+    """Say whether a function of JAX's own is known to be elementwise, for blocks of any shape."""
     if not (getattr(function, "__module__", None) or "").startswith("jax."):
         return False
     shape = (3,) * dims
@@ -110,10 +111,11 @@ def is_elementwise(function: Function, dims: int) -> bool:
 def refusal(
     followed: Followed | None, split: Mapping[int, int], *, may_be_partial: bool = False, may_merge: bool = False
 ) -> str | None:
-    """Return why functions must not be called on blocks; None where they may.
+    """Return why functions must not be called on blocks; None if they may.
 
-    - `split`: the dimensions of the block that are split, and over how many workers.
-    - `may_be_partial`: whether results may be partial, to be added later. A number may always be: a part of a loss.
+    - `split`: the split dimensions of the block, and their numbers of workers.
+    - `may_be_partial`: whether results may be partial, to be added later. A number always may be: it is a part of a
+      loss.
     - `may_merge`: whether dimensions may be merged in another order than in the whole tensor.
     """
     if followed is None:
@@ -124,7 +126,7 @@ def refusal(
         found += [(mixing, _name(function)) for mixing, function in followed.partial.items()]
     if not may_merge and result is not None:
         later = {d for dim in result.dims for d, _ in dim[1:] if d is not None}
-        found += [(Mixing(("reshape",), d), "a function in front of a layer") for d in sorted(later)]
+        found += [(Mixing(("reshape",), d), "a function before a layer") for d in sorted(later)]
     return next((_sentence(name, mixing, split[mixing.dim]) for mixing, name in found if mixing.dim in split), None)
 
 
@@ -140,8 +142,8 @@ def _sentence(name: str, mixing: Mixing, workers: int) -> str:
     instead = f"Use {known}, or put" if known else "Put"
     return (
         f"{name} works along dimension {mixing.dim} of the block ({mixing.names[-1]}), which is split over {workers} "
-        f"workers: each would see its own part alone. {instead} a `Repartition` in front that keeps the dimension "
-        "whole; nn.Local(function) says that each block is meant by itself."
+        f"workers: each would see only its own part. {instead} a `Repartition` before it that makes the dimension "
+        "whole; nn.Local(function) applies it to each block separately."
     )
 
 
@@ -168,4 +170,4 @@ _ADVICE = {
     "concatenate": "`nn.Concatenate`",
     "reshape": f"`nn.Flatten` or `{_F}reshape`",
 }
-"""What does on the whole dimension what a function, or an operation of JAX's, does on a block."""
+"""The counterpart, on the whole dimension, of a function, or of a JAX operation, on a block."""

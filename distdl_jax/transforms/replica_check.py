@@ -1,4 +1,4 @@
-"""Check whether copies that must be equal still are: `check_replicated`."""
+"""Check whether replicated values are still equal: `check_replicated`."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from distdl_jax.watchdog.source_lines import user_line
 
 
 def check_replicated(tree: Any, specs: Any) -> Any:
-    """Check that the copies of replicated values still agree, but for rounding, with `DISTDL_JAX_DEBUG=1`.
+    """Check that the copies of replicated values still agree, up to rounding, with `DISTDL_JAX_DEBUG=1`.
 
-    XLA may compile one update differently on two workers that hold other parameters beside the copies. So copies of
-    floating-point numbers may come apart by the square root of their precision (1.5e-8 in float64, 3.5e-4 in float32),
-    relative to the largest entry of the value: equal gradients give a few roundings a step, which take millions of
-    steps to add up to that, and a missing `dj.replicated`, another rate or another key give a part of the update
-    itself, which is past it after a step or a few. Integers and booleans are to be equal.
+    XLA may compile an update differently on workers with different other parameters. So copies of floating-point
+    numbers may differ by the square root of their precision (1.5e-8 in float64, 3.5e-4 in float32), relative to the
+    largest entry of the value: equal gradients give a few roundings per step, which take millions of steps to
+    accumulate to that, and a missing `dj.replicated`, another rate or another key give a part of the update itself,
+    which exceeds it after a few steps. Integers and booleans must be equal.
 
-    Copies that differ (of a scale or a running mean, say, after an update that was not the same on all workers) raise
-    no error by themselves, and training goes on with a mixture. Put into a step, before or after the update, this finds
-    it in the call in which it happens. Without the setting nothing is done, and nothing is sent.
+    Copies that differ (for instance of a scale or a running mean, after an update that was not the same on all workers)
+    raise no error by themselves, and training continues with a mixture. Used in a step, before or after the update,
+    this check detects it in the call in which it happens. Without the setting it does nothing, and sends nothing.
 
     **Arguments:**
 
     - `tree`: this worker's blocks of any pytree: parameters, optimiser states, running statistics.
-    - `specs`: a pytree of `TensorSpec`, like `tree` or a prefix of it; None for what is left alone. Only values whose
-      spec has `replicated` dimensions are looked at.
+    - `specs`: a pytree of `TensorSpec`, like `tree` or a prefix of it; None for values to skip. Only values whose spec
+      has `replicated` dimensions are checked.
 
-    **Returns:** `tree`, as it is.
+    **Returns:** `tree`, unchanged.
 
-    **Raises:** `InvalidArgumentError`, with or without the setting, where `specs` has not the structure of `tree`;
-    `PlanError`, on all workers that hold copies of a value that differs, naming it and two of them. In a
-    jitted function JAX raises it once the function has run, as an error of its runtime with this text in it.
+    **Raises:** `InvalidArgumentError`, with or without the setting, if `specs` does not have the structure of `tree`;
+    `PlanError`, on all workers that hold copies of a value that differs, naming it and two of them. In a jitted
+    function JAX raises it after the run, as a runtime error that includes this text.
 
     Collective among the workers that hold copies: the first of them sends its values to the others.
 
@@ -85,14 +85,14 @@ def _compare(team: Partition, names: Sequence[str], values: Sequence[Any], where
 
 
 def _raise_if_different(team: Workers, names: Sequence[str], where: str, rows: Any) -> None:
-    """Raise where a value differs on a worker of the team, a row, from the first one's."""
+    """Raise if a value differs on a worker of the team, a row, from the first one's."""
     for name, column in zip(names, np.asarray(rows).T, strict=True):
         if column.any():
             other = team[int(np.argmax(column))]
             raise PlanError(
                 f"`{name}` must be the same on all workers that hold copies of it, but is not on workers {team[0]} and "
-                f"{other} (check_replicated at {where}). Every worker must update its copies alike, from the same "
-                "gradient: dj.replicated adds that up over the copies."
+                f"{other} (check_replicated at {where}). Every worker must update its copies with the same gradient: "
+                "dj.replicated sums it over the copies."
             )
 
 

@@ -1,4 +1,4 @@
-"""The leaves of pytrees that vary in a derivative along a direction, and the tangents that they may have."""
+"""The leaves of pytrees that vary in a directional derivative, and their tangents."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from distdl_jax.validation import check_numbers
 
 @dataclass(frozen=True)
 class Varying:
-    """The floating and complex leaves of a pytree, which alone have derivatives, apart from the others.
+    """The floating and complex leaves of a pytree, which have derivatives, separated from the others.
 
-    - `like`: the pytree whose leaves say which ones these are. Default: `tree` itself.
+    - `like`: the pytree whose leaves determine which ones these are. Default: `tree` itself.
     """
 
     tree: Any
@@ -34,7 +34,7 @@ class Varying:
         return [jnp.asarray(leaf) for leaf, other in pairs if is_inexact(other)]
 
     def filled(self, leaves: Sequence[Array]) -> Any:
-        """Return the pytree with other leaves in place of those that vary."""
+        """Return the pytree with other leaves in place of the varying ones."""
         rest = iter(leaves)
         return jax.tree.map(lambda leaf: next(rest) if is_inexact(leaf) else leaf, self.tree)
 
@@ -48,7 +48,7 @@ class Varying:
 
 
 def check_tangents(primals: Any, tangents: Any) -> None:
-    """Refuse `primals` that are no point, and `tangents` that are no direction there."""
+    """Reject `primals` that are not a point, and `tangents` that are not a direction there."""
     for name, given in (("primals", primals), ("tangents", tangents)):
         if not isinstance(given, tuple | list):
             raise InvalidTypeError(f"`{name}` must be a tuple or a list of arguments, but is {described(given)}.")
@@ -63,7 +63,7 @@ def check_tangents(primals: Any, tangents: Any) -> None:
 
 
 def check_alike(name: str, given: Any, expected: Any) -> None:
-    """Refuse a pytree that has not the structure, shapes and dtypes of another."""
+    """Reject a pytree without the structure, shapes and dtypes of another."""
     found: Any = jax.tree.structure(given)
     wanted: Any = jax.tree.structure(expected)
     if found != wanted:

@@ -1,4 +1,4 @@
-"""JAX's checks for NaN run a function again, to find where one arises: not here, for it needs the other workers."""
+"""JAX's checks for NaN rerun a function to find its origin: not here, since it needs the other workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from distdl_jax.jax_compat import found_not_finite
 
 
 def refuse_to_run_again(worker: int) -> None:
-    """Raise what JAX would raise in the end, where it is about to run a function again on this worker.
+    """Raise the error that JAX would raise in the end, when it is about to rerun a function on this worker.
 
     **Raises:** `FloatingPointError`.
     """
@@ -14,7 +14,7 @@ def refuse_to_run_again(worker: int) -> None:
         program, what = found
         raise FloatingPointError(
             f"Worker {worker}: jax_debug_nans or jax_debug_infs found {what} in the output of {program}. JAX would now "
-            "run it again, operation by operation, on the workers that have found it, to see where it arises; but its "
+            "rerun it, operation by operation, on the workers that found it, to see where it arises; but its "
             "operations need all workers. To find the place, check the parts between two movements of data, each in "
             "its own jax.jit."
         )

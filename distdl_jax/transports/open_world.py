@@ -1,4 +1,4 @@
-"""The one place that opens worlds, and closes them."""
+"""The only place that opens and closes worlds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
     """Return the world of `comm` (default: COMM_WORLD), the same object each time; the first call is collective in
     `comm`.
 
-    In a worker of `dj.simulate`: its world.
+    In a worker of `dj.simulate`, it is that worker's world.
 
     **Raises:** `SetupError` if mpi4py or mpi4jax, or the MPI library that they need, is missing;
     `InvalidArgumentError` for a communicator in `dj.simulate`.
@@ -34,7 +34,7 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
     if (world := _simulated()) is not None:
         if comm is not None:
             raise InvalidArgumentError(
-                f"`comm` (={comm!r}) is a communicator of MPI, but this worker is a thread of dj.simulate: make its "
+                f"`comm` (={comm!r}) is an MPI communicator, but this worker is a thread of dj.simulate: make its "
                 "partitions from dj.Partition()."
             )
         _refuse_shared_modules()
@@ -44,17 +44,17 @@ def open_world(comm: MPI.Intracomm | None = None) -> World:
             from distdl_jax.transports.mpi.world import open_world as open_mpi_world
     except (ImportError, RuntimeError) as error:
         raise SetupError(
-            f"A partition needs MPI, through mpi4py and mpi4jax, but one of them can't be loaded here ({error}). "
-            "With an MPI whose mpicc is on PATH (`python -m pip install mpich` brings one): `python -m pip install "
+            f"A partition needs MPI, through mpi4py and mpi4jax, but one of them can't be loaded here ({error}). With "
+            "an MPI whose mpicc is on PATH (`python -m pip install mpich` provides one): `python -m pip install "
             "--no-cache-dir mpi4py mpi4jax`; the page Installing of the documentation has every other way. Without "
-            "them, dj.simulate(n, program) runs a program on n workers in one process. `python -m distdl_jax "
-            "doctor` looks for the reason."
+            "them, dj.simulate(n, program) runs a program on n workers in one process. `python -m distdl_jax doctor` "
+            "looks for the reason."
         ) from error
     return open_mpi_world(comm)
 
 
 def _refuse_shared_modules() -> None:
-    """Refuse to open a simulated worker's world for a module that is imported: all workers would get that partition."""
+    """Refuse to open a simulated worker's world during an import: all workers would share that partition."""
     name = ""
     for frame, _ in traceback.walk_stack(None):
         if frame.f_code.co_name == "<module>":
@@ -62,21 +62,21 @@ def _refuse_shared_modules() -> None:
         elif frame.f_code.co_filename.startswith("<frozen importlib") and name:
             raise SetupError(
                 f"The module {name} makes a partition while it is imported, but in dj.simulate, and with --simulate, "
-                "all workers share what they import: make partitions in the program, or in functions that it calls. "
+                "all workers share imported modules: make partitions in the program, or in functions that it calls. "
                 "Under mpiexec each worker has its own modules."
             )
 
 
 def close() -> None:
-    """Close all worlds of this process, and undo what opening them has done to it.
+    """Close all worlds of this process, and undo the effects of opening them.
 
-    Collective: all workers call it, as if their programs ended there; each waits until the others have come to it.
+    Collective: all workers call it, as at the end of their programs; each waits until the others have called it.
     Afterwards `sys.excepthook`, the methods and rules of JAX and the handlers of `atexit` are as before the first
-    partition, the watchdog's thread has ended, and the next `dj.Partition()` opens a new world, in a notebook, say.
-    MPI stays up, for it can't be started twice in one process.
+    partition, the watchdog's thread has ended, and the next `dj.Partition()` opens a new world, for instance in a
+    notebook. MPI is not finalised, since it can't be started twice in one process.
 
-    Partitions made before can't be used any more; they raise `SetupError`. In `dj.simulate`, whose worlds end with its
-    programs, nothing is done.
+    Existing partitions can't be used any more; they raise `SetupError`. It has no effect in `dj.simulate`, whose worlds
+    end with its programs.
 
     >>> import distdl_jax as dj
     >>> P = dj.Partition()
@@ -96,7 +96,7 @@ def close() -> None:
 
 @contextmanager
 def _starting_mpi() -> Iterator[None]:
-    """Inside, MPI is started, if it is not up; a supervisor keeps the clock, for no thread of Python's can run."""
+    """Inside, MPI is started, if needed; a supervisor keeps the clock, since no Python thread can run."""
     mpi_is_up = "mpi4py.MPI" in sys.modules
     if not mpi_is_up:
         supervised.tell(supervised.STARTS_MPI)
@@ -122,11 +122,11 @@ def worlds_used() -> Iterator[list[World]]:
 
 
 def world_of(used: Iterable[World]) -> World | None:
-    """Return the world that a program belongs to which uses these.
+    """Return the world of a program that uses these.
 
-    It is the smallest world that has all their workers, one of `used` if possible; None if there is none. A program
-    that uses no world belongs to the only one that is open, or the largest; to that of COMM_WORLD if none is open.
-    In `dj.simulate` it is the worker's.
+    It is the smallest world with all their workers, one of `used` if possible; None if there is none. A program that
+    uses no world belongs to the only open one, or the largest; to COMM_WORLD's if none is open. In `dj.simulate` it is
+    the worker's.
     """
     if (world := _simulated()) is not None:
         return world
@@ -145,7 +145,7 @@ def _simulated() -> ThreadWorld | None:
     world: ThreadWorld | None = simulated_world.value
     if world is None and simulations_run() and threading.current_thread() is not threading.main_thread():
         raise SetupError(
-            f"The thread {threading.current_thread().name!r} is no worker: while dj.simulate runs, partitions are "
-            "made, and what communicates is called, in the threads of its workers, and in no others that these start."
+            f"The thread {threading.current_thread().name!r} is not a worker: while dj.simulate runs, make partitions, "
+            "and call communicating functions, only in the threads of its workers, not in threads that these start."
         )
     return world

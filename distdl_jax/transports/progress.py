@@ -1,4 +1,4 @@
-"""How far long work is, on worker 0 alone: a bar on a terminal, plain lines elsewhere."""
+"""The progress of long work, on worker 0 only: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ def progress(
     """Return an iterable of the same items, which shows on worker 0 of the job how far its loop is.
 
     On a terminal it is a bar of [tqdm](https://tqdm.github.io), if tqdm is installed (`pip install
-    'distdl_jax[progress]'`). Elsewhere, in a job's log say, it is a plain line on stderr, at most every 10 seconds;
-    work that ends before writes nothing. Other workers write nothing. `DISTDL_JAX_PROGRESS=0` turns it off.
+    'distdl_jax[progress]'`). Elsewhere, for instance in a job's log, it is a plain line on stderr, at most every 10
+    seconds; shorter work writes nothing. Other workers write nothing. `DISTDL_JAX_PROGRESS=0` turns it off.
 
-    No worker sends a message for it, so it may be used on some workers only, inside and outside of `dj.simulate`.
+    It sends no messages, so it may be used on some workers only, inside and outside of `dj.simulate`.
 
     **Arguments:**
 
-    - `iterable`: the items. Leave it out for work that is no loop, and call `advance` of the result inside a `with`.
-    - `total`: how many units there are. Default: the length of `iterable`, if it has one.
-    - `label`: what the work is.
+    - `iterable`: the items. Omit it for work that is not a loop, and call `advance` of the result inside a `with`.
+    - `total`: the number of units. Default: the length of `iterable`, if it has one.
+    - `label`: a description of the work.
     - `unit`: the name of one unit; "B" for bytes.
 
     **Returns:** a `Progress`.
 
-    **Raises:** `InvalidArgumentError`, `InvalidTypeError` for what these can't be.
+    **Raises:** `InvalidArgumentError`, `InvalidTypeError` for invalid arguments.
 
     >>> import distdl_jax as dj
     >>> sum(dj.progress(range(5), label="training"))
@@ -73,12 +73,12 @@ def progress(
         total = length
     for name, value in (("label", label), ("unit", unit)):
         if not isinstance(value, str):
-            raise InvalidTypeError(f"`{name}` (={value!r}) must be a text.")
+            raise InvalidTypeError(f"`{name}` (={value!r}) must be a string.")
     return Progress(() if iterable is None else iterable, total, label, unit, _is_worker_0())
 
 
 class Progress(Generic[T]):
-    """What `dj.progress` returns: items to go through, or work of which `advance` says how much is done.
+    """The result of `dj.progress`: items to iterate over, or work whose progress `advance` reports.
 
     >>> import distdl_jax as dj
     >>> [item for item in dj.progress("ab")]
@@ -86,7 +86,7 @@ class Progress(Generic[T]):
     """
 
     def __init__(self, items: Iterable[T], total: int | None, label: str, unit: str, shows: bool) -> None:
-        """`shows`: whether this worker is the one that shows it."""
+        """`shows`: whether this worker shows it."""
         self._items, self._total, self._label, self._unit = items, total, label, unit
         self._shows = shows and shows_progress()
         self._done = 0
@@ -105,9 +105,9 @@ class Progress(Generic[T]):
         return self
 
     def advance(self, count: int = 1) -> None:
-        """Say that `count` more units are done. Not collective."""
+        """Report that `count` more units are done. Not collective."""
         self._done += count
-        # Whatever stderr is, closed or a program's own object without `flush`: no work ends for that.
+        # Whatever stderr is, closed or a program's own object without `flush`: it must not end the work.
         with suppress(Exception):
             if self._bar is not None:
                 self._bar.update(count)
@@ -127,7 +127,7 @@ class Progress(Generic[T]):
             print(self._line(self._last - self._began), file=sys.stderr, flush=True)
 
     def _line(self, seconds: float) -> str:
-        """Return what a plain line says after so many seconds.
+        """Return a plain line after `seconds`.
 
         >>> Progress((), 400, "training", "step", False)._line(20.0)
         'training: 0 of 400 steps, 0:00:20'
@@ -142,7 +142,7 @@ class Progress(Generic[T]):
 
 
 def bytes_shown(world: World, label: str, total: int) -> Progress[Any]:
-    """Return the progress of a worker's bytes, also for a thread that belongs to a worker of `dj.simulate`."""
+    """Return the progress of a worker's bytes, including for a thread that belongs to a worker of `dj.simulate`."""
     return Progress((), total, label, "B", world.rank == 0)
 
 
@@ -152,20 +152,20 @@ def _is_worker_0() -> bool:
         if (world := current.simulated_world.value) is not None:
             return bool(world.rank == 0)
         if current.simulations_run() and threading.current_thread() is not threading.main_thread():
-            return False  # a thread of one of its workers, which one is not known
+            return False  # a thread of one of its workers, but it is unknown which
     if (mpi := sys.modules.get("mpi4py.MPI")) and mpi.Is_initialized() and not mpi.Is_finalized():
         return bool(mpi.COMM_WORLD.rank == 0)
     return not job_rank()
 
 
 def _bar(total: int | None, label: str, unit: str) -> Any:
-    """Return a bar of tqdm's; None without tqdm, and if stderr is no terminal of known width."""
+    """Return a tqdm bar; None without tqdm, or if stderr is not a terminal of known width."""
     try:
         from tqdm import tqdm
 
         if not os.get_terminal_size(sys.stderr.fileno()).columns:
             return None
-    except Exception:  # no tqdm, no terminal, or a program's own object in the place of stderr
+    except Exception:  # no tqdm, no terminal, or a program's own object in place of stderr
         return None
     kind: Any = type("Bar", (tqdm,), {"monitor_interval": 0})  # without its thread
     kind.set_lock(threading.RLock())  # nor its lock between processes

@@ -1,10 +1,10 @@
-"""The control channel: how workers agree on something while they trace, without ever waiting in silence.
+"""The control channel: how workers agree on something while they trace, without ever waiting silently.
 
 An agreement has a label and a team. Every worker of the team sends its contribution to the team's first worker, which
-replies to all; in a large team, both through others, along a tree. Between two workers messages keep their order, so in
-a correct program the next message of a partner is for the same label; if it isn't, the two run different programs,
-and all workers get to know it. Nothing blocks: a worker that waits looks for messages, and for failures that its
-monitor knows of, in turns.
+replies to all; in a large team, both are relayed along a tree. Messages between two workers keep their order, so in a
+correct program the next message of a partner has the same label; if not, the two run different programs, which is
+reported to all workers. Nothing blocks: a waiting worker alternately looks for messages, and for failures known to its
+monitor.
 """
 
 from __future__ import annotations
@@ -53,39 +53,39 @@ class Mailbox:
         return origin.source, message
 
     def begin_barrier(self) -> None:
-        """Tell all workers that this one is here."""
+        """Tell all workers that this one has arrived."""
         self._everyone = self._comm.Ibarrier()
 
     def has_met(self) -> bool:
-        """Return whether all workers have begun the barrier."""
+        """Return whether all workers have started the barrier."""
         return self._everyone.Test()
 
 
 Contributions = dict[int, Any]
 
 SPINS = 200
-"""How often a waiting worker looks at once before it begins to sleep in between."""
+"""The number of consecutive looks of a waiting worker before it starts to sleep in between."""
 
 LONGEST_SLEEP = 1e-3
 """Seconds between two looks of a worker that has waited for some time."""
 
 
 class Monitor(Protocol):
-    """What knows of other workers: `epoch` counts the agreements that failed so far, `calls` this worker's calls."""
+    """Knowledge of other workers: `epoch` counts failed agreements so far, `calls` has this worker's calls."""
 
     epoch: int
     calls: CallLog
 
     def raise_if_failed(self) -> None:
-        """Raise what all workers raise, if one of them has failed to agree."""
+        """Raise the common error of all workers, if one of them has failed to agree."""
 
     def fail(self, text: str, about: Workers = ()) -> NoReturn:
-        """Make all workers raise `text`, which is about these."""
+        """Make all workers raise `text`, which concerns the given workers."""
 
 
 class Envelope(NamedTuple):
-    """What travels: `epoch` counts the failures before it, so that what these left behind is recognised; and so is, by
-    the sender's `calls`, what was sent in a call that the receiver has passed."""
+    """A message: `epoch` counts the failures before it, to recognise leftovers of these; and the sender's `calls`
+    reveal messages of a call that the receiver has passed."""
 
     epoch: int
     label: str
@@ -99,7 +99,7 @@ class Envelope(NamedTuple):
 
 
 def _by_worker(team: Workers, contributions: dict[bytes, Workers]) -> Contributions:
-    """Return each worker's contribution; equal ones are one and the same object."""
+    """Return each worker's contribution; equal ones are the same object."""
     values: Contributions = {}
     for data, workers in contributions.items():
         values.update(dict.fromkeys(workers, pickle.loads(data)))
@@ -109,8 +109,8 @@ def _by_worker(team: Workers, contributions: dict[bytes, Workers]) -> Contributi
 class ControlChannel:
     """The agreements of one worker in one world, over a mailbox that nothing else uses.
 
-    - `sent`, `received`: how many messages went to, and came from, each other worker: the watchdog's proof that none is
-      on its way.
+    - `sent`, `received`: the number of messages to, and from, each other worker: the watchdog's proof that none is on
+      its way.
     """
 
     def __init__(self, mailbox: Mailbox, rank: int, monitor: Monitor) -> None:
@@ -124,8 +124,8 @@ class ControlChannel:
     def agree(self, team: Workers, label: str, contribution: Any, decide: Callable[[Contributions], Any] = dict) -> Any:
         """Return the decision of the team's first worker on all contributions, by world rank; collective in `team`.
 
-        **Raises:** `PlanError`, on all workers of the world, if some worker of the team is about to do something
-        else, or has left.
+        **Raises:** `PlanError`, on all workers of the world, if some worker of the team is about to do something else,
+        or has left.
         """
         if len(team) == 1:
             return decide({self._rank: contribution})
@@ -145,7 +145,7 @@ class ControlChannel:
                 for data, workers in received.items():
                     contributions[data] = contributions.get(data, ()) + workers
             if parent is None:
-                worker_status().still_waits_for(())  # a decision may take its time
+                worker_status().still_waits_for(())  # a decision may take a while
                 decision = decide(_by_worker(team, contributions))
                 packed = pickle.dumps(decision)
             else:
@@ -161,7 +161,7 @@ class ControlChannel:
         self._mailbox.post(envelope, to)
 
     def _receive(self, sources: Container[int], own: Envelope) -> tuple[int, Any]:
-        """Return the next of `sources` to speak, which must have the same label as `own`, and its contribution."""
+        """Return the next of `sources` to send, which must have the same label as `own`, and its contribution."""
         source, received = self._next(sources)
         if (received.label, received.team) != (own.label, own.team):
             self.monitor.fail(
@@ -175,14 +175,14 @@ class ControlChannel:
         """Return the oldest message of any of `sources`, after its sender; keep other messages."""
         looks = 0
         while True:
-            # Failed agreements left the messages of earlier epochs; those of a later one come from a worker that knows
-            # of a failure that this worker has yet to hear of.
+            # Messages of earlier epochs are leftovers of failed agreements; those of a later one come from a worker
+            # that knows of a failure not yet known here.
             epoch = self.monitor.epoch
             self._unread = [(source, envelope) for source, envelope in self._unread if envelope.epoch >= epoch]
             if self._unread:
                 calls = self.monitor.calls.summary()
-                # What its sender agrees on alone, in a call that this worker has passed; and what waits until this one
-                # is through with a call that its sender has passed.
+                # Messages on which the sender agrees alone, in a call that this worker has passed; and messages to keep
+                # until this worker has finished a call that their sender has passed.
                 self._unread = [unread for unread in self._unread if not calls.has_passed(unread[1].calls)]
                 waits = {source for source, envelope in self._unread if envelope.calls.has_passed(calls)}
             for place, (source, envelope) in enumerate(self._unread):

@@ -1,12 +1,12 @@
 """Messages and team operations of traced programs over MPI: the only file that calls mpi4jax.
 
-What mpi4jax leaves to its caller is settled here, once:
+It handles, in one place, the tasks that mpi4jax leaves to its caller:
 
-- *dtypes.* MPI has no bfloat16 or float16: they travel as bits. (They are summed in float32, by the caller.)
-- *Length.* MPI counts elements with a C int: longer messages travel in chunks.
+- *dtypes.* MPI has no bfloat16 or float16: they are sent as bits. (They are summed in float32, by the caller.)
+- *Length.* MPI counts elements with a C int: longer messages are sent in chunks.
 - *Hidden results.* On some workers mpi4jax returns its input, and drops the operation's own result; JAX may then drop
   the operation. Here the result depends on the operation on every worker.
-- *Order.* XLA starts a receive, which has no operand, as early as it can; here it has one.
+- *Order.* XLA starts a receive without an operand as early as it can; here it has one.
 - *Rematerialisation.* `jax.checkpoint` accepts the operations' effect.
 """
 
@@ -47,7 +47,7 @@ from distdl_jax.watchdog.watch.thread_sampler import main_line
 mpi4jax = import_mpi4jax()
 
 MAX_ELEMENTS = 2**31 - 1
-"""The most elements that one MPI message can hold."""
+"""The largest number of elements in one MPI message."""
 
 _OPS = {"sum": MPI.SUM, "max": MPI.MAX}
 
@@ -56,30 +56,30 @@ _MPI_DTYPES = {"bool", "float32", "float64", "complex64", "complex128"} | {
 }
 
 BEFORE_ABORT = 2.0
-"""Seconds that the watchdog is given when MPI fails: it compares what was called, and may find out more."""
+"""Seconds that the watchdog is given when MPI fails: it compares the calls, and may find out more."""
 
 
 class Communicators:
-    """The communicators of the teams of one world, as one worker has made them. Made by all workers of `comm`."""
+    """The communicators of the teams of one world, as created on one worker. Made by all workers of `comm`."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         # A copy, since the user's may be freed.
         self._comm = comm.Dup()
         self.rank = comm.Get_rank()
         self._everyone = tuple(range(comm.Get_size()))
-        # Messages between two workers use it whatever the operation, so all workers make it now, at one place.
+        # All operations use it for messages between two workers, so all workers create it now, at one place.
         self._of_team: dict[Workers, MPI.Intracomm] = {self._everyone: _reporting_errors(self._comm.Dup())}
 
     @property
     def messages(self) -> MPI.Intracomm:
-        """That of the whole world, in which every worker's rank is its world rank."""
+        """The communicator of the whole world, in which every worker's rank is its world rank."""
         return self._of_team[self._everyone]
 
     def of_team(self, team: Workers) -> MPI.Intracomm:
         """Return the communicator of `team` (in the order of its ranks); its first use is collective in it."""
         if team not in self._of_team:
             if self.rank not in team:
-                raise SetupError(f"Worker {self.rank} is not in the team {team}, so it has no communicator of it.")
+                raise SetupError(f"Worker {self.rank} is not in the team {team}, so it has no communicator for it.")
             group = self._comm.Get_group().Incl(team)
             log.info("a communicator of the team %s is made", team)
             self._of_team[team] = _reporting_errors(self._comm.Create_group(group))
@@ -95,16 +95,16 @@ class Communicators:
 
     @property
     def all_of_them(self) -> Iterable[tuple[Workers, MPI.Intracomm]]:
-        """Those that have been made, with their teams."""
+        """The existing ones, with their teams."""
         return self._of_team.items()
 
     def __len__(self) -> int:
-        """Return how many have been made."""
+        """Return the number of existing communicators."""
         return len(self._of_team)
 
 
 def _reporting_errors(comm: MPI.Intracomm) -> MPI.Intracomm:
-    """Return `comm`, with an error handler that explains a failed operation before MPI's own words."""
+    """Return `comm`, with an error handler that explains a failed operation before MPI's own message."""
     comm.Set_errhandler(_failed_operation())
     return comm
 
@@ -114,9 +114,9 @@ def _failed_operation() -> MPI.Errhandler:
     def end(comm: MPI.Comm, code: int) -> None:
         time.sleep(BEFORE_ABORT)
         end_the_job(
-            f"Worker {MPI.COMM_WORLD.Get_rank()}: MPI failed in a compiled program, at {main_line()}. Most "
-            "often a message came in that is of another operation, or of another length or dtype: the workers run "
-            f"different programs. dj.jit compares them before they run. MPI says: {MPI.Get_error_string(code)}\n"
+            f"Worker {MPI.COMM_WORLD.Get_rank()}: MPI failed in a compiled program, at {main_line()}. Most often the "
+            "received message belongs to another operation, or has another length or dtype: the workers run different "
+            f"programs. dj.jit compares them before they run. MPI says: {MPI.Get_error_string(code)}\n"
         )
 
     return MPI.Comm.Create_errhandler(end)
@@ -151,7 +151,8 @@ class MPITransport:
         return _together([_assembled(parts, expected), *rest])
 
     def broadcast(self, x: Array, team: Workers) -> Array:
-        # mpi4jax.bcast returns the root's input and hides the operation's own result: bind it, to tie the two.
+        # mpi4jax.bcast returns the root's input and hides the operation's own result: bind the primitive, to tie the
+        # two.
         comm = as_parameter(self._communicators.of_team(team))
         results = []
         for chunk in _chunks(_as_sendable(x)):
@@ -197,10 +198,10 @@ class MPITransport:
             with recorded(f"recv from worker {source} ({expected.size} x {expected.dtype})", mpi_effect()):
                 received: Array = mpi4jax.recv(template, source=source, tag=tag, comm=self._communicators.messages)
             return received
-        # The array that is to come first, sent to no worker, is the operand: all of it if the two will be summed, on a
-        # CPU, which copies nothing for it. XLA's schedule goes by how many steps lead to an operation: with a step more
-        # than the sender has, this worker computed what comes after the message first, and the sender had to wait. Else
-        # one element: an array that would be fused with its use need not be in memory.
+        # The operand is the preceding array, sent to no worker: all of it if the two will be summed, on a CPU, which
+        # needs no copy for it. XLA's schedule depends on the number of steps before an operation: with one step more
+        # than on the sender, this worker ran later computations before the message, and the sender had to wait.
+        # Otherwise one element: an array that would be fused with its use need not be in memory.
         summed = after.shape == expected.shape and jax.default_backend() == "cpu"
         operand = after if summed else _first_element(after)
         return self._exchange(_as_sendable(operand), MPI.PROC_NULL, expected, source, tag)
@@ -218,10 +219,10 @@ class MPITransport:
         return received
 
 
-# XLA runs what is ready in its own order, and an optimization barrier is gone before it decides on that. So a
-# worker that sends an array which it multiplies, too, might multiply first, while the others wait for it.
+# XLA runs ready operations in its own order, and an optimization barrier is gone before it decides on that. So a worker
+# that both sends an array and multiplies it might multiply first, while the others wait for it.
 def sent_first(x: Array) -> Array:
-    """Order the uses of `x` after the messages traced so far; nothing is copied. On CPUs alone."""
+    """Order the uses of `x` after the messages traced so far, without a copy. Only on CPUs."""
     result: Array = _sent_first.bind(x)
     return result
 
@@ -257,7 +258,7 @@ def _together(results: list[Array]) -> Array:
 
 
 def _first_element(x: Array) -> Array:
-    # Of x behind a barrier: XLA would move the slice into what computes x, and compute that element separately.
+    # Of x behind a barrier: XLA would move the slice into the computation of x, and compute that element separately.
     x = lax.optimization_barrier(x)
     return lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(1)
 
@@ -273,7 +274,7 @@ def _as_sendable(x: Array) -> Array:
 
 
 def _chunk_shape_dtypes(whole: ShapeDtype) -> list[ShapeDtype]:
-    """Return the shapes and dtypes of the messages that carry an array."""
+    """Return the shapes and dtypes of the messages for an array."""
     dtype = _sendable_dtype(whole.dtype)
     if whole.size <= MAX_ELEMENTS:
         # Not flat: XLA's loops over a reshaped array are several times slower.
@@ -283,7 +284,7 @@ def _chunk_shape_dtypes(whole: ShapeDtype) -> list[ShapeDtype]:
 
 
 def _chunks(x: Array) -> list[Array]:
-    """Cut `x` into the messages that carry it."""
+    """Cut `x` into messages."""
     if x.size <= MAX_ELEMENTS:
         return [x]
     starts = range(0, x.size, MAX_ELEMENTS)
@@ -312,11 +313,11 @@ def _operation(
     from_any = params.get("source") == MPI.ANY_SOURCE
     recv_tag = int(params.get("recvtag", params.get("tag", 0)))
     if kind == "sendrecv":
-        # Half of one is how a message is sent, or received, in one operation that has an output.
+        # A message is sent, or received, as one half of an operation that has an output.
         kind = "recv" if dest is None else "send" if source is None and not from_any else kind
     arriving = equation.outvars[0].aval if equation.outvars else given
     if kind == "recv":
-        given = arriving  # what goes in is what the message is to wait for
+        given = arriving  # the input only orders the message
     return Operation(
         kind,
         team,

@@ -1,7 +1,7 @@
-"""Worlds of MPI workers: opened once for each communicator, with the checks that belong to it.
+"""Worlds of MPI workers: opened once for each communicator, with the related checks.
 
-JAX runs asynchronously, so what mpi4py does while tracing (the control channel, the watchdog) and what mpi4jax does
-while running never share a communicator.
+JAX runs asynchronously, so mpi4py's messages while tracing (the control channel, the watchdog) and mpi4jax's while
+running never share a communicator.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from distdl_jax.watchdog.watch.thread import watchdog_thread
 
 
 class MPIWorld:
-    """The workers of one MPI communicator. Making it is collective in the communicator.
+    """The workers of one MPI communicator. Its construction is collective in the communicator.
 
-    - `size`, `rank`: of the communicator; a worker's *world rank* is its rank here. `members`: all of them, by their
+    - `size`, `rank`: of the communicator; a worker's *world rank* is its rank here. `members`: all workers, by their
       ranks in COMM_WORLD.
-    - `communicators`: those that data moves over.
+    - `communicators`: for the movement of data.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -83,7 +83,7 @@ opened: list[MPIWorld] = []
 
 
 def known_teams() -> dict[int, Workers]:
-    """Return the workers of each communicator that data moves over, by its handle: by their ranks in COMM_WORLD."""
+    """Return the workers of each communicator for data, by its handle: by their ranks in COMM_WORLD."""
     return {
         comm_handle(comm): tuple(world.members[rank] for rank in team)
         for world in opened
@@ -92,7 +92,7 @@ def known_teams() -> dict[int, Workers]:
 
 
 def close_worlds() -> None:
-    """Close them all; collective in each."""
+    """Close all of them; collective in each."""
     watchdog_thread.close()
     for world in opened:
         world.is_closed = True
@@ -101,14 +101,14 @@ def close_worlds() -> None:
 
 @cache
 def _world_attribute() -> int:
-    """Under which key a communicator carries its world. MPI drops it when the communicator is freed, so that a new one
-    that happens to get the same handle does not inherit it."""
+    """The key under which a communicator stores its world. MPI drops it when the communicator is freed, so that a new
+    one with the same handle does not inherit it."""
     return MPI.Comm.Create_keyval()
 
 
 @cache
 def _leave_before_mpi_ends() -> None:
-    """Leave the watchdog if a program calls MPI.Finalize itself; MPI drops what COMM_SELF carries first."""
+    """Stop the watchdog if a program calls MPI.Finalize itself; MPI first drops the attributes of COMM_SELF."""
     key = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, value: watchdog_thread.leave())
     MPI.COMM_SELF.Set_attr(key, None)
 

@@ -1,4 +1,4 @@
-"""Which simulated worker a thread is, and whether there are any."""
+"""The simulated worker of a thread, and whether there are any."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 import jax
 
 simulated_world = jax.make_user_context(None)
-"""The world of this thread's worker; None in a thread that is no worker of `dj.simulate`.
+"""The world of this thread's worker; None in a thread that is not a worker of `dj.simulate`.
 
-It is part of the key of every cache of JAX's: a jitted function that two workers share is traced and compiled for each.
+It is part of the key of all JAX caches: a jitted function that two workers share is traced and compiled for each.
 """
 
 
 def world_here(world: Any) -> Any:
-    """Return the world in which this thread's worker stands for one of `world`, if it does; else `world`."""
+    """Return the world in which this thread's worker represents one of `world`, if it does; otherwise `world`."""
     own = simulated_world.value
     return own if own is not None and own.stands_for is world else world
 
 
 def original_world(world: Any) -> Any:
-    """Return the world whose workers those of `world` stand for, if they do; else `world`."""
+    """Return the world whose workers those of `world` represent, if they do; otherwise `world`."""
     stands_for = getattr(world, "stands_for", None)
     return world if stands_for is None else stands_for
 
@@ -46,7 +46,7 @@ def one_more_runs() -> Iterator[None]:
 
 
 def where_none_runs(action: Callable[[], None]) -> None:
-    """Do something that no run may meet, unless a `dj.simulate` runs; none begins meanwhile."""
+    """Do something that must not overlap with any run, unless a `dj.simulate` runs; none starts meanwhile."""
     with _lock:
         if not _running:
             action()

@@ -1,6 +1,6 @@
-"""One worker of a process as the others see it, and the sentences that say why some of them can never continue.
+"""One worker of a process as the others see it, and the sentences about why some of them can never continue.
 
-The sentences are made while the workers concerned wait, so their threads stand still.
+The sentences are made while the workers concerned wait, so their threads don't move.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from distdl_jax.watchdog.watch.deadlock import State, View, different_functions,
 from distdl_jax.watchdog.watch.status import WorkerStatus
 
 AGREEMENT = "agreement"
-"""The kind of the operation by which workers agree on something while they trace; its `op` is the label."""
+"""The kind of operation by which workers agree on something while they trace; its `op` is the label."""
 
 _COMPARE = (
     " Or an output is not used, or not differentiated, on one of them, and an operation of the backward pass is "
-    "missing there: dj.grad and dj.value_and_grad, in place of JAX's, see to that, jitted or not."
+    "missing there: use dj.grad and dj.value_and_grad in place of JAX's, which prevent that, jitted or not."
 )
 
 
@@ -35,13 +35,13 @@ class Participant:
     """One worker at the rendezvous: its operation, and the parts of it that still wait.
 
     - `sends`, `receives`, `meets`: the halves of a message, or the meeting of a team, that wait for partners.
-    - `listens`: whether it waits for what the first worker of its team decides.
-    - `given`, `result`: what it brings, and what it takes away.
-    - `since`: when it came to the operation. `done`: how many operations it has completed.
+    - `listens`: whether it waits for the decision of the first worker of its team.
+    - `given`, `result`: its input and output.
+    - `since`: when it arrived at the operation. `done`: the number of operations it has completed.
     - `ended`: whether its program has ended.
     - `gave_up`: whether its operation was ended before it was complete.
     - `raised`: the error that it was last made to raise here.
-    - `thread`: the one that runs its program; `status`: what that does.
+    - `thread`: runs its program; `status`: the activity of the thread.
     """
 
     def __init__(self, rank: int, size: int, lock: threading.Lock) -> None:
@@ -60,24 +60,24 @@ class Participant:
 
     @property
     def waits(self) -> bool:
-        """Whether some of its operation waits for others."""
+        """Whether part of its operation waits for others."""
         return self.sends or self.receives or self.meets or self.listens
 
     @property
     def label(self) -> str:
-        """The label of the agreement that it is in; empty outside of one."""
+        """The label of its current agreement; empty outside of one."""
         agrees = self.operation is not None and self.operation.kind == AGREEMENT and not self.ended
         return self.operation.op if agrees and self.operation is not None else ""
 
     def begin(self, operation: Operation, given: Any) -> None:
-        """Come to an operation."""
+        """Start an operation."""
         self.operation, self.given, self.result, self.gave_up = operation, given, None, False
         self.since = monotonic()
         self.sends, self.receives = operation.dest is not None, operation.source is not None
         self.meets = not operation.is_message
 
     def end(self) -> Any:
-        """End the operation, which is complete, and return what the worker gets by it."""
+        """End the operation, which is complete, and return the worker's result."""
         self.done += 1
         result, self.given, self.result = self.result, None, None
         return result
@@ -88,7 +88,7 @@ class Participant:
         self.wake.notify()
 
     def give_up(self) -> None:
-        """End its wait, if it waits; an operation that is complete stays so."""
+        """End its wait, if it waits; a complete operation stays complete."""
         if self.waits:
             self.gave_up = True
             self.release()
@@ -98,13 +98,13 @@ class Participant:
         return self.meets and self.operation is not None and self.operation.team == team
 
     def place(self) -> str:
-        """Describe its operation, the layer, and the user's line that the thread is at: the same in each pass."""
+        """Describe its operation, the layer, and the user's line at which the thread is: the same in each pass."""
         assert self.operation is not None
         return describe(replace(self.operation, place=replace(self.operation.place, line=_line(self))))
 
 
 def deadlock_text(chain: list[Participant]) -> str:
-    """Say why workers can't continue: each of `chain` waits for the next, the last for the first, or it has ended."""
+    """Explain why workers can't continue: each of `chain` waits for the next, the last for the first, or has ended."""
     if (text := _watchdog_text(chain)) is not None:
         return text
     first, last = chain[0], chain[-1]
@@ -120,7 +120,7 @@ def deadlock_text(chain: list[Participant]) -> str:
 
 
 def amounts_text(first: Participant, second: Participant) -> str:
-    """Say that two workers' operations belong together but differ in length or dtype."""
+    """Explain that two workers' operations belong together but differ in length or dtype."""
     pair = sorted((first, second), key=lambda worker: worker.rank)
     if not (first.label and second.label) and (text := _watchdog_text(pair)) is not None:
         return text
@@ -134,7 +134,7 @@ def amounts_text(first: Participant, second: Participant) -> str:
 
 
 def wait_text(first: Participant, seconds: float, awaited: list[Participant], others: Workers) -> str:
-    """Say that a worker has waited so long for `awaited`, which run; `others` wait, too."""
+    """Tell that a worker has waited for this long for `awaited`, which run; `others` wait, too."""
     doing = _at(first).removeprefix(f"worker {first.rank} ")
     lines = [f"Worker {first.rank} has waited for {seconds_text(seconds)}: it {doing}"]
     lines += [f"Worker {worker.rank} is at {_line(worker) or 'its end'}" for worker in awaited[:8]]
@@ -144,14 +144,14 @@ def wait_text(first: Participant, seconds: float, awaited: list[Participant], ot
 
 
 def _advice(workers: list[Participant]) -> str:
-    """Return the end of a report; with a hint if a worker is in an operation that was never compared."""
+    """Return the end of a report, with a hint if a worker is in an operation that was never compared."""
     advice = one_program(worker.label for worker in workers)
     uncompared = any(worker.waits and not worker.label and not worker.status.in_call for worker in workers)
     return advice + _COMPARE if uncompared and advice is ONE_PROGRAM else advice
 
 
 def _watchdog_text(workers: list[Participant]) -> str | None:
-    """Return what the watchdog of a job of processes would conclude; None if that is nothing."""
+    """Return the conclusion that the watchdog of a job of processes would draw; None if there is none."""
     states = {worker.rank: _state(worker, workers) for worker in workers}
     if not any(worker.label for worker in workers):
         # Then the operations tell more, unless the workers have called different functions.
@@ -164,7 +164,7 @@ def _watchdog_text(workers: list[Participant]) -> str | None:
 
 
 def _at(worker: Participant, other: Participant | None = None) -> str:
-    """Describe what a waiting worker is doing, next to another one."""
+    """Describe a waiting worker's operation, in contrast to another one's."""
     if worker.label and worker.operation is not None:
         label = shown_label(worker.label, "" if other is None else other.label)
         return f"worker {worker.rank} is about to run {label} ({worker.operation.place.line})"
@@ -177,14 +177,14 @@ def _line(worker: Participant) -> str:
 
 
 def _state(worker: Participant, workers: list[Participant]) -> State:
-    """Return the worker's state as the watchdog of a job of processes has it.
+    """Return the worker's state as seen by the watchdog of a job of processes.
 
-    In an agreement it waits for those of `workers` that take part in it, and, as over MPI, the first worker of the team
-    for the others, these for the first.
+    In an agreement it waits for the participants among `workers`; as over MPI, the first worker of the team waits for
+    the others, and these for the first.
     """
     number, name = worker.status.calls[-1]
     inside, operation = worker.status.in_call, worker.operation
-    # A worker in a call, in an operation that is no agreement, has passed its trace.
+    # A worker in a call, in an operation other than an agreement, has finished its trace.
     passed = number - (inside and (not worker.waits or bool(worker.label)))
     state = State("running", calls=Calls(number, name, (number,), inside, worker.status.tracing, passed=passed))
     if worker.ended:

@@ -1,8 +1,9 @@
-"""Where the workers of one process meet: every operation waits here for its partners, and mistakes are found.
+"""The rendezvous of the workers of one process: every operation waits here for its partners, and errors are detected.
 
-Nothing is buffered: a send waits for its receive, and a collective for its team, as `programs.matching` plays them. So
-a worker is blocked exactly while its operation waits here, for partners that it names. If they wait for each other in a
-cycle, or for one that has ended its program, none of them can ever continue: then all workers raise, at once.
+Nothing is buffered: a send waits for its receive, and a collective for its team, as in the simulation of
+`programs.matching`. So a worker is blocked exactly while its operation waits here, for known partners. If they wait for
+each other in a cycle, or for one that has ended its program, none of them can ever continue: then all workers raise,
+immediately.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from distdl_jax.watchdog.watch.clock import LINES, last_line
 
 
 class WorkerStopped(BaseException):
-    """Ends a worker whose run has ended: another has failed, or the user has. No `Exception`: none may catch it."""
+    """Ends a worker whose run has ended: another worker failed, or the user interrupted it. No `Exception`, so
+    uncaught."""
 
 
 class Rendezvous:
@@ -44,14 +46,14 @@ class Rendezvous:
         self._said = frozenset[tuple[float, str]]()
 
     def begin(self) -> None:
-        """Begin the next program; the workers know of no failure of the one before."""
+        """Start the next program; failures of the previous one are forgotten."""
         with self._lock:
             for worker in self.workers:
                 worker.ended = False
                 worker.failures_seen = self._failures
 
     def perform(self, rank: int, operation: Operation, given: Any) -> Any:
-        """Carry out one operation of a worker, and wait until it is complete; what the worker gets by it.
+        """Carry out one operation of a worker, wait until it is complete, and return the worker's result.
 
         **Raises:** `PlanError`, on all workers, if some of them can never continue; `WorkerStopped` after `stop`.
         """
@@ -60,8 +62,8 @@ class Rendezvous:
             self._raise_if_failed(me)
             if me.operation is not None:
                 raise SetupError(
-                    f"Worker {rank} is about to run {operation}, while its {me.operation} runs in another thread. "
-                    "A worker of dj.simulate communicates in its own thread, on its own device: put no array on a "
+                    f"Worker {rank} is about to run {operation}, while its {me.operation} runs in another thread. A "
+                    "worker of dj.simulate communicates in its own thread, on its own device: don't put arrays on a "
                     "device by hand (`jax.device_put(x, device)`)."
                 )
             me.begin(operation, given)
@@ -79,7 +81,7 @@ class Rendezvous:
                 me.operation = None
 
     def tell(self, team: Workers, decision: Any) -> None:
-        """Give the other workers of `team` what the first of them has decided."""
+        """Give the other workers of `team` the decision of the first of them."""
         with self._lock:
             for worker in (self.workers[rank] for rank in team[1:]):
                 if worker.listens and worker.operation is not None and worker.operation.team == team:
@@ -87,7 +89,7 @@ class Rendezvous:
                     worker.release()
 
     def leave(self, rank: int) -> None:
-        """Note that a worker's program has ended; workers that wait for it will wait no longer."""
+        """Record that a worker's program has ended, so that workers stop waiting for it."""
         with self._lock:
             me = self.workers[rank]
             me.ended = True
@@ -96,14 +98,14 @@ class Rendezvous:
                     self._fail(deadlock_text(stuck))
 
     def stop(self, reason: str) -> None:
-        """Have every worker end that is here, or comes here from now on."""
+        """End every worker that is here, or arrives from now on."""
         with self._lock:
             self._stopped = self._stopped or reason
             for worker in self.workers:
                 worker.give_up()
 
     def line_about_a_wait(self) -> str:
-        """Return a line about all workers that wait, where and for whom, if that is due: once for each place."""
+        """Return a line about all waiting workers, where and for whom, if due: once for each place."""
         with self._lock:
             waiting = [worker for worker in self.workers if worker.waits]
             first = min(waiting, key=lambda worker: worker.since, default=None)
@@ -125,7 +127,7 @@ class Rendezvous:
             worker.give_up()
 
     def _raise_if_failed(self, me: Participant) -> None:
-        # Also where all are being stopped for it: a worker may have something to say that is the reason of the failure.
+        # Even if all are being stopped for it: a worker may know the reason of the failure.
         if me.failures_seen < self._failures and not me.ended:
             me.failures_seen = self._failures
             me.raised = PlanError(self._failure)
@@ -135,7 +137,7 @@ class Rendezvous:
             raise me.raised
 
     def _match(self, me: Participant) -> str | None:
-        """Match a worker's new operation as far as possible; return a sentence if partners don't mean the same."""
+        """Match a worker's new operation as far as possible; return a sentence if partners disagree."""
         operation = me.operation
         assert operation is not None
         if not me.meets:
@@ -159,12 +161,12 @@ class Rendezvous:
         return self.workers[who] if isinstance(who, int) else who
 
     def _pass_on(self, sender: Participant | None, receiver: Participant | None, me: Participant) -> str | None:
-        """Pass the message from one worker to the other, if it is theirs."""
+        """Pass the message from one worker to the other, if their operations match."""
         if sender is None or receiver is None or not fit(sender, receiver):
             return None
         if sent(sender) != expected(receiver):
             return amounts_text(receiver if sender is me else sender, me)
-        # What came from a compiled program is a copy already, which nothing else refers to.
+        # Data from a compiled program is a copy already, which nothing else refers to.
         receiver.result = sender.given
         sender.sends = receiver.receives = False
         other = receiver if sender is me else sender
@@ -185,7 +187,7 @@ class Rendezvous:
         return [other for other in halves if other is not None]
 
     def _waits(self, start: Participant) -> dict[int, list[int]]:
-        """Return which workers `start` waits for, which those of them wait for that wait, and so on, by rank."""
+        """Return the workers that `start` waits for, those that these wait for if they wait, and so on, by rank."""
         waits: dict[int, list[int]] = {}
         ranks = [start.rank]
         for rank in ranks:
@@ -196,7 +198,7 @@ class Rendezvous:
 
     def _stuck(self, start: Participant) -> list[Participant]:
         """Return workers that can never continue, each waiting for the next: a pair of which the second has ended its
-        program, or the shortest cycle through `start`; none if `start` waits for workers that run.
+        program, or the shortest cycle through `start`; none if `start` waits for running workers.
         """
         waits = self._waits(start)
         for rank, others in waits.items():
@@ -208,7 +210,7 @@ class Rendezvous:
 
 
 def _complete(operation: Operation, team: list[Participant]) -> None:
-    """Return each worker's result of a collective that all have come to."""
+    """Return each worker's result of a collective at which all have arrived."""
     first = team[0]
     match operation.kind:
         case kind if kind == AGREEMENT:
@@ -228,7 +230,7 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {"SUM": np.add, "MAX": np.maximum}
 
 
 def _reduced(op: str, blocks: list[Any]) -> Any:
-    """Reduce in the order of the team, whoever came last; without warnings about infinities, as MPI does."""
+    """Reduce in the order of the team, independent of arrival; without warnings about infinities, as MPI does."""
     total = np.array(blocks[0])
     with np.errstate(all="ignore"):
         for block in blocks[1:]:

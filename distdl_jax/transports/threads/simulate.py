@@ -22,32 +22,32 @@ from distdl_jax.validation import checked_integer
 R = TypeVar("R")
 
 _MOST_WORKERS = 2**13
-"""Linux gives a process some 30,000 threads at most, and each worker has three or more."""
+"""Linux limits a process to some 30,000 threads, and each worker has three or more."""
 
 
 def simulate(n: int, program: Callable[..., R], *args: Any) -> list[R]:
     """Run `program(*args)` on `n` workers in this process, each in a thread, without `mpirun` and without MPI.
 
     In the program `dj.Partition()` is the partition of the `n` workers, and everything works as over MPI: jit, all
-    transformations, agreements, `dj.jit` and `dj.check`, and the errors. Every worker has its own CPU device.
-    A function that the workers share is traced and compiled for each of them, and again in every call of `simulate`,
+    transformations, agreements, `dj.jit` and `dj.check`, and the errors. Every worker has its own CPU device. A
+    function that the workers share is traced and compiled for each of them, and again in every call of `simulate`,
     which frees its programs, and JAX's other caches with them, when it ends.
 
-    A mistake that would have workers wait for ever is found where they begin to: all of them raise at once. An
-    exception on one worker ends the others. As in the comparison of `dj.jit`, a send waits for its receive: what
-    completes over MPI only because small messages are buffered there, raises here.
+    An error that would make workers wait for ever is detected when they begin to wait: all of them raise immediately.
+    An exception on one worker ends the others. As in the comparison of `dj.jit`, a send waits for its receive: a
+    program that completes over MPI only because small messages are buffered raises here.
 
-    In a Jupyter notebook, what workers print stands side by side, a column for each worker. Ctrl-C, or the button that
-    interrupts the kernel, ends all workers.
+    In a Jupyter notebook, the workers' output is shown side by side, one column for each worker. Ctrl-C, or the button
+    that interrupts the kernel, ends all workers.
 
     **Arguments:**
 
-    - `n`: how many workers, 1 to 8192.
-    - `program`: called on each worker. It must make its partitions itself; what it changes outside itself (globals,
-      files, `jax.config`) all workers share.
-    - `args`: what it is called with. All workers get the same objects.
+    - `n`: the number of workers, 1 to 8192.
+    - `program`: called on each worker. It must make its partitions itself; its external effects (globals, files,
+      `jax.config`) are shared by all workers.
+    - `args`: its arguments. All workers get the same objects.
 
-    **Returns:** the list of what `program` returns on worker 0, 1, ...
+    **Returns:** the list of results of `program` on worker 0, 1, ...
 
     **Raises:** the first error of any worker, with a note that names it; `PlanError` if workers would wait for
     ever; `SetupError` inside another `simulate`.
@@ -60,7 +60,7 @@ def simulate(n: int, program: Callable[..., R], *args: Any) -> list[R]:
     [46, 46, 46, 46]
     """
     if simulated_world.value is not None:
-        raise SetupError("A program that runs in dj.simulate can't call dj.simulate in its turn.")
+        raise SetupError("A program that runs in dj.simulate can't call dj.simulate itself.")
     if not callable(program):
         raise InvalidTypeError(f"`program` (={program!r}) must be a function; it is called on every worker.")
     size = checked_integer("n", n, least=1, most=_MOST_WORKERS)
@@ -74,23 +74,24 @@ def simulate(n: int, program: Callable[..., R], *args: Any) -> list[R]:
 
 
 def _free_programs() -> None:
-    """Free what was compiled for workers that are no more: JAX's caches have it by their worlds, and never ask again.
+    """Free programs compiled for workers that no longer exist: JAX's caches key them by world, and never use them
+    again.
 
-    The caches are those of the process. They stay if a world of MPI is open: a worker that traced again what the
-    others have in their caches would wait for them.
+    The caches belong to the process. They are kept if an MPI world is open: a worker that traced again a function that
+    the others have cached would wait for them.
     """
     mpi = sys.modules.get("distdl_jax.transports.mpi.world")
     if mpi is not None and mpi.opened:
         return
     jax.clear_caches()
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps what threads have freed
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps memory freed by threads
         trim(0)
 
 
 def simulate_script(n: int, path: str, arguments: Sequence[str] = ()) -> None:
-    """Run the file `path` on `n` workers as `python path *arguments` would on each, with `dj.simulate`.
+    """Run the file `path` on `n` workers like `python path *arguments` on each, with `dj.simulate`.
 
-    Every worker has the names of its own `__main__`. What the program imports is one for all workers.
+    Every worker has its own `__main__`. Imported modules are shared by all workers.
     """
     code, main = compile(Path(path).read_bytes(), path, "exec"), _MainOfEachWorker()
     before = sys.argv, sys.path, sys.modules["__main__"]
@@ -99,7 +100,7 @@ def simulate_script(n: int, path: str, arguments: Sequence[str] = ()) -> None:
     try:
         simulate(n, _run, main, code, path)
     except SystemExit as end:
-        # Python ends in silence then; with several workers it matters which of them it was.
+        # Python ends silently then; with several workers it matters which of them it was.
         print(f"SystemExit({end.code!r}):", *getattr(end, "__notes__", ()), file=sys.stderr)
         raise
     finally:
@@ -107,7 +108,7 @@ def simulate_script(n: int, path: str, arguments: Sequence[str] = ()) -> None:
 
 
 class _MainOfEachWorker(ModuleType):
-    """Stand for `__main__` in `sys.modules`: in a worker's thread it has that worker's names, for pickle and
+    """Replace `__main__` in `sys.modules`: in a worker's thread it has that worker's names, for pickle and
     dataclasses."""
 
     def __init__(self) -> None:
@@ -132,22 +133,22 @@ def _run(main: _MainOfEachWorker, code: CodeType, path: str) -> None:
     exec(code, names)
 
 
-# --- what workers print, in a notebook ---
+# --- the workers' output in a notebook ---
 
 MOST = 100_000
-"""Characters up to which the table is shown again while the workers run: a front end gets all of it each time."""
+"""Characters up to which the table is refreshed while the workers run: a front end always gets all of it."""
 
 CELL = "vertical-align: top; text-align: left; padding: 2px 10px"
 TEXT = "margin: 0; background: none; font-family: monospace"
 
 
 class Columns:
-    """Stands for `sys.stdout`: keeps what workers write, each by itself, and hands on what anyone else writes."""
+    """Replaces `sys.stdout`: stores the output of each worker separately, and forwards all other output."""
 
     def __init__(self, usual: Any) -> None:
         self._usual = usual
         self._texts: defaultdict[int, str] = defaultdict(str)
-        self._shown: tuple[Any, int] | None = None  # a display handle, and the characters that it shows
+        self._shown: tuple[Any, int] | None = None  # a display handle, and the number of characters that it shows
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._usual, name)
@@ -159,7 +160,7 @@ class Columns:
         return len(text)
 
     def show(self, is_end: bool = False) -> None:
-        """Show what there is to show, if it is more than before."""
+        """Show the output, if there is more than before."""
         size = sum(map(len, list(self._texts.values())))
         if not size or (self._shown and (size == self._shown[1] or (size > MOST and not is_end))):
             return
@@ -172,7 +173,7 @@ class Columns:
 
 
 class Table:
-    """Texts of workers as a front end shows them: HTML, or text with one worker after the other."""
+    """Texts of workers for a front end: HTML, or text with one worker after another."""
 
     def __init__(self, texts: dict[int, str]) -> None:
         self._texts = texts
@@ -194,7 +195,7 @@ class Table:
 
 @contextmanager
 def shown_by_worker() -> Iterator[Columns | None]:
-    """Inside, show what workers print side by side if a kernel of IPython's runs; elsewhere do nothing."""
+    """Inside, show the workers' output side by side if an IPython kernel runs; otherwise do nothing."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if not hasattr(shell, "kernel"):
         yield None

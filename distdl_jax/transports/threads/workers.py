@@ -23,24 +23,25 @@ from distdl_jax.watchdog.watch.abort import say
 from distdl_jax.watchdog.watch.status import acting_as
 
 TURN = 0.2
-"""Seconds between two looks for an interrupt."""
+"""Seconds between two checks for an interrupt."""
 
 GRACE = 0.5
-"""Seconds in which a worker that is to stop may come to an operation, and end there, before Python interrupts it."""
+"""Seconds in which a worker that is to stop may arrive at an operation, and end there, before Python interrupts it."""
 
 PATIENCE = 5.0
-"""Seconds after which a worker that is to stop, but is in a long call outside Python, is left behind; it ends then."""
+"""Seconds after which a worker that is to stop, but is in a long call outside Python, is abandoned; it ends later."""
 
 STACK = 64 * 2**20
-"""Bytes of a worker's stack. JAX and XLA recurse deeply, and some systems give threads much less than the main one."""
+"""Bytes of a worker's stack. JAX and XLA recurse deeply, and some systems give threads little."""
 
-OLD_PYTHON = "Python before 3.11.8 can't parse Python in several threads at once, which np.load does: take a newer one."
+OLD_PYTHON = "Python before 3.11.8 can't parse Python in several threads at once, as np.load does: use a newer one."
 
 
 class Workers:
-    """The workers of one world. They run programs, one after the other, until one fails; `close` in the end.
+    """The workers of one world. They run programs, one after another, until one fails; call `close` at the end.
 
-    - `stands_for`: a world in whose place they trace programs, with its partitions; such workers need no devices.
+    - `stands_for`: the world that they represent while they trace programs with its partitions; such workers need no
+      devices.
     - `each_turn`: called a few times a second while they run.
     """
 
@@ -55,7 +56,7 @@ class Workers:
         self._running: dict[int, threading.Thread] = {}
         self._results: list[Any] = []
         self._error: BaseException | None = None
-        self._others_fault = False  # whether that error says no more than that workers can't continue
+        self._others_fault = False  # whether that error only tells that workers can't continue
 
     def run(self, program: Callable[..., Any], *args: Any) -> list[Any]:
         """Run `program(*args)` on each worker and return the results; raise the first error of any, when all have
@@ -69,7 +70,7 @@ class Workers:
         self._rendezvous.begin()
         try:
             self._start(program, args)
-            # In turns: a signal that another thread takes, or none but Python has heard of, does not end a wait.
+            # In short intervals: a signal taken by another thread, or known only to Python, does not end a wait.
             while not self._has_come(lambda: not self._running or self._error is not None, TURN):
                 self._each_turn()
                 if line := self._rendezvous.line_about_a_wait():
@@ -86,7 +87,7 @@ class Workers:
         return self._results
 
     def close(self) -> None:
-        """Let others use the devices."""
+        """Release the devices."""
         if not self._running:
             give_back(self._devices, self._cores)
             self._devices = []
@@ -117,14 +118,15 @@ class Workers:
                 jax.default_device(self._devices[rank]) if self._devices else nullcontext(),
             ):
                 self._results[rank] = _result_or_exit(program, args)
-                # What waits for data of another device runs later, in another thread: it is part of the program, too.
+                # Computations on data of another device run later, in another thread: they are part of the program,
+                # too.
                 jax.effects_barrier()
             self._rendezvous.leave(rank)
         except BaseException as raised:
             error = worker.raised if _is_caused_by(raised, worker.raised) else raised
         with self._changed:
             del self._running[rank]
-            # A worker's own error says more than that the others can't continue, which they may know before it.
+            # A worker's own error is more informative than the others' that they can't continue, which may come first.
             is_first = self._error is None or (self._others_fault and error is not worker.raised)
             if error is not None and is_first and not isinstance(error, WorkerStopped):
                 error.add_note(f"Raised on worker {rank} of {len(self._worlds)}, in dj.simulate.")
@@ -134,7 +136,7 @@ class Workers:
             self._changed.notify_all()
 
     def _stop(self, reason: str, grace: float) -> None:
-        """End all workers: those that wait at once, the others where they next communicate, or after `grace` seconds
+        """End all workers: waiting ones immediately, others where they next communicate, or after `grace` seconds
         between two lines of Python.
         """
         end = monotonic() + grace + PATIENCE
@@ -149,7 +151,7 @@ class Workers:
                         )
 
     def _join(self) -> None:
-        """Wait for those that have ended: a thread that is on its last lines when Python ends can end it badly."""
+        """Wait for those that have ended: a thread in its last lines when Python ends can crash it."""
         with self._changed:
             ended = [thread for thread in self._threads if thread not in self._running.values()]
         for thread in ended:
@@ -165,7 +167,7 @@ class Workers:
 
 @contextmanager
 def interrupts_ignored() -> Iterator[None]:
-    """Inside, a user who presses Ctrl-C once more leaves nothing half ended."""
+    """Inside, pressing Ctrl-C again has no effect, so that nothing is left half ended."""
     handler = signal.getsignal(signal.SIGINT)
     if handler is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -178,7 +180,7 @@ def interrupts_ignored() -> Iterator[None]:
 
 
 def _result_or_exit(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Return what `program(*args)` returns; None if it exits with success, which ends a worker as a return does."""
+    """Return the result of `program(*args)`; None if it exits with success, which ends a worker like a return."""
     try:
         return program(*args)
     except SystemExit as end:
@@ -188,17 +190,17 @@ def _result_or_exit(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 def _is_caused_by(error: BaseException, raised: BaseException | None) -> bool:
-    """Return whether an error of a compiled program (of C++, a ValueError) is what its operation raised."""
+    """Return whether an error of a compiled program (from C++, a ValueError) was raised by its operation."""
     return (
         raised is not None and isinstance(error, jax.errors.JaxRuntimeError | ValueError) and str(raised) in str(error)
     )
 
 
 def on_stand_ins(world: World, program: Callable[[int], Any]) -> list[Any]:
-    """Return what `program(rank)` returns for each worker of `world`, in a thread that stands for that worker.
+    """Return the result of `program(rank)` for each worker of `world`, in a thread that represents that worker.
 
-    There the partitions of `world` are that worker's, so layers that were made outside can be traced as on it. The
-    workers agree as in a job; nothing may run.
+    There the partitions of `world` are that worker's, so layers made outside can be traced as on it. The workers agree
+    as in a job; nothing may run.
     """
 
     def on_worker() -> Any:
@@ -211,35 +213,35 @@ def on_stand_ins(world: World, program: Callable[[int], Any]) -> list[Any]:
         workers.close()
 
 
-# --- devices ---
-# Each worker has its own client, which runs programs in the thread that calls them. On a client that all share,
-# programs of one worker could hold what others need to continue: a place in the queue, or a thread of the pool.
+# --- devices --- Each worker has its own client, which runs programs in the calling thread. On a shared client,
+# programs of one worker could occupy resources that others need to continue: a place in the queue, or a thread of the
+# pool.
 
 FEWEST = 2
-"""Threads that a client has at least. A program whose inputs are copied from elsewhere runs in one of them, and waits
-there for other workers; those may wait, in their turn, for a copy that the client has to make."""
+"""The minimum number of threads of a client. A program with inputs copied from elsewhere runs in one of them, and waits
+there for other workers; those may in turn wait for a copy that the client has to make."""
 
 _lock = threading.Lock()
 _free: dict[int, list[Any]] = defaultdict(list)
 
 
 def threads_of_each(workers: int) -> int:
-    """Return how many threads a worker computes with: NPROC, as over MPI, or its share of the cores."""
+    """Return the number of threads with which a worker computes: NPROC, as over MPI, or its share of the cores."""
     return int(os.environ.get("NPROC") or max(1, (os.cpu_count() or 1) // workers))
 
 
 def take_devices(count: int, threads: int) -> list[Any]:
-    """Take as many free devices, each with as many threads."""
+    """Take `count` free devices, each with `threads`."""
     with _lock:
         free = _free[threads]
         return [free.pop() if free else new_cpu_device(max(threads, FEWEST)) for _ in range(count)]
 
 
 def new_cpu_device(threads: int) -> jax.Device:
-    """Return a CPU device on its own client, which runs programs in the thread that calls them.
+    """Return a CPU device on its own client, which runs programs in the calling thread.
 
-    Private: `jaxlib.xla_client.make_cpu_client`, and that it sizes its pool by NPROC. A public way to make a client, or
-    to have a device dispatch synchronously, would replace it.
+    Private: `jaxlib.xla_client.make_cpu_client`, and that it sizes its pool by NPROC. Replaced by: a public way to make
+    a client, or to have a device dispatch synchronously.
     """
     from jaxlib import xla_client
 
@@ -257,6 +259,6 @@ def new_cpu_device(threads: int) -> jax.Device:
 
 
 def give_back(devices: list[Any], threads: int) -> None:
-    """Let others use them: making a client takes some milliseconds, and it is never freed."""
+    """Release them: making a client takes some milliseconds, and it is never freed."""
     with _lock:
         _free[threads].extend(devices)

@@ -1,5 +1,5 @@
 """The world of one worker that is a thread, and its transport: messages and team operations of traced programs between
-threads, as calls of Python in the order of a token.
+threads, as Python calls in the order of a token.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from distdl_jax.watchdog.source_lines import user_line
 class ThreadWorld:
     """Worker `rank` of those that meet at `rendezvous`.
 
-    - `stands_for`: the world whose partitions are used in its place; None for those of the program alone.
+    - `stands_for`: the world whose partitions it represents; None for the program's own.
     """
 
     def __init__(self, rank: int, rendezvous: Rendezvous, stands_for: World | None = None) -> None:
@@ -40,7 +40,7 @@ class ThreadWorld:
         self.rank = rank
         self.size = len(rendezvous.workers)
         self.transport = ThreadTransport(rank, rendezvous)
-        self.calls = None  # where its workers stand still is known without
+        self.calls = None  # the places where its workers wait are known without it
         self.may_measure = False  # the other workers compute in this process, too
         self.records = False
         self._rendezvous = rendezvous
@@ -51,12 +51,12 @@ class ThreadWorld:
         if simulated_world.value is not self:
             raise SetupError(
                 f"A partition that worker {self.rank} of dj.simulate has made is used by another worker, or outside: "
-                "every worker must make its own, in the program that it runs and not in a variable that all share."
+                "every worker must make its own, in the program that it runs, not in a shared variable."
             )
         if len(team) == 1:
             return decide({self.rank: contribution})
         refuse_to_run_again(self.rank)
-        # A program whose inputs are copied from elsewhere runs once they are there, in another thread.
+        # A program with inputs copied from elsewhere runs once they arrive, in another thread.
         wait_for_program(self.transport.effect)
         operation = Operation(AGREEMENT, team, op=label, place=Place(user_line()))
         # Pickled, as between processes: no worker holds an object that another may change.
@@ -69,10 +69,10 @@ class ThreadWorld:
         return decision
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
-        """Keep nothing: where workers stand still, their operations are known."""
+        """Do nothing: the operations in which workers wait are known."""
 
     def check_devices(self) -> None:
-        """Accept any devices: every worker has one of its own."""
+        """Accept any devices: every worker has its own."""
 
 
 class ThreadTransport:
@@ -90,7 +90,7 @@ class ThreadTransport:
         return self._message("send", x, dest, _nothing(x), None, tag)
 
     def receive(self, expected: ShapeDtype, source: int, tag: int, after: Array) -> Array:
-        # An element of the array before is the operand: XLA starts what has none as early as it can.
+        # An element of the preceding array is the operand: XLA starts operations without one as early as it can.
         operand = after if after.size == 0 else _first_element(after)
         return self._message("recv", operand, None, expected, source, tag)
 
@@ -111,7 +111,7 @@ class ThreadTransport:
         return self._collective("allreduce", x, team, _like(x), op)
 
     def sent_first(self, x: Array) -> Array:
-        return x  # an order that costs time alone
+        return x  # an order that only affects time
 
     def operation(self, equation: Any) -> Operation | None:
         operation: Operation | None = equation.params["operation"] if equation.primitive is _operation else None
@@ -168,7 +168,8 @@ def _together(x: Array, result: Array) -> Array:
 
 
 def _first_element(after: Array) -> Array:
-    # Of it behind a barrier: XLA would move the slice into what computes `after`, and compute that element separately.
+    # Of it behind a barrier: XLA would move the slice into the computation of `after`, and compute that element
+    # separately.
     after = lax.optimization_barrier(after)
     return lax.slice(after, (0,) * after.ndim, (1,) * after.ndim).reshape(1)
 
