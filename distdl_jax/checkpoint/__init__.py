@@ -1,4 +1,4 @@
-"""Checkpoints: the state of a run on disk, in a form that any number of workers on any partition can read."""
+"""Checkpoints: the state of a run on disk, which any number of workers on any partition can read."""
 
 from distdl_jax.checkpoint.import_export import export, import_
 from distdl_jax.checkpoint.manager import Manager

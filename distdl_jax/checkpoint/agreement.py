@@ -1,8 +1,8 @@
-"""Work of all workers that succeeds or fails on all of them, and that may take long: writing and reading.
+"""Possibly long work of all workers that succeeds or fails on all of them: writing and reading.
 
 A worker that is done with its part waits for the others, and a clock ends a job in which a worker has waited for too
-long. So all meet from time to time, the busy ones between two pieces of their work: no worker waits for longer than for
-a meeting and a piece. If a disk does not finish a piece, its worker does not come, and the clock ends the job.
+long. So all meet from time to time, busy ones between two pieces of their work: no worker waits for longer than for a
+meeting and a piece. If a disk does not finish a piece, its worker does not arrive, and the clock ends the job.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from distdl_jax.tracing.world import World
 from distdl_jax.transports.agreement import agree
 
 LONGEST = 45.0
-"""Seconds between two meetings, at most: fewer than after which a line says that a worker waits."""
+"""Maximum seconds between two meetings: fewer than the seconds after which a wait is reported."""
 
 PART_OF_LIMIT = 1 / 8
-"""The same, as a part of what the clock allows."""
+"""The same, as a fraction of the clock's limit."""
 
 
 class _Failure(NamedTuple):
-    """What a worker whose work has raised contributes."""
+    """The contribution of a worker whose work has raised."""
 
     error: DistDLError
 
@@ -41,8 +41,8 @@ def together(
     `work` may take any time, and calls its argument between two pieces. If one worker fails, the others end their work
     at the next meeting.
 
-    **Raises,** the same on all workers, if `work` raises on any of them, or `decide` on the first. An error that is
-    none of the library's becomes a `CheckpointError` on the other workers, and an `OSError` on its own one, too.
+    **Raises,** the same on all workers, if `work` raises on any of them, or `decide` on the first. An error of another
+    library becomes a `CheckpointError` on the other workers, and an `OSError` does on its own one, too.
     """
     limit = current_settings().timeout.waiting
     interval = min(LONGEST, PART_OF_LIMIT * limit) if limit else LONGEST
@@ -51,7 +51,7 @@ def together(
     failed: DistDLError | None = None  # at a meeting, by any worker
 
     def decided(results: dict[int, Any]) -> tuple[Any, DistDLError | None] | None:
-        """Return the decision, or the error that all raise; None while some worker is busy, whose result is ()."""
+        """Return the decision, or the common error; None while some worker is busy, whose result is ()."""
         nonlocal raised
         if errors := {worker: result.error for worker, result in results.items() if isinstance(result, _Failure)}:
             return None, _error_of_all(errors, len(results))
@@ -68,7 +68,7 @@ def together(
         try:
             decision = agree(world, tuple(range(world.size)), label, lambda: result, decided)
             if decision is not None and (error := decision[1]) is not None:
-                raise type(error)(str(error))  # its own: workers may be threads
+                raise type(error)(str(error))  # a separate one: workers may be threads
         except DistDLError as error:
             failed = error
             raise
@@ -85,7 +85,7 @@ def together(
         result = (work(pause),)
     except Exception as error:
         raised, result = error, _Failure(_library_error(error))
-    if failed is not None:  # the others are past it, whatever the work has made of the error
+    if failed is not None:  # the others don't wait any more, whatever the work has made of the error
         raise failed from None
     try:
         while (decision := meet(result)) is None:
@@ -98,7 +98,7 @@ def together(
 
 
 def _error_of_all(errors: dict[int, DistDLError], workers: int) -> DistDLError:
-    """Return the error that all workers raise: the first one's, with its worker, unless all have the same."""
+    """Return the error that all workers raise: the first one's, with its worker, unless all are equal."""
     worker, first = min(errors.items())
     if len(errors) == workers and len({(type(error), str(error)) for error in errors.values()}) == 1:
         return first
@@ -106,7 +106,7 @@ def _error_of_all(errors: dict[int, DistDLError], workers: int) -> DistDLError:
 
 
 def _library_error(error: Exception, where: str = "") -> DistDLError:
-    """Return an exception as all workers raise it; `where`: the worker with the file system that it is of."""
+    """Return an exception in the form that all workers raise; `where`: the worker whose file system it is about."""
     if isinstance(error, DistDLError):
         return error
     if isinstance(error, OSError) and error.strerror:

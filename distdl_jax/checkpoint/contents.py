@@ -1,4 +1,4 @@
-"""The contents of a checkpoint: the leaves of a tree as they are stored, agreed on by all workers.
+"""The contents of a checkpoint: the stored leaves of a tree, agreed on by all workers.
 
 Leaves are arrays of numbers, Python numbers and random keys.
 """
@@ -26,7 +26,7 @@ from distdl_jax.tracing.world import World
 from distdl_jax.validation import check_same, is_traced
 
 _ALIGNED = 64
-"""JAX takes an array on a CPU without a copy where its address is a multiple of so many bytes."""
+"""JAX uses an array on a CPU without a copy if its address is a multiple of this many bytes."""
 
 Leaves = tuple[tuple[str, Form], ...]
 """The leaves of a tree: their paths and forms."""
@@ -38,7 +38,7 @@ Placeholders = Mapping[int, tuple[int, ...]]
 class LocalLeaf(NamedTuple):
     """A leaf on this worker: its path, spec, form and value.
 
-    `counts` is whether the form is the data's, and not a placeholder's.
+    `counts` is whether the form is the data's, not a placeholder's.
     """
 
     path: str
@@ -54,20 +54,21 @@ class LocalLeaf(NamedTuple):
         return shape if not self.spec.partition.active and 0 in shape else None
 
     def block(self) -> np.ndarray[Any, Any]:
-        """Bring this worker's block to the host."""
+        """Copy this worker's block to the host."""
         data = jax.random.key_data(self.value) if self.form.key is not None else self.value
         block = np.asarray(data)
         converted = block.astype(dtype_named(self.form.dtype), copy=False)
         if converted.dtype.kind in "iu" and not np.array_equal(converted, block):
             raise InvalidArgumentError(
-                f"`tree{self.path}` (={self.value!r}) has integers that don't fit into {converted.dtype.name}, which "
-                "JAX makes of it; jax_enable_x64 allows 64 bits."
+                f"`tree{self.path}` (={self.value!r}) has integers that don't fit into {converted.dtype.name}, to "
+                "which JAX converts it; jax_enable_x64 allows 64 bits."
             )
         return converted
 
 
 class OwnBlock(NamedTuple):
-    """A block that this worker writes: the number of its leaf, its box and form, and what brings it to the host."""
+    """A block that this worker writes: its leaf's number, its box and form, and a function that copies it to the
+    host."""
 
     leaf: int
     box: Box
@@ -98,9 +99,9 @@ def agree_on_contents(
     """Return the first worker's decision on the leaves and arguments, and this worker's blocks and placeholders.
 
     Collective in the world. `arguments` checks and returns, by name, the public function's arguments that must be the
-    same on all workers. With `copied`, blocks are copied to the host, so that the arrays may change or go.
+    same on all workers. With `copied`, blocks are copied to the host, so that the arrays may be changed or deleted.
 
-    **Raises,** on all workers, if they disagree, or one of them has what can't be saved.
+    **Raises,** on all workers, if they disagree, or one of them has a value that can't be saved.
     """
     local: list[LocalLeaf] = []
     own: list[OwnBlock] = []
@@ -110,10 +111,10 @@ def agree_on_contents(
             _local(path, spec, value) for path, value, spec in leaves_with_specs(tree, specs) if spec is not None
         )
         if len({leaf.path for leaf in local}) < len(local):
-            raise InvalidArgumentError("`tree` has two leaves of one path; a file can't distinguish them.")
+            raise InvalidArgumentError("`tree` has two leaves with the same path; a file can't distinguish them.")
         for n, leaf in enumerate(local):
             box = stored_box(leaf.spec.box, leaf.form)
-            if leaf.spec.counts and box is not None and volume(box):  # of copies the first one
+            if leaf.spec.counts and box is not None and volume(box):  # among copies, the first one
                 block = OwnBlock(n, box, leaf.form, leaf.block)
                 own.append(_copied(block) if copied else block)
         specs_by_leaf = [(leaf.path, described(leaf.spec)) for leaf in local]
@@ -135,12 +136,12 @@ def agree_on_contents(
 
 
 def _copied(own: OwnBlock) -> OwnBlock:
-    block = np.array(own.block())  # asarray may share the memory of what is donated next
+    block = np.array(own.block())  # asarray may share memory that will be donated next
     return own._replace(block=lambda: block)
 
 
 def stored_box(box: Box | None, form: Form) -> Box | None:
-    """Return a box of a leaf, with the dimensions that its elements are stored with."""
+    """Return a box of a leaf, extended by the dimensions in which its elements are stored."""
     return None if box is None else (*box, *((0, n) for n in form.shape[len(box) :]))
 
 
@@ -155,7 +156,7 @@ def _local(path: str, spec: TensorSpec, value: Any) -> LocalLeaf:
 
 
 def _form(path: str, spec: TensorSpec, value: Any) -> tuple[tuple[int, ...], Form]:
-    """Return the local shape of a value, and the form of the whole."""
+    """Return the local shape of a value, and the form of the whole tensor."""
     dtype = getattr(value, "dtype", None)
     if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
         data = jax.eval_shape(jax.random.key_data, value)
@@ -169,8 +170,8 @@ def _form(path: str, spec: TensorSpec, value: Any) -> tuple[tuple[int, ...], For
         number = None
     if number is None or not is_storable(number.name):
         raise InvalidTypeError(
-            f"`tree{path}` (={value!r}) must be an array of numbers, a number or a random key, of a dtype that "
-            "safetensors files have. None in its place in `specs` leaves it out."
+            f"`tree{path}` (={value!r}) must be an array of numbers, a number or a random key, with a dtype that "
+            "safetensors files support. None in its place in `specs` omits it."
         )
     return shape, Form(spec.global_shape, number.name, weak)
 
@@ -184,7 +185,7 @@ def _agreed_form(path: str, forms: dict[int, tuple[Form, bool]]) -> Form:
     for worker, other in others:
         if replace(other, weak=form.weak) != form:
             raise PlanError(
-                f"`tree{path}` must be of one dtype on all workers that hold some of it, but is {_text(form)} on "
+                f"`tree{path}` must have one dtype on all workers that hold a part of it, but is {_text(form)} on "
                 f"worker {first} and {_text(other)} on worker {worker}."
             )
     return replace(form, weak=form.weak and all(other.weak for _, other in others))
@@ -205,19 +206,19 @@ def empty_block(form: Form, box: Box | None, ndim: int, placeholder: tuple[int, 
 
 
 def as_leaf(name: str, form: Form, block: np.ndarray[Any, Any]) -> Array:
-    """Return a block as an array of JAX's, or as random keys."""
+    """Return a block as a JAX array, or as random keys."""
     if form.key is not None:
         return jax.random.wrap_key_data(jax.device_put(block), impl=form.key)
     jax_dtype = np.dtype(jax.dtypes.canonicalize_dtype(block.dtype))
     if jax_dtype != block.dtype:
         raise CheckpointError(
-            f"`{name}` is {block.dtype.name} in the checkpoint, but JAX would make {jax_dtype} of it here: set "
-            "jax_enable_x64 (JAX_ENABLE_X64=1), as it was when the checkpoint was saved."
+            f"`{name}` is {block.dtype.name} in the checkpoint, but JAX would convert it to {jax_dtype} here: set "
+            "jax_enable_x64 (JAX_ENABLE_X64=1), as when the checkpoint was saved."
         )
     if form.weak and block.dtype.kind in "ifc":
         if not block.shape and jnp.asarray(block.item()).dtype == block.dtype:
             return jnp.asarray(block.item())
-        # The one public way to a weakly typed array of given numbers.
+        # The only public way to a weakly typed array of given numbers.
         weak = jnp.full(block.shape, {"i": 0, "f": 0.0, "c": 0j}[block.dtype.kind])
         if weak.dtype == block.dtype:
             return weak.at[...].set(block)

@@ -1,4 +1,4 @@
-"""The operations on files that checkpoints are written with, and the folders of checkpoints in the folder of a run.
+"""The file operations for checkpoints, and the folders of checkpoints in the folder of a run.
 
 path/
   step-0000000100/            complete: it got this name when everything in it was on disk
@@ -6,9 +6,9 @@ path/
   .step-0000000200.5f3a91/    being written, being removed, or left by a job that was killed
   step-0000000300.abandoned-5f3a91/    complete: a run has gone back to an earlier step, and on from there
 
-Several jobs may work there at once: a job that was requeued begins while the one before is ending. A folder changes
-hands by one operation, its rename. A writer completes a checkpoint by a rename, and whoever removes a folder gives it a
-new name before the first of its files goes. So of the two one has it, and the rename of the other one fails.
+Several jobs may use it at once: a requeued job starts while the previous one is ending. A folder changes owners by one
+operation, its rename. A writer completes a checkpoint by a rename, and a job that removes a folder renames it before
+its first file is deleted. So only one of the two succeeds, and the other's rename fails.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Disk:
     """The file system of this machine; tests use others, which fail. Methods raise `OSError`."""
 
     def make_folders(self, path: str) -> None:
-        """Make a folder and its missing parents, for good."""
+        """Make a folder and its missing parents, durably."""
         missing = []
         while not os.path.isdir(path):
             missing.append(path)
@@ -58,23 +58,23 @@ class Disk:
             self.sync_folder(os.path.dirname(folder))
 
     def make_folder(self, path: str) -> None:
-        """Make a folder that is not there yet."""
+        """Make a new folder."""
         os.mkdir(path)
 
     def create(self, path: str) -> int:
-        """Make a file that is not there yet, and open it."""
+        """Make a new file, and open it."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
     def open(self, path: str) -> int:
-        """Open a file for writing that is there already."""
+        """Open an existing file for writing."""
         return os.open(path, os.O_WRONLY)
 
     def write(self, descriptor: int, data: memoryview, offset: int) -> int:
-        """Write some of `data` from byte `offset` on, and return how many bytes."""
+        """Write part of `data` from byte `offset` on, and return the number of bytes."""
         return os.pwrite(descriptor, data, offset)
 
     def reserve(self, descriptor: int, nbytes: int) -> None:
-        """Set aside space for a file, if the file system can: faster, and a full disk is noticed early."""
+        """Reserve space for a file, if the file system can: faster, and a full disk is noticed early."""
         if _FALLOCATE is not None and _FALLOCATE(descriptor, _KEEP_SIZE, 0, nbytes):
             error = ctypes.get_errno()
             if error in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -104,7 +104,7 @@ class Disk:
         os.rename(path, to)
 
     def replace(self, path: str, to: str) -> None:
-        """Rename a file, in place of one that has the name."""
+        """Rename a file, replacing one with that name."""
         os.replace(path, to)
 
     def remove(self, path: str) -> None:
@@ -112,7 +112,7 @@ class Disk:
         os.remove(path)
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder and its contents; not for good, and only partly if that fails."""
+        """Remove a folder and its contents; not durably, and only partly if that fails."""
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -122,7 +122,7 @@ disk: ContextVar[Disk] = ContextVar("disk", default=Disk())  # noqa: B039  it ha
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Name the file in the errors of operations on its descriptor, which don't say which file it is."""
+    """Name the file in the errors of operations on its descriptor, which don't contain it."""
     try:
         yield
     except OSError as error:
@@ -132,7 +132,7 @@ def naming(path: str) -> Iterator[None]:
 
 
 def write_all(target: Disk, descriptor: int, data: memoryview, offset: int) -> None:
-    """Write all of `data`, in as many writes as it takes."""
+    """Write all of `data`, in as many writes as needed."""
     while data:
         written = target.write(descriptor, data, offset)
         if written < 1:
@@ -201,18 +201,18 @@ def begin_folder(target: Disk, path: str, step: int, tidy: bool) -> str:
 
 
 def abandon_later(target: Disk, path: str, step: int, continued_from: int | None) -> None:
-    """Set the checkpoints aside that a run which continues with `step`, from `continued_from`, has left behind.
+    """Set aside the checkpoints that a run which continues with `step`, from `continued_from`, has abandoned.
 
-    **Raises:** `InvalidArgumentError` if that is not what it does, but checkpoints of higher steps are there.
+    **Raises:** `InvalidArgumentError` if it does not continue from there, but checkpoints of higher steps exist.
     """
     folders = folders_in(path)
     if not folders or (highest := folders[-1].step) <= step:
         return
     if continued_from is None or continued_from > step:
         raise InvalidArgumentError(
-            f"`step` (={step}) must not be below that of the last checkpoint in {path}, {highest}: this one would be "
-            "removed first, and `restore` would return that one. A new run takes another folder; to go back to an "
-            "earlier step, call this Manager's `restore(specs, step)`, which sets the later ones aside."
+            f"`step` (={step}) must not be below the last checkpoint in {path}, {highest}: this one would be removed "
+            "first, and `restore` would return that one. Use another folder for a new run; to go back to an earlier "
+            "step, call this Manager's `restore(specs, step)`, which sets the later ones aside."
         )
     for folder in folders:
         if folder.step > continued_from and folder.step != step:
@@ -221,7 +221,7 @@ def abandon_later(target: Disk, path: str, step: int, continued_from: int | None
 
 
 def complete_folder(target: Disk, path: str, unfinished: str, step: int) -> None:
-    """Rename a folder to a complete checkpoint, for good, and remove the earlier checkpoints of its step."""
+    """Rename a folder to a complete checkpoint, durably, and remove earlier checkpoints of its step."""
     before = [folder.again for folder in complete_folders(os.listdir(path)) if folder.step == step]
     folder = Folder(step, max(before, default=-1) + 1)
     while True:
@@ -233,14 +233,14 @@ def complete_folder(target: Disk, path: str, unfinished: str, step: int) -> None
                 raise
             folder = Folder(step, folder.again + 1)
     target.sync_folder(path)
-    with suppress(OSError):  # what can't be removed does no harm
+    with suppress(OSError):  # leftovers do no harm
         for other in folders_in(path):
             if other.step == step and other.again < folder.again:
                 remove_folder(target, path, other.name)
 
 
 def remove_folder(target: Disk, path: str, name: str) -> None:
-    """Remove a checkpoint, its name first; if that fails or is cut short, a later call does."""
+    """Remove a checkpoint, its name first; if that fails or is cut short, a later call does it."""
     (step,) = (int(match[1]) for form in (_COMPLETE, _UNFINISHED) if (match := form.fullmatch(name)))
     gone = os.path.join(path, _unfinished(step))
     with suppress(OSError):
@@ -250,13 +250,13 @@ def remove_folder(target: Disk, path: str, name: str) -> None:
 
 @contextmanager
 def written_in(folder: str) -> Iterator[None]:
-    """Raise a sentence if the folder of a checkpoint, or a file in it, is gone while it is written."""
+    """Raise an explanation if the folder of a checkpoint, or a file in it, is gone while it is written."""
     try:
         yield
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{error.filename or folder}, which is being written, is not there on {this_host()}: another job that "
-            "saves to the same place has removed it, or `path` is not in a file system that all workers see."
+            "saves to the same place has removed it, or `path` is not on a file system that all workers see."
         ) from error
 
 
@@ -274,24 +274,25 @@ def this_host() -> str:
 def checked_path(path: Any) -> str:
     """Return the argument `path`, absolute.
 
-    **Raises:** `InvalidTypeError`, `InvalidArgumentError` for an invalid path; `CheckpointError` if it is relative,
-    and the folder that the program works in is gone.
+    **Raises:** `InvalidTypeError`, `InvalidArgumentError` for an invalid path; `CheckpointError` if it is relative, and
+    the working folder is gone.
     """
     try:
         text = os.fsdecode(path)
     except TypeError:
-        raise InvalidTypeError(f"`path` (={path!r}) must be the path of a folder: a text or a pathlib.Path.") from None
+        raise InvalidTypeError(f"`path` (={path!r}) must be the path of a folder: a string or a "
+                               "pathlib.Path.") from None
     if not text:
-        raise InvalidArgumentError("`path` (='') must name a folder; '.' is the one that the program works in.")
+        raise InvalidArgumentError("`path` (='') must name a folder; '.' is the working folder.")
     try:
         has_nul = b"\0" in os.fsencode(text)
     except UnicodeEncodeError:
         has_nul = True
     if has_nul:
-        raise InvalidArgumentError(f"`path` (={text!r}) must be a path, without NUL and without halves of letters.")
+        raise InvalidArgumentError(f"`path` (={text!r}) must be a valid path, without NUL or lone surrogates.")
     try:
         return os.path.abspath(text)
     except FileNotFoundError:
         raise CheckpointError(
-            f"`path` (={text!r}) is relative to the folder that the program works in, which has been removed."
+            f"`path` (={text!r}) is relative to the working folder, which has been removed."
         ) from None

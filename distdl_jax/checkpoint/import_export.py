@@ -1,4 +1,4 @@
-"""`export` and `import_`: one file for the whole of every tensor, as other programs write and read it."""
+"""`export` and `import_`: one file with the whole tensors, as written and read by other programs."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from distdl_jax.validation import check_same
 
 
 def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
-    """Write one safetensors file with the whole of every leaf; nothing is gathered, each worker writes its own bytes.
+    """Write one safetensors file with the whole of every leaf; nothing is gathered, since each worker writes its own
+    bytes.
 
-    Any program that reads safetensors reads it, without MPI and without this library. A tensor's name is where it
-    stands in the tree, with dots, as PyTorch has it: `tree["conv1"]["weight"]` is `conv1.weight`, and
-    `tree[0]["bias"]` is `0.bias`. Complex numbers are pairs of floats, in one dimension more; random keys are their
-    data.
+    Any program that reads safetensors can read it, without MPI and without this library. A tensor's name is its path in
+    the tree, with dots, as in PyTorch: `tree["conv1"]["weight"]` is `conv1.weight`, and `tree[0]["bias"]` is `0.bias`.
+    Complex numbers are pairs of floats, with one more dimension; random keys are stored as their data.
 
     **Arguments:**
 
-    - `path`: the file. One that is there is replaced once the new one is complete.
+    - `path`: the file. An existing one is replaced once the new one is complete.
     - `tree`, `specs`: this worker's blocks, and a `TensorSpec` for each leaf, as for `dj.checkpoint.save`.
 
     Collective over all workers of the world.
 
-    **Raises,** on all workers: what `dj.checkpoint.save` raises; `InvalidArgumentError` if two leaves would get one
-    name, or one a name that the format keeps for itself.
+    **Raises,** on all workers: errors of `dj.checkpoint.save`; `InvalidArgumentError` if two leaves would get the same
+    name, or one a name reserved by the format.
 
     >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -102,17 +102,17 @@ def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
 
 
 def import_(path: str | os.PathLike[str], specs: Any) -> Any:
-    """Return this worker's blocks of the tensors in a safetensors, npz or npy file; each reads its own part.
+    """Return this worker's blocks of the tensors in a safetensors, npz or npy file; each worker reads its own part.
 
     **Arguments:**
 
     - `path`: the file. All workers must see it.
-    - `specs`: a pytree of `TensorSpec` with the tensors' global shapes. The file is asked for each leaf by where that
-      stands, as in `export`: `specs["conv1"]["weight"]` gets `conv1.weight`. One spec that is no pytree gets the only
-      array of a file. None is left as it is. What else the file holds is not looked at.
+    - `specs`: a pytree of `TensorSpec` with the tensors' global shapes. Each leaf is looked up by its path, as in
+      `export`: `specs["conv1"]["weight"]` gets `conv1.weight`. A single spec, not in a pytree, gets the only array of a
+      file. None is left unchanged. Other contents of the file are ignored.
 
-    **Returns:** a pytree of the structure of `specs`, with this worker's block of each, zero-volume if it has none,
-    in the file's dtype. It takes little more memory than the blocks; a compressed array (`numpy.savez_compressed`) is
+    **Returns:** a pytree with the structure of `specs`, with this worker's block of each, zero-volume if it has none,
+    in the file's dtype. It needs little more memory than the blocks; a compressed array (`numpy.savez_compressed`) is
     read from its beginning.
 
     Collective over all workers of the world.
@@ -143,7 +143,7 @@ def import_(path: str | os.PathLike[str], specs: Any) -> Any:
 
     def read(pause: Pause) -> None:
         for array in sources.values():
-            array.file.check_name()  # now that all workers have opened it, all read the same one
+            array.file.check_name()  # now that all workers have opened it, all read the same file
         for name, spec in progress(named_specs, label=f"import from {file}", unit="tensor"):
             leaves.append(None if spec is None else _block(sources[name], name, spec, pause))
 
@@ -154,7 +154,7 @@ def import_(path: str | os.PathLike[str], specs: Any) -> Any:
 
 
 def _begin_file(target: Disk, path: str, head: bytes, size: int) -> str:
-    """Make the file in which an export is written, and return its path; remove leftovers of killed jobs."""
+    """Make the file for an export, and return its path; remove leftovers of killed jobs."""
     folder, file = os.path.split(path)
     target.make_folders(folder)
     form = re.compile(rf"\.{re.escape(file)}\.[0-9a-f]{{8}}")
@@ -187,7 +187,7 @@ def _check_names(paths: Sequence[str], names: dict[str, str]) -> None:
     for path in paths:
         if names[path] == METADATA:
             raise InvalidArgumentError(
-                f"`tree{path}` can't be called {METADATA!r}: safetensors files have something else under that name."
+                f"`tree{path}` can't be called {METADATA!r}: this name is reserved in safetensors files."
             )
         if (other := leaf_of.setdefault(names[path], path)) != path:
             raise InvalidArgumentError(
@@ -198,11 +198,11 @@ def _check_names(paths: Sequence[str], names: dict[str, str]) -> None:
 def _found(path: str, arrays: dict[str, ArrayInFile], name: str, spec: TensorSpec) -> ArrayInFile:
     array = next(iter(arrays.values())) if not name and len(arrays) == 1 else arrays.get(name)
     if array is None:
-        raise PlanError(f"{path} has no tensor {name!r}, of which `specs` has a TensorSpec. It holds {some(arrays)}.")
+        raise PlanError(f"{path} has no tensor {name!r}, for which `specs` has a TensorSpec. It holds {some(arrays)}.")
     if array.shape != spec.global_shape:
-        raise PlanError(f"{name!r} has the shape {array.shape} in {path}, but its spec says {spec.global_shape}.")
+        raise PlanError(f"{name!r} has the shape {array.shape} in {path}, but its spec has {spec.global_shape}.")
     if not is_storable(array.dtype.name):
-        raise PlanError(f"{name!r} is of dtype {array.dtype} in {path}, which JAX does not have.")
+        raise PlanError(f"{name!r} has dtype {array.dtype} in {path}, which JAX does not support.")
     return array
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training continues, and of which the last few are kept."""
+"""Checkpoints that are written while training continues, of which the last few are kept."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from distdl_jax.validation import checked_integer
 from distdl_jax.watchdog.watch.abort import end_the_job, is_forked
 
 LOOKS_EVERY = 0.25
-"""Seconds between two looks at the progress of the thread."""
+"""Seconds between two checks of the thread's progress."""
 
 
 class Manager:
     """Saves checkpoints while training continues, and keeps the last few of them.
 
-    `save` copies this worker's blocks to the host (memory for one more of them, until they are written) and returns; a
-    thread writes them. One checkpoint is written at a time: `save` first waits for the one before. What goes wrong in
-    a thread is raised by the next `save`, `wait`, `restore` or `close`, on all workers. The end of the `with` waits for
-    the last one; if there is none, the end of the program does.
+    `save` copies this worker's blocks to the host (using memory for one more copy of them, until they are written) and
+    returns; a thread writes them. One checkpoint is written at a time: `save` first waits for the previous one. Errors
+    in a thread are raised by the next `save`, `wait`, `restore` or `close`, on all workers. The end of the `with` waits
+    for the last checkpoint; without a `with`, the end of the program does.
 
     **Arguments:**
 
-    - `path`: the folder of the run, as for `dj.checkpoint.save`. What killed jobs have left there half written is
-      removed by the first `save`: one manager, and one job, writes to a folder at a time.
-    - `keep`: how many of the last steps are kept; None for all.
-    - `keep_every`: steps that are multiples of it are kept, too.
+    - `path`: the folder of the run, as for `dj.checkpoint.save`. Unfinished leftovers of killed jobs are removed by the
+      first `save`, so only one manager, of one job, may write to a folder at a time.
+    - `keep`: the number of last steps to keep; None for all.
+    - `keep_every`: multiples of this step are kept, too.
 
-    **Raises:** `InvalidArgumentError`, `InvalidTypeError` for what these can't be.
+    **Raises:** `InvalidArgumentError`, `InvalidTypeError` for invalid arguments.
 
     >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -58,31 +58,31 @@ class Manager:
         self.keep_every = None if keep_every is None else checked_integer("keep_every", keep_every, 1)
         self._writer: _Writer | None = None
         self._world: World | None = None
-        self._step: int | None = None  # where the run is
+        self._step: int | None = None  # the position of the run
         self._closed = False
 
     def save(self, tree: Any, specs: Any, step: int) -> None:
-        """Begin to save a tree; arguments and collectivity are those of `dj.checkpoint.save`.
+        """Start saving a tree; arguments and collectivity are as for `dj.checkpoint.save`.
 
-        Once it returns, the arrays may be donated or changed. Steps ascend: `restore` of this Manager goes back to an
-        earlier one.
+        Once it returns, the arrays may be donated or changed. Steps must ascend; to go back to an earlier one, use this
+        Manager's `restore`.
 
-        **Raises,** on all workers: what `dj.checkpoint.save` raises, of this tree or of the one before;
-        `InvalidArgumentError` if the folder has a checkpoint of a higher step, of another run, say.
+        **Raises,** on all workers: errors of `dj.checkpoint.save`, for this tree or the previous one;
+        `InvalidArgumentError` if the folder has a checkpoint of a higher step, for instance of another run.
         """
         if self._closed:
-            raise InvalidArgumentError("This Manager is closed: it saves nothing any more.")
+            raise InvalidArgumentError("This Manager is closed, and can't save any more.")
         world = world_of_specs(specs)
         self.wait()
         writing = begin(self.path, step, tree, specs, world, Run(self._step, begins=self._world is None))
         self._step = writing.step
         if self._world is None and simulated_world.value is None:
-            atexit.register(self._at_exit)  # after the world's own function, and so called before it
+            atexit.register(self._at_exit)  # after the world's own function, and therefore called before it
         self._world = world
         self._writer = _Writer(writing, self._remove_old if world.rank == 0 else None)
 
     def wait(self) -> None:
-        """Return when what was saved is on disk. Collective.
+        """Return when all saved checkpoints are on disk. Collective.
 
         **Raises,** on all workers: `CheckpointError` if that was not possible.
         """
@@ -97,26 +97,26 @@ class Manager:
             raise not_saved(writer.step, error) from error
 
     def restore(self, specs: Any, step: int | None = None) -> Any:
-        """Call `dj.checkpoint.restore`, once what was saved before is on disk. Collective.
+        """Call `dj.checkpoint.restore`, once all saved checkpoints are on disk. Collective.
 
-        The run continues from that step: later ones are set aside by the next `save` of one of them or
-        below, under the names `step-....abandoned-...`, which you may remove.
+        The run continues from that step: the next `save` of a step not above the later ones sets them aside, under the
+        names `step-....abandoned-...`, which you may remove.
         """
         self.wait()
         self._step, tree = restore_with_step(self.path, specs, step)
         return tree
 
     def steps(self) -> list[int]:
-        """Return the complete steps, once what was saved before is on disk. Collective."""
+        """Return the complete steps, once all saved checkpoints are on disk. Collective."""
         self.wait()
         return steps(self.path)
 
     def latest_step(self) -> int | None:
-        """Return the last of the steps; None if there is none. Collective."""
+        """Return the last complete step; None if there is none. Collective."""
         return max(self.steps(), default=None)
 
     def close(self) -> None:
-        """Wait for what was saved; nothing can be saved any more. Collective."""
+        """Wait for saved checkpoints; nothing can be saved any more. Collective."""
         self._closed = True
         atexit.unregister(self._at_exit)
         self.wait()
@@ -127,12 +127,12 @@ class Manager:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if is_forked():  # what a worker has forked leaves, and the checkpoint is the worker's
+        if is_forked():  # a process forked by a worker leaves; the checkpoint is the worker's
             return
         if kind is None:
             self.close()
             return
-        # Others may not come here: nothing is agreed on, and what can't be completed is left.
+        # Other workers may not arrive here: nothing is agreed on, and an incomplete checkpoint is left.
         self._closed = True
         atexit.unregister(self._at_exit)
         if self._writer is not None:
@@ -162,7 +162,7 @@ class _Writer:
     """The thread that writes this worker's part of a checkpoint, and on the first worker completes it."""
 
     def __init__(self, writing: Writing, after: Callable[[Disk, int], None] | None) -> None:
-        """`after`: called with the disk and the step when the checkpoint is complete; None but on the first worker."""
+        """`after`: called with the disk and the step when the checkpoint is complete; only on the first worker."""
         self.step = writing.step
         self._writing = writing
         self._after = after
@@ -179,7 +179,7 @@ class _Writer:
             self._own_part.set()
             if self._after is not None and self._writing.wait_for_all(self._cancelled):
                 self._writing.complete()
-                with suppress(OSError):  # what can't be removed now is removed after the next one
+                with suppress(OSError):  # leftovers are removed after the next one
                     self._after(self._writing.disk, self.step)
         except Exception as error:
             self._error = error
@@ -190,7 +190,7 @@ class _Writer:
         self._pieces += 1
 
     def own_part(self, pause: Pause) -> None:
-        """Wait until this worker's file is on disk; raise what went wrong. A disk that stands still is one piece."""
+        """Wait until this worker's file is on disk; raise errors of the thread. A stalled disk is one piece."""
         pieces = -1
         while not self._own_part.wait(LOOKS_EVERY):
             if self._pieces != pieces:
@@ -200,13 +200,13 @@ class _Writer:
             raise self._error
 
     def completed(self, _: Any) -> None:
-        """Wait on the first worker, when all files are on disk, until the checkpoint is complete."""
+        """On the first worker, when all files are on disk, wait until the checkpoint is complete."""
         self._thread.join()
         if self._error is not None:
             raise self._error
 
     def cancel(self) -> None:
-        """Stop waiting for other workers; on the first one, remove what there is."""
+        """Stop waiting for other workers; on the first one, remove the unfinished checkpoint."""
         self._cancelled.set()
         self._thread.join()
         if self._after is not None:

@@ -1,8 +1,8 @@
-"""The folder of a checkpoint: the names of its files, and its manifest. Text and integers only.
+"""The folder of a checkpoint: the names of its files, and its manifest. Only text and integers.
 
 step-0000000100/
-  manifest.json             which box of which leaf lies where, and checksums
-  worker-00000.safetensors  the blocks that worker 0 wrote
+  manifest.json the file and position of each leaf's boxes, and checksums worker-00000.safetensors the blocks that
+  worker 0 wrote
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ FORMAT = "distdl_jax.checkpoint"
 VERSION = 2
 MANIFEST = "manifest.json"
 CHECKSUMS = "distdl_jax.crc32"
-"""The tensor of a file that holds the checksums of its blocks; leaves have no such name."""
+"""The tensor in a file with the checksums of its blocks; no leaf has this name."""
 
 CHUNKS = 2**13, 2**20
-"""Bytes of a block that share a checksum, at least and at most."""
+"""Bytes of a block that share a checksum, minimum and maximum."""
 
 
 _WORKER_FILE = re.compile(r"worker-\d{5,}\.safetensors", re.ASCII)
@@ -42,20 +42,21 @@ _LARGEST_PLACEHOLDER = 2**31
 
 
 def worker_file(worker: int) -> str:
-    """Return the name of the file that a worker writes its blocks to."""
+    """Return the name of the file to which a worker writes its blocks."""
     return f"worker-{worker:05d}.safetensors"
 
 
 def worker_note(worker: int) -> str:
-    """Return the name of the file, removed in the end, that says that a worker's own is on disk."""
+    """Return the name of the file, removed at the end, which tells that a worker's own is on disk."""
     return f"worker-{worker:05d}.json"
 
 
 def chunk_of(shape: Sequence[int], itemsize: int) -> int:
-    """Return how many bytes of a block of `shape` share a checksum: the least that has to be read to trust any of them.
+    """Return how many bytes of a block of `shape` share a checksum: the smallest amount to read in order to trust any
+    of them.
 
-    It is a power of two, an eighth of the shortest contiguous stretch that is read in parts, so that a worker that
-    needs a part of each stretch reads little more.
+    It is a power of two, an eighth of the shortest contiguous range that is read in parts, so that a worker that needs
+    a part of each range reads little more.
 
     >>> chunk_of((1000, 2**14), 4), chunk_of((64, 64, 3, 3), 4), chunk_of((2**24,), 4), chunk_of((), 4)
     (8192, 16384, 1048576, 1048576)
@@ -66,7 +67,7 @@ def chunk_of(shape: Sequence[int], itemsize: int) -> int:
 
 
 def checksums(data: memoryview, chunk: int) -> list[int]:
-    """Return the CRC-32 of each `chunk` bytes, the last of what is left.
+    """Return the CRC-32 of each `chunk` bytes, and of the rest.
 
     >>> checksums(memoryview(b"123456789abc"), 9) == [0xCBF43926, crc32(b"abc")]
     True
@@ -95,7 +96,7 @@ class Block:
     """One block of a leaf, row-major and little-endian, in one file.
 
     - `box`: its part of the leaf. `offset`: its first byte in the file.
-    - `chunk`: how many bytes share a checksum (CRC-32), the last one having what is left.
+    - `chunk`: how many bytes share a checksum (CRC-32); the last one covers the rest.
     """
 
     box: Box
@@ -105,7 +106,7 @@ class Block:
     checksums: Checksums
 
     def end(self, itemsize: int) -> int:
-        """Return the smallest size of its file, from the bytes of an element."""
+        """Return the minimum size of its file, given the bytes of an element."""
         nbytes = volume(self.box) * itemsize
         return max(self.offset + nbytes, self.checksums.offset + 4 * chunks(nbytes, self.chunk))
 
@@ -114,8 +115,8 @@ class Block:
 class Form:
     """The shape and kind of a leaf's elements.
 
-    - `shape`: of the whole, as it is stored: of random keys, with the dimensions of their data.
-    - `dtype`: numpy's name. `weak`: whether JAX lets other dtypes decide, as for Python numbers.
+    - `shape`: of the whole tensor, as stored: for random keys, with the dimensions of their data.
+    - `dtype`: numpy's name. `weak`: whether other dtypes take precedence in JAX, as for Python numbers.
     - `key`: the implementation of random keys; None for numbers.
     """
 
@@ -127,7 +128,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A leaf: its path in the tree, as `jax.tree_util.keystr` writes it, its form and blocks.
+    """A leaf: its path in the tree, in the form of `jax.tree_util.keystr`, its form and blocks.
 
     `placeholders`: the shapes of workers' placeholders other than `(0,)`, by world rank.
     """
@@ -167,24 +168,24 @@ class Manifest:
     def from_json(cls, text: bytes, where: str) -> Manifest:
         """Return the manifest in a text, which messages call `where`.
 
-        A reader relies on what is checked here: blocks lie in the files, and files in the folder; the blocks of a leaf
-        cover it, and don't overlap.
+        Readers rely on the checks here: blocks lie in the files, and files in the folder; the blocks of a leaf cover
+        it, and don't overlap.
 
-        **Raises:** `CheckpointError` if it is none, is damaged, or of a version that is not known.
+        **Raises:** `CheckpointError` if it is not a manifest, is damaged, or of an unknown version.
         """
         try:
             outer = parsed(text)
         except ValueError as error:
-            raise CheckpointError(f"{where} is damaged: it is not JSON any more ({error}).") from None
+            raise CheckpointError(f"{where} is damaged: it is not valid JSON ({error}).") from None
         if not isinstance(outer, dict) or outer.get("format") != FORMAT:
-            raise CheckpointError(f'{where} is no manifest of a checkpoint: its "format" is not {FORMAT!r}.')
+            raise CheckpointError(f'{where} is not a manifest of a checkpoint: its "format" is not {FORMAT!r}.')
         if (version := outer.get("version")) != VERSION:
             raise CheckpointError(
-                f"{where} is of version {reprlib.repr(version)}, and this distdl_jax reads version {VERSION}."
+                f"{where} is of version {reprlib.repr(version)}, but this distdl_jax reads version {VERSION}."
             )
         try:
             if outer.get("crc32") != _crc_of(outer.get("checkpoint")):
-                raise ValueError("its checksum does not fit")
+                raise ValueError("its checksum does not match")
             step, sizes, workers, leaves = fields(outer["checkpoint"], "step", "files", "workers", "leaves")
             files = {_file(name): integer(size) for name, size in typed(sizes, dict).items()}
             manifest_leaves = tuple(_leaf(leaf, files) for leaf in typed(leaves, list))
@@ -196,12 +197,12 @@ class Manifest:
 
 
 def block_from_json(value: Any) -> Block:
-    """Return a block from its JSON; `ValueError` if that is none."""
+    """Return a block from its JSON; `ValueError` if it is invalid."""
     box, file, offset, chunk, place = fields(value, "box", "file", "offset", "chunk", "checksums")
     sums = Checksums(*map(integer, fields(place, *Checksums._fields)))
     ranges = [(start, stop) for start, stop in map(integers, typed(box, list))]
     if any(start >= stop for start, stop in ranges):
-        raise ValueError(f"{reprlib.repr(box)} is no box with elements")
+        raise ValueError(f"{reprlib.repr(box)} is not a box with elements")
     return Block(tuple(ranges), typed(file, str), integer(offset), integer(chunk, 1, CHUNKS[1]), sums)
 
 
@@ -212,7 +213,7 @@ def volume(box: Box) -> int:
 
 def _file(name: Any) -> str:
     if not _WORKER_FILE.fullmatch(typed(name, str)):
-        raise ValueError(f"{reprlib.repr(name)} is no name of a file in the folder of a checkpoint")
+        raise ValueError(f"{reprlib.repr(name)} is not the name of a file in the folder of a checkpoint")
     return str(name)
 
 
@@ -220,7 +221,7 @@ def _leaf(value: Any, files: Mapping[str, int]) -> Leaf:
     names = ("path", "shape", "dtype", "weak", "key", "blocks", "placeholders")
     path, shape, dtype, weak, key, json_blocks, shapes = fields(value, *names)
     if not is_storable(typed(dtype, str)):
-        raise ValueError(f"{reprlib.repr(dtype)} is no dtype of a leaf")
+        raise ValueError(f"{reprlib.repr(dtype)} is not a dtype of a leaf")
     form = Form(integers(shape), dtype, typed(weak, bool), key if key is None else typed(key, str))
     placeholders = {int(worker): integers(shape) for worker, shape in typed(shapes, dict).items()}
     if any(0 not in shape or max(shape) > _LARGEST_PLACEHOLDER for shape in placeholders.values()):
@@ -235,7 +236,7 @@ def _leaf(value: Any, files: Mapping[str, int]) -> Leaf:
 
 
 def _is_cut(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
-    """Return whether boxes are the non-empty pieces that cuts along the dimensions make of a tensor.
+    """Return whether boxes are the nonempty pieces of a tensor cut along its dimensions.
 
     >>> _is_cut((4, 3), [((0, 2), (0, 3)), ((2, 4), (0, 3))]), _is_cut((4,), [((0, 3),), ((2, 4),)]), _is_cut((), [()])
     (True, False, True)
@@ -253,7 +254,7 @@ def _is_cut(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
 
 
 def block_to_json(block: Block) -> dict[str, Any]:
-    """Return a block as it is in JSON."""
+    """Return a block as JSON."""
     return asdict(block) | {"checksums": block.checksums._asdict()}
 
 

@@ -1,4 +1,4 @@
-"""A job's end that a scheduler announces: all workers agree on the step after which to save and stop."""
+"""Preemption: all workers agree on the step after which to save and stop, when a scheduler announces the job's end."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Preemption:
-    """Tells all workers in the same step that one of them got a signal to end.
+    """Tells all workers in the same step that one of them got a termination signal.
 
-    A scheduler says that a job is to end, seconds or minutes before it kills it: by SIGTERM, or as it is told to
-    (Slurm: `--signal=USR1@120`). It may say so to one worker only, or to all in different steps. With
+    A scheduler announces a job's end seconds or minutes before it kills it: by SIGTERM, or as configured (Slurm:
+    `--signal=USR1@120`). The signal may reach only one worker, or all in different steps. With
 
         with dj.checkpoint.Manager("run") as manager, dj.checkpoint.Preemption() as preemption:
             for step in range(first, last):
@@ -33,20 +33,20 @@ class Preemption:
                     manager.save(state, specs, step)
                     break
 
-    all save after the same step, and the program ends, with status 0. Inside, the signals do nothing else; afterwards
-    they do what they did before.
+    all save after the same step, and the program ends, with status 0. Inside, the signals have no other effect;
+    afterwards their previous effect is restored.
 
     **Arguments:**
 
-    - `P`: a partition of the workers that call `stop`. Default: all workers.
-    - `signals`: which ones.
-    - `every`: in which calls of `stop` the workers ask each other: in every one, or in every n-th, if steps are so
-      short that a message for each is felt.
+    - `P`: a partition of the workers that call `stop`. - `signals`: the signals.
+    - `signals`: the signals.
+    - `every`: the calls of `stop` in which the workers communicate: every call, or every n-th, if steps are so short
+      that a message for each would matter.
 
-    Signals reach the main thread, so it is that which enters the `with`. In a worker of `dj.simulate`, and in another
-    thread, only `request` counts.
+    Signals reach the main thread, so that thread must enter the `with`. In a worker of `dj.simulate`, and in another
+    thread, only `request` works.
 
-    **Raises:** `InvalidTypeError`, `InvalidArgumentError` for what an argument can't be.
+    **Raises:** `InvalidTypeError`, `InvalidArgumentError` for invalid arguments.
 
     >>> import distdl_jax as dj
     >>> with dj.checkpoint.Preemption() as preemption:
@@ -69,7 +69,7 @@ class Preemption:
         self._calls = 0
 
     def request(self) -> None:
-        """Ask for the end, on this worker; as a signal does."""
+        """Request the end, on this worker, like a signal."""
         self._requested = True
 
     def stop(self) -> bool:
@@ -105,7 +105,7 @@ class Preemption:
         self._before.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if is_forked():  # a loader's worker, say, is no worker of the job
+        if is_forked():  # e.g. a loader's worker process, which is not a worker of the job
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return

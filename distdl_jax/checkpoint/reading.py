@@ -1,4 +1,4 @@
-"""Restore a checkpoint: every worker reads the chunks of files that overlap the blocks that it needs."""
+"""Restore a checkpoint: every worker reads the chunks of files that overlap its blocks."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ _OPEN_FILES = 32
 
 
 def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -> Any:
-    """Return this worker's blocks of what was saved in `path`, by any number of workers on any partitions.
+    """Return this worker's blocks of a checkpoint in `path`, saved by any number of workers on any partitions.
 
     **Arguments:**
 
-    - `path`: the folder that was given to `save`. All workers must see it.
-    - `specs`: a pytree of the structure of what was saved, with a `TensorSpec` for each leaf: of the shape that was
-      saved, and on any partition of these workers. None leaves it out, a leaf or a whole subtree.
-    - `step`: which step. Default: the last one that is complete.
+    - `path`: the folder passed to `save`. All workers must see it.
+    - `specs`: a pytree with the structure of the saved one, with a `TensorSpec` for each leaf: of the saved shape, on
+      any partition of these workers. None omits a leaf or a whole subtree.
+    - `step`: the step to restore. Default: the last complete one.
 
-    **Returns:** a pytree of the structure of `specs`, with this worker's block of each leaf, in the dtype that was
-    saved, and to the bit; random keys as such. None if `specs` has None. If this worker has no block it is
-    zero-volume: of the shape that this worker saved, if as many workers did, else `(0,)`.
+    **Returns:** a pytree with the structure of `specs`, with this worker's block of each leaf, in the saved dtype, bit
+    for bit; random keys as such. None where `specs` has None. If this worker has no block it is zero-volume: of the
+    shape that this worker saved, if the number of workers is the same, otherwise `(0,)`.
 
-    Collective over all workers of the world. Each reads only chunks of files that hold some of what it needs, of 8 KiB
-    to a MiB, and holds a few MiB in addition to its blocks.
+    Collective over all workers of the world. Each reads only chunks of files that overlap its blocks, of 8 KiB to a
+    MiB, and needs a few MiB in addition to its blocks.
 
     **Raises,** on all workers: `CheckpointError` if there is no such checkpoint, a file can't be read, or is damaged
     (checksums are compared; the message names the file, the leaf and the block); `PlanError` if the leaves or their
-    shapes are not what `specs` says.
+    shapes don't match `specs`.
 
     >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
     >>> specs = {"w": dj.TensorSpec((3,), dj.Partition().grid([1]))}
@@ -64,7 +64,7 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
 
 
 def restore_with_step(path: Any, specs: Any, step: int | None) -> tuple[int, Any]:
-    """Return the step that `restore` takes, and what it returns."""
+    """Return the step that `restore` chooses, and its result."""
     world = world_of_specs(specs)
 
     def arguments(_: Pause) -> dict[str, Any]:
@@ -100,15 +100,15 @@ def restore_with_step(path: Any, specs: Any, step: int | None) -> tuple[int, Any
 
 @contextmanager
 def _read_from(folder: str) -> Iterator[None]:
-    """Raise a sentence if a checkpoint is gone while it is read."""
+    """Raise an explanation if a checkpoint is gone while it is read."""
     try:
         yield
     except FileNotFoundError:
         if os.path.isdir(folder):
             raise
         raise CheckpointError(
-            f"{folder}, which worker 0 has found, is not there on {this_host()}: it was removed while it was read (a "
-            "Manager keeps fewer steps, say), or `path` is not in a file system that all workers see."
+            f"{folder}, which worker 0 has found, is not there on {this_host()}: it was removed while it was read (for "
+            "instance by a Manager that keeps fewer steps), or `path` is not on a file system that all workers see."
         ) from None
 
 
@@ -119,7 +119,7 @@ def steps(path: str | os.PathLike[str]) -> list[int]:
 
     **Arguments:**
 
-    - `path`: the folder of the checkpoints of a run, as given to `save`.
+    - `path`: the folder of the checkpoints of a run, as passed to `save`.
 
     **Returns:** a list of the numbers of the steps.
 
@@ -137,13 +137,13 @@ def steps(path: str | os.PathLike[str]) -> list[int]:
 
 
 def latest_step(path: str | os.PathLike[str]) -> int | None:
-    """Return the last step of which `path` holds a complete checkpoint; None if there is none.
+    """Return the last step with a complete checkpoint in `path`; None if there is none.
 
     All workers get the same answer. Collective over all of them.
 
     **Arguments:**
 
-    - `path`: the folder of the checkpoints of a run, as given to `save`.
+    - `path`: the folder of the checkpoints of a run, as passed to `save`.
 
     **Returns:** the number of the step, or None.
 
@@ -162,14 +162,13 @@ def _steps(path: str) -> list[int]:
 def _chosen(path: str, step: int | None) -> Folder:
     folders = folders_in(path)
     if not folders:
-        raise CheckpointError(f"{path} holds no complete checkpoint.")
+        raise CheckpointError(f"{path} has no complete checkpoint.")
     candidates = [folder for folder in folders if folder.step == step] if step is not None else folders
     if not candidates:
         steps = _steps(path)
         named = ", ".join(map(str, steps[-20:]))
         raise InvalidArgumentError(
-            f"`step` (={step}) is none of those of which {path} holds checkpoints: "
-            f"{'... ' if len(steps) > 20 else ''}{named}."
+            f"`step` (={step}) is not a step with a checkpoint in {path}: {'... ' if len(steps) > 20 else ''}{named}."
         )
     return candidates[-1]
 
@@ -184,7 +183,7 @@ class _Need(NamedTuple):
 
 
 def _needs(manifest: Manifest, specs: Any) -> list[_Need | None]:
-    """Return what to read for each leaf of `specs`; None for nothing.
+    """Return the data to read for each leaf of `specs`; None for nothing.
 
     **Raises:** `PlanError` if that is not what was saved.
     """
@@ -199,7 +198,7 @@ def _needs(manifest: Manifest, specs: Any) -> list[_Need | None]:
     if left := [path for path in saved if path not in spec_path_of]:
         raise PlanError(
             f"The checkpoint of step {manifest.step} also holds {_some(left, ())}, for which `specs` has no "
-            "TensorSpec. None in its place leaves it out."
+            "TensorSpec. None in its place omits it."
         )
     for path, above in spec_path_of.items():
         if path != above and spec_by_path[above] is not None:
@@ -232,7 +231,7 @@ def _check_shape(path: str, spec: TensorSpec, leaf: Leaf) -> None:
     shape = form.shape[: len(form.shape) - len(key_shape)]
     if shape != spec.global_shape:
         kind = f"random keys of shape {shape}" if form.key is not None else f"of shape {shape}"
-        raise PlanError(f"`specs{path}` says the global shape {spec.global_shape}, but what was saved is {kind}.")
+        raise PlanError(f"`specs{path}` has the global shape {spec.global_shape}, but the saved leaf is {kind}.")
 
 
 def _key_data(path: str, form: Form) -> tuple[int, ...]:
@@ -265,7 +264,7 @@ def _read(world: World, folder: str, needs: Sequence[_Need | None], pause: Pause
 
 
 class Files:
-    """The files of a folder, opened when needed; if many are open, the least recently used is closed."""
+    """The files of a folder, opened on demand; if many are open, the least recently used is closed."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -279,19 +278,19 @@ class Files:
 
 
 class _Chunks:
-    """The bytes of one block, read in whole chunks, of which each is compared with its checksum."""
+    """The bytes of one block, read in whole chunks, each of which is compared with its checksum."""
 
     def __init__(self, files: Files, leaf: str, block: Block, nbytes: int) -> None:
         self._files, self._leaf, self._block, self._nbytes = files, leaf, block, nbytes
         self._checksums = self._read_checksums()
-        self._last: tuple[int, memoryview] = -1, memoryview(b"")  # a chunk that was needed in part
+        self._last: tuple[int, memoryview] = -1, memoryview(b"")  # a chunk that was partly needed
 
     def _read_checksums(self) -> list[int]:
         place = self._block.checksums
         data = memoryview(bytearray(4 * chunks(self._nbytes, self._block.chunk)))
         self._read_exactly(data, place.offset)
         if crc32(data) != place.crc32:
-            raise self._damaged("the checksum of its checksums does not fit", place.offset)
+            raise self._damaged("the checksum of its checksums does not match", place.offset)
         numbers: list[int] = np.frombuffer(data, "<u4").tolist()
         return numbers
 
@@ -321,7 +320,7 @@ class _Chunks:
         expected = self._checksums[first : first + len(sums)]
         if sums != expected:
             wrong = next(n for n, (crc, other) in enumerate(zip(sums, expected, strict=True)) if crc != other)
-            raise self._damaged("the checksum does not fit", offset + wrong * self._block.chunk)
+            raise self._damaged("the checksum does not match", offset + wrong * self._block.chunk)
 
     def _read_exactly(self, into: memoryview, offset: int) -> None:
         try:
@@ -337,7 +336,7 @@ def _damaged(files: Files, leaf: str, block: Block, problem: str) -> CheckpointE
     ranges = " x ".join(f"{start}:{stop}" for start, stop in block.box) or "()"
     return CheckpointError(
         f"{files.path(block.file)} is damaged in the block {ranges} of the leaf {leaf or 'tree'}: {problem}. Another "
-        "step may be sound."
+        "step may be intact."
     )
 
 
@@ -349,7 +348,7 @@ def read_leaf(
     pause: Pause,
     shown: Progress[Any],
 ) -> Any:
-    """Return the block `part` of a leaf, in the memory that `make` returns, from the blocks in files that overlap it.
+    """Return the block `part` of a leaf, in the memory returned by `make`, from the blocks in files that overlap it.
 
     At most a slab and a chunk more are in memory. `pause` is called between two reads; `shown` shows their bytes.
     """
@@ -359,7 +358,7 @@ def read_leaf(
         if block.end(itemsize) > files.file(block.file).size:
             raise _damaged(files, leaf.path, block, "it ends too early")
     into = make()
-    left = 0  # bytes of a block that are to be shown yet; rows that are read whole have more
+    left = 0  # bytes of a block that are still to be shown; rows that are read whole have more
     for block in needed:
         source = _Chunks(files, leaf.path, block, volume(block.box) * itemsize)
 

@@ -1,4 +1,4 @@
-"""Save a checkpoint: planned by all workers together, written by each alone, completed by the first.
+"""Save a checkpoint: planned by all workers together, written by each separately, completed by the first.
 
 Between the first and the last step workers report in small files (notes) in the folder itself, so that a checkpoint can
 be written and completed in threads, which can't agree on anything.
@@ -58,10 +58,10 @@ from distdl_jax.transports.progress import Progress, bytes_shown
 from distdl_jax.validation import checked_integer
 
 PIECE = 2**23
-"""Bytes that are written in one go at most."""
+"""The maximum number of bytes in one write."""
 
 UNSYNCED = 2**28
-"""Bytes after which a file is synced while it is written, so that no sync takes long by itself."""
+"""The number of bytes after which a file is synced while it is written, so that no single sync takes long."""
 
 
 class Plan(NamedTuple):
@@ -76,7 +76,7 @@ class Plan(NamedTuple):
 class Run(NamedTuple):
     """The run of a Manager: the last step that it has restored or saved, if any, and whether it saves its first one.
 
-    What killed jobs have left half written goes with the first.
+    Unfinished leftovers of killed jobs are removed with the first.
     """
 
     step: int | None
@@ -84,7 +84,7 @@ class Run(NamedTuple):
 
 
 class UnfinishedFile:
-    """A file that is being written, by its descriptor; `shown` shows how far."""
+    """A file being written, by its descriptor; `shown` shows the progress."""
 
     def __init__(self, target: Disk, descriptor: int, pause: Pause, shown: Progress[Any]) -> None:
         self.descriptor = descriptor
@@ -128,27 +128,27 @@ class UnfinishedFile:
 def save(path: str | os.PathLike[str], tree: Any, specs: Any, step: int = 0) -> None:
     """Save the blocks of every leaf, each worker its own, as a checkpoint that any number of workers can read.
 
-    `dj.checkpoint.restore(path, specs)` reads it, on any other partition too. Complete or not there at all: it gets
-    its name, `path/step-0000000100`, once all of it is on disk, and whatever happens before leaves the checkpoints
-    of other steps, and an earlier one of the same step, as they are.
+    `dj.checkpoint.restore(path, specs)` reads it, on any other partition, too. It is atomic: it gets its name,
+    `path/step-0000000100`, once all of it is on disk, and an earlier failure leaves the checkpoints of other steps, and
+    an earlier one of the same step, unchanged.
 
     **Arguments:**
 
-    - `path`: the folder that holds the checkpoints of a run, a folder for each step. It is made if it is missing.
-      All workers must see it: the file system is a shared one, if they are on several hosts.
+    - `path`: the folder for the checkpoints of a run, with a folder for each step. It is created if missing. All
+      workers must see it: on several hosts, it must be on a shared file system.
     - `tree`: this worker's pytree of blocks: parameters, an optimiser's state, running statistics, random keys (also
       typed ones), numbers. Arrays of float16 to float64, bfloat16, complex64 and complex128, integers and booleans;
       zero-volume arrays if this worker holds nothing.
-    - `specs`: a pytree of `TensorSpec` of the same structure, as for `dj.gather`: of a random key it is that of the
-      array of keys, mostly `TensorSpec((), P, replicated=True)`. None leaves a leaf out. Of copies the first
-      is written, and they must be equal.
-    - `step`: 0 or more. A step that was saved before is replaced, once the new one is complete.
+    - `specs`: a pytree of `TensorSpec` of the same structure, as for `dj.gather`; for a random key it describes the
+      array of keys, usually `TensorSpec((), P, replicated=True)`. None omits a leaf. Among copies the first is written;
+      they must be equal.
+    - `step`: 0 or more. A previously saved step is replaced, once the new one is complete.
 
     Collective over all workers of the world.
 
-    **Raises,** on all workers: `PlanError` if a block does not have the shape that its spec says, or the workers'
-    trees differ; `InvalidArgumentError` if a leaf has no spec, or a spec no leaf; `CheckpointError` if any of
-    them can't write (the disk is full, say), or another job has removed what is being written.
+    **Raises,** on all workers: `PlanError` if a block does not have the shape of its spec, or the workers' trees
+    differ; `InvalidArgumentError` if a leaf has no spec, or a spec no leaf; `CheckpointError` if any of them can't
+    write (for instance because the disk is full), or another job has removed the unfinished checkpoint.
 
     >>> import tempfile, jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -174,15 +174,15 @@ def finish(world: World, writing: Writing) -> None:
 
 
 def not_saved(step: int, error: Exception) -> Exception:
-    """Return the error that says that a checkpoint could not be written because of `error`."""
-    text = f"The checkpoint of step {step} could not be saved; those before it are as they were. {error}"
+    """Return the error that a checkpoint could not be written because of `error`."""
+    text = f"The checkpoint of step {step} could not be saved; earlier ones are unchanged. {error}"
     return type(error)(text) if isinstance(error, DistDLError) else error
 
 
 def world_of_specs(specs: Any) -> World:
     """Return the world of the partitions of a pytree of specs.
 
-    **Raises:** `InvalidTypeError`, `InvalidArgumentError` if one is no spec, or there is none.
+    **Raises:** `InvalidTypeError`, `InvalidArgumentError` if one is not a spec, or there is none.
     """
     partitions = {
         f"the partition of specs{jax.tree_util.keystr(path)}": spec.partition
@@ -190,14 +190,14 @@ def world_of_specs(specs: Any) -> World:
         if spec is not None
     }
     if not partitions:
-        raise InvalidArgumentError(f"`specs` (={specs!r}) must hold a TensorSpec at least.")
+        raise InvalidArgumentError(f"`specs` (={specs!r}) must have at least one TensorSpec.")
     check_partitions(**partitions)
     world: World = next(iter(partitions.values())).world
     return world
 
 
 class Writing:
-    """A checkpoint that this worker takes part in writing; made by `begin`."""
+    """A checkpoint that this worker helps to write; made by `begin`."""
 
     def __init__(self, world: World, plan: Plan, own: Sequence[OwnBlock], placeholders: Placeholders) -> None:
         self._world, self._plan, self._own = world, plan, list(own)
@@ -251,7 +251,7 @@ class Writing:
         return [worker for worker in range(self._world.size) if worker_note(worker) not in names]
 
     def complete(self) -> None:
-        """Make a complete checkpoint of what all workers have written, on the first worker."""
+        """On the first worker, make a complete checkpoint of the files of all workers."""
         with written_in(self._folder):
             manifest = self._manifest().to_json().encode()
             if len(manifest) > LARGEST_TEXT:
@@ -263,7 +263,7 @@ class Writing:
             complete_folder(self.disk, self._plan.path, self._plan.unfinished, self.step)
 
     def _manifest(self) -> Manifest:
-        """Put the notes of all workers together."""
+        """Combine the notes of all workers."""
         leaves = self._plan.leaves
         files: dict[str, int] = {}
         blocks: list[list[Block]] = [[] for _ in leaves]
@@ -279,7 +279,7 @@ class Writing:
             for block in report["blocks"]:
                 blocks[block.pop("leaf")].append(block_from_json(block))
             if (size := os.stat(os.path.join(self._folder, report["file"])).st_size) != report["bytes"]:
-                raise CheckpointError(f"{report['file']} should have {report['bytes']} bytes, and has {size}.")
+                raise CheckpointError(f"{report['file']} should have {report['bytes']} bytes, but has {size}.")
         return Manifest(
             self.step,
             files,
@@ -300,15 +300,15 @@ class Writing:
         return True
 
     def abandon(self) -> None:
-        """Remove the folder, if that can be done."""
+        """Remove the folder, if possible."""
         with suppress(OSError):
             self.disk.remove_folder(self._folder)
 
 
 def begin(path: Any, step: Any, tree: Any, specs: Any, world: World, run: Run | None = None) -> Writing:
-    """Begin a checkpoint: agree on its contents, and make its folder. Collective in the world.
+    """Start a checkpoint: agree on its contents, and make its folder. Collective in the world.
 
-    With a `run`, blocks are copied to the host, so that the arrays may change or go.
+    With a `run`, blocks are copied to the host, so that the arrays may be changed or deleted.
     """
 
     def arguments() -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Balanced blocks, boxes, and grids of boxes: how a tensor is cut into the parts that workers own or need.
+"""Balanced blocks, boxes, and grids of boxes: the cutting of a tensor into the parts that workers own or need.
 
 A *range* is a half-open interval `(start, stop)` of one dimension's indices, a *box* one range per dimension. A
-*product grid* gives every cell of a grid of workers the box that is the product of its row's, column's, ... range.
+*product grid* gives every cell of a grid of workers the product of its row's, column's, ... ranges as its box.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Box = tuple[Range, ...]
 
 
 def _checked(n: int, p: int) -> tuple[int, int]:
-    """Return both as Python's integers: a plan with numpy's would be equal, and stay in caches, but not do."""
+    """Return both as Python integers: a plan with numpy's would be equal, and stay in caches, but not work."""
     if n < 0:
         raise InvalidArgumentError(f"`n` (={n}) must be 0 or more: it is a number of items.")
     if p < 1:
@@ -31,7 +31,7 @@ def _checked(n: int, p: int) -> tuple[int, int]:
 
 
 def balanced_sizes(n: int, p: int) -> tuple[int, ...]:
-    """Return how many of `n` items each of `p` workers holds: the first n mod p hold one more than the rest.
+    """Return how many of `n` items each of `p` workers holds: the first n mod p workers hold one more than the rest.
 
     >>> balanced_sizes(10, 4)
     (3, 3, 2, 2)
@@ -84,7 +84,7 @@ def ranges_of_sizes(sizes: Sequence[int]) -> tuple[Range, ...]:
 
 
 def balanced_box(global_shape: Sequence[int], partition_shape: Sequence[int], index: Sequence[int]) -> Box:
-    """Return the block of a tensor of `global_shape` that the worker at `index` of a balanced partition holds.
+    """Return the block of a tensor of `global_shape` for the worker at `index` of a balanced partition.
 
     >>> balanced_box((10, 4), (4, 2), (1, 0))
     ((3, 6), (0, 2))
@@ -108,7 +108,7 @@ def intersect_ranges(a: Range, b: Range) -> Range:
 
 
 def intersect(a: Box, b: Box) -> Box:
-    """Return the box of what is in both boxes; its volume is 0 if they don't overlap.
+    """Return the intersection of two boxes; its volume is 0 if they don't overlap.
 
     >>> intersect(((0, 5), (0, 5)), ((3, 9), (4, 6)))
     ((3, 5), (4, 5))
@@ -181,7 +181,7 @@ class ProductGrid:
             )
         if not isinstance(self.ranks, ConsecutiveRanks) and len(self.cell_of) != len(self.ranks):
             twice = sorted(rank for rank, count in Counter(self.ranks).items() if count > 1)
-            raise InvalidArgumentError(f"`ranks` holds {twice} more than once, but a worker has one cell only.")
+            raise InvalidArgumentError(f"`ranks` holds {twice} more than once, but a worker has only one cell.")
         for d, ranges in enumerate(self.ranges):
             for start, stop in ranges:
                 if stop < start:
@@ -232,10 +232,10 @@ class ProductGrid:
 
     @property
     def tiles(self) -> bool:
-        """Whether the ranges of each dimension follow each other from 0 on, so that the boxes tile one tensor."""
+        """Whether the ranges of each dimension are consecutive from 0 on, so that the boxes tile one tensor."""
         return all(ranges[0][0] == 0 and all(a[1] == b[0] for a, b in pairwise(ranges)) for ranges in self.ranges)
 
     @property
     def extent(self) -> tuple[int, ...]:
-        """The global shape of the tensor that the boxes of a grid that `tiles` cover."""
+        """The global shape of the tensor covered by the boxes of a grid that `tiles`."""
         return tuple(ranges[-1][1] for ranges in self.ranges)

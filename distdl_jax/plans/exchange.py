@@ -1,7 +1,7 @@
-"""From the boxes that workers own and the boxes that they need to one worker's messages.
+"""One worker's messages, from the boxes that workers own and the boxes that they need.
 
-The overlap of an owned box with a needed box is a message. Both sides are product grids, so that overlap is the product
-of one-dimensional overlaps: a worker finds its partners dimension by dimension, by bisection, and never looks at the
+The overlap of an owned box with a needed box is a message. Both sides are product grids, so the overlap is the product
+of one-dimensional overlaps: a worker finds its partners dimension by dimension, by bisection, without examining the
 others.
 """
 
@@ -21,7 +21,7 @@ from distdl_jax.plans.worker_ranks import positions, union
 
 
 class _Segment(NamedTuple):
-    """Part of a cell's range, within [0, n); `offset` is where it lies in the cell's block."""
+    """Part of a cell's range, within [0, n); `offset` is its position in the cell's block."""
 
     start: int
     stop: int
@@ -38,7 +38,7 @@ class Overlap(NamedTuple):
 
 
 class _Segments:
-    """The segments of all cells along one dimension, ordered so that those that overlap a range are found fast."""
+    """The segments of all cells along one dimension, ordered for a fast search of those that overlap a range."""
 
     def __init__(self, segments: Iterable[_Segment]) -> None:
         self._ordered = sorted(segment for segment in segments if segment.start < segment.stop)
@@ -55,10 +55,10 @@ class _Segments:
 
 
 def _folded(wanted: Range, cell: int, n: int, periodic: bool) -> list[_Segment]:
-    """Return the parts of a wanted range that somebody owns, in the order in which they lie in the wanted block.
+    """Return the owned parts of a wanted range, in their order in the wanted block.
 
-    A periodic dimension repeats [0, n) without end; each turn that the range touches gives a segment. Otherwise only
-    what lies within [0, n) exists.
+    A periodic dimension repeats [0, n) without end; each period that the range touches gives a segment. Otherwise only
+    indices within [0, n) exist.
 
     >>> [tuple(part) for part in _folded((-1, 5), cell=0, n=4, periodic=True)]
     [(3, 4, 0, 0), (0, 4, 0, 1), (0, 1, 0, 5)]
@@ -75,7 +75,7 @@ def _folded(wanted: Range, cell: int, n: int, periodic: bool) -> list[_Segment]:
 
 
 def per_dimension(periodic: Sequence[bool], ndim: int) -> tuple[bool, ...]:
-    """Return `periodic` as one entry per dimension; () means that none is periodic.
+    """Return `periodic` as one entry per dimension; () means none.
 
     >>> per_dimension((), 2)
     (False, False)
@@ -89,15 +89,15 @@ def per_dimension(periodic: Sequence[bool], ndim: int) -> tuple[bool, ...]:
 
 _Corners = tuple[tuple[Start, ...], tuple[Start, ...], tuple[int, ...]]  # source start, dest start, shape
 Pieces = dict[int, tuple[Piece, ...]]  # by world rank of the other worker
-_Line = dict[int, list[Overlap]]  # along one dimension: from the other grid's index to what the two share
+_Line = dict[int, list[Overlap]]  # along one dimension: from the other grid's index to the overlap
 
 
 def product_pieces(lines: Sequence[_Line], shape: Sequence[int], ranks: Sequence[int]) -> Pieces:
     """Return the pieces shared with each worker of the other grid: all products of one-dimensional overlaps.
 
-    `shape`, `ranks`: of the other grid, whose cells the lines name dimension by dimension.
+    `shape`, `ranks`: of the other grid, whose cells are given by the lines, dimension by dimension.
 
-    The order of a worker's pieces is that of the receiver's block, row-major, whoever asks.
+    The order of a worker's pieces is that of the receiver's block, row-major, on both sides.
     """
     found: list[tuple[int, list[_Corners]]] = [(0, [((), (), ())])]
     for line, p in zip(lines, shape, strict=True):
@@ -128,29 +128,29 @@ def shift_schedule(position: Mapping[int, int], rank: int, sends: Pieces, recvs:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Who owns which box and who needs which box: the same value on every worker, from which each plans its part.
+    """Who owns and who needs which box: the same value on every worker, from which each plans its part.
 
-    - `owned`: the grid of workers that hold the tensor. Along each dimension its ranges follow each other from 0 on,
+    - `owned`: the grid of workers that hold the tensor. Along each dimension its ranges are consecutive from 0 on,
       balanced or not, empty or not; their end is the tensor's extent.
-    - `needed`: the grid of workers that are to get something. Ranges may overlap, leave gaps, be empty, and reach
-      outside the tensor. What nobody owns stays zero there: it is padding.
-    - `periodic`: per dimension, whether indices outside the tensor wrap around, as often as it takes. Default: none.
+    - `needed`: the grid of receiving workers. Ranges may overlap, leave gaps, be empty, and reach outside the tensor.
+      Needed entries that no worker owns stay zero: they are padding.
+    - `periodic`: per dimension, whether indices outside the tensor wrap around, any number of times. Default: none.
 
     The teams may be equal, permuted, overlapping or disjoint.
 
     **Order.** Let n be the number of workers in the union of the teams, and number them by ascending world rank. The
-    message from worker i to worker j belongs to round k = (j - i) mod n, for i and for j alike. Each worker does its
-    rounds by ascending k; in round k it sends to i + k and receives from i - k, with one blocking sendrecv, or with
-    only a send or only a receive if there is only one to do.
+    message from worker i to worker j belongs to round k = (j - i) mod n, for i and for j alike. Each worker processes
+    its rounds by ascending k; in round k it sends to i + k and receives from i - k, with one blocking sendrecv, or only
+    a send or a receive if there is only one.
 
     *It can't deadlock.* Suppose that some workers wait for ever. Take one of them, i, that waits in the lowest round,
-    k, for a message to or from j. That message is in round k of j too. By the choice of i, j does not wait for ever
-    in a lower round, so it comes to round k and posts both sides of it at once, as sendrecv does. Then both i and j
-    have posted the message, so it moves: a contradiction. The same holds for several exchanges in a row, with
-    (number of the exchange, k) in place of k, as long as all workers do the exchanges in the same order; and for
-    the reverse plans, whose messages keep their rounds.
+    k, for a message to or from j. That message is in round k of j too. By the choice of i, j does not wait for ever in
+    a lower round, so it comes to round k and posts both sides of it at once, as sendrecv does. Then both i and j have
+    posted the message, so it moves: a contradiction. The same holds for several exchanges in a row, with (number of the
+    exchange, k) in place of k, as long as all workers process the exchanges in the same order; and for the reverse
+    plans, whose messages keep their rounds.
 
-    Everything that is not about one worker is computed once and kept in this object, so ask one object for many plans.
+    Everything independent of the worker is computed once and cached in this object, so use one object for many plans.
 
     >>> rows = ProductGrid.balanced((4, 4), (2, 1), ranks=(0, 1))
     >>> columns = ProductGrid.balanced((4, 4), (1, 2), ranks=(0, 1))
@@ -171,10 +171,10 @@ class Exchange:
         ndim = len(self.owned.shape)
         if len(self.needed.shape) != ndim:
             raise InvalidArgumentError(
-                f"`needed` (of shape {self.needed.shape}) must have {ndim} dimensions, as `owned` has."
+                f"`needed` (of shape {self.needed.shape}) must have {ndim} dimensions, like `owned`."
             )
         if not self.owned.tiles:
-            raise InvalidArgumentError("`owned` must have, in each dimension, ranges that follow each other from 0 on.")
+            raise InvalidArgumentError("`owned` must have, in each dimension, consecutive ranges that start at 0.")
         per_dimension(self.periodic, ndim)
 
     @cached_property
@@ -195,8 +195,8 @@ class Exchange:
             in_shape = box_shape(self.owned.box(cell))
             lines = [self.overlaps_of_owned(d, i) for d, i in enumerate(self.owned.index(cell))]
             sends = product_pieces(lines, self.needed.shape, self.needed.ranks)
-            # Pieces are all the products of the lines' overlaps, so they are disjoint if those of each line are; and
-            # without a piece in one line there is no piece at all.
+            # Pieces are all products of the lines' overlaps, so they are disjoint if each line's are; and without a
+            # piece in one line there is no piece at all.
             in_disjoint = not all(lines) or all(map(self._are_disjoint, lines))
         if (cell := self.needed.cell_of.get(rank)) is not None:
             out_shape = box_shape(self.needed.box(cell))
@@ -220,7 +220,7 @@ class Exchange:
 
     @property
     def is_identity(self) -> bool:
-        """Whether nobody needs anything but the block that it owns. Unlike the plans', all workers agree on it."""
+        """Whether no worker needs anything but its own block. Unlike for the plans, all workers agree on it."""
         return self.owned == self.needed
 
     @cached_property

@@ -1,8 +1,8 @@
-"""Halo exchange as a sequence of exchanges, one dimension after the other.
+"""Halo exchange as a sequence of exchanges, one for each dimension.
 
 After the exchange along dimension 0 a worker holds its needed range there and its owned range elsewhere; the exchange
-along dimension 1 then moves those longer rows, and so on. So the corners ride along, and a worker talks to the workers
-of its own line only: 2D neighbours instead of 3^D - 1 if halos are narrow.
+along dimension 1 then moves those longer rows, and so on. So corners are included, and a worker communicates only with
+the workers of its own lines: 2D neighbours instead of 3^D - 1 if halos are narrow.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from distdl_jax.plans.exchange import Exchange, per_dimension
 from distdl_jax.plans.messages import ExchangePlan
 
 MOST_ROUNDS = 2**16
-"""A periodic halo is planned round by round."""
+"""A periodic halo is planned period by period."""
 
 
 def needed_ranges(
     owned: ProductGrid, halos: Sequence[Sequence[Sequence[int]]], periodic: tuple[bool, ...] = ()
 ) -> tuple[tuple[Range, ...], ...]:
-    """Return the ranges to exchange, per dimension and index, from the halo widths that the workers of a grid ask for.
+    """Return the ranges to exchange, per dimension and index, from the halo widths requested by the workers of a grid.
 
-    Each range is its owner's, wider by (left, right), and clipped to the tensor if the dimension isn't periodic.
-    Corners ride along with the rows, so workers of equal index in a dimension get equal ranges there: the widest that
-    any of them asks for, of which `own_box` is what one of them wants.
+    Each range is its owner's, extended by (left, right), and clipped to the tensor if the dimension isn't periodic.
+    Corners are included in the rows, so workers of equal index in a dimension get equal ranges there: the widest that
+    any of them requests; `own_box` is the part that one of them wants.
 
     **Arguments:**
 
     - `owned`: the grid, which tiles the tensor.
     - `halos`: for each cell, row-major, one pair (left, right) per dimension.
-    - `periodic`: per dimension, whether it wraps around. Default: none does.
+    - `periodic`: per dimension, whether it wraps around. Default: none.
 
     >>> grid = ProductGrid.balanced((9,), (3,), ranks=(0, 1, 2))
     >>> needed_ranges(grid, [[(1, 1)], [(1, 4)], [(0, 1)]])
@@ -57,12 +57,12 @@ def needed_ranges(
     for d, (n, wrap) in enumerate(zip(owned.extent, wraps, strict=True)):
         if wrap and n == 0 and any(sum(pair) > 0 for pair in widest[d].values()):
             raise InvalidArgumentError(
-                f"`halos` asks for entries around the blocks in dimension {d}, which is periodic and has no entries: "
+                f"`halos` requests entries around the blocks in dimension {d}, which is periodic and has no entries: "
                 "there is nothing to wrap around."
             )
         if wrap and max((width for pair in widest[d].values() for width in pair), default=0) > MOST_ROUNDS * n:
             raise InvalidArgumentError(
-                f"`halos` asks for entries that are more than {MOST_ROUNDS} times around dimension {d}, of length {n}."
+                f"`halos` requests entries that are more than {MOST_ROUNDS} times around dimension {d}, of length {n}."
             )
     return tuple(
         tuple(_widened(own, widest[d][i], None if wraps[d] else n) for i, own in enumerate(owned.ranges[d]))
@@ -71,7 +71,7 @@ def needed_ranges(
 
 
 def own_box(owned: ProductGrid, cell: int, halo: Sequence[Sequence[int]], periodic: tuple[bool, ...] = ()) -> Box:
-    """Return the ranges that one cell asks for with its own widths.
+    """Return the ranges that one cell requests with its own widths.
 
     >>> own_box(ProductGrid.balanced((9,), (3,), ranks=(0, 1, 2)), 1, [(1, 4)])
     ((2, 9),)
@@ -90,7 +90,7 @@ def _widened(own: Range, halo: tuple[int, int], n: int | None) -> Range:
         start, stop = min(max(start, 0), n), min(max(stop, 0), n)
     if stop < start:
         raise InvalidArgumentError(
-            f"`halos` holds {halo}, which takes more than there is from a block of {own[1] - own[0]}."
+            f"`halos` holds {halo}, which removes more than there is from a block of {own[1] - own[0]}."
         )
     return start, stop
 
@@ -100,12 +100,12 @@ class Halos:
     """A halo exchange: the same value on every worker, from which each plans its part.
 
     - `owned`: the grid of workers, with the ranges that they own.
-    - `needed`: per dimension, the range that each index along it needs: wider than the owned range or narrower, the
-      same, empty, or somewhere else. Where it reaches outside the tensor it wraps around if the dimension is periodic,
-      and is zero if not.
-    - `periodic`: per dimension, whether it wraps around. Default: none does.
+    - `needed`: per dimension, the range that each index along it needs: wider or narrower than the owned range, the
+      same, empty, or somewhere else. Outside the tensor it wraps around if the dimension is periodic, and is zero
+      otherwise.
+    - `periodic`: per dimension, whether it wraps around. Default: none.
 
-    As with `Exchange`, ask one object for many plans.
+    As with `Exchange`, use one object for many plans.
 
     >>> grid = ProductGrid.balanced((6, 4), (3, 1), ranks=(0, 1, 2))
     >>> (plan,) = Halos(grid, (((0, 3), (1, 5), (3, 6)), ((0, 4),))).plans(rank=1)
@@ -133,8 +133,9 @@ class Halos:
     def plans(self, rank: int) -> tuple[ExchangePlan, ...]:
         """Return the plans of the worker of world rank `rank`: one per dimension along which anything moves, in order.
 
-        Each plan takes the block that the one before left. The adjoint is the reverse plans in reverse order. All
-        workers get as many plans; a worker outside the grid gets empty ones. No plan at all means the identity.
+        Each plan takes the block that the previous one left. The adjoint is the reverse plans in reverse order. All
+        workers get the same number of plans; a worker outside the grid gets empty ones. No plan at all means the
+        identity.
         """
         cell = self.owned.cell_of.get(rank)
         if cell is None:
@@ -143,12 +144,12 @@ class Halos:
         return tuple(self._along(d, cell).plan(rank) for d in self._moving)
 
     def shape_needed(self, rank: int) -> tuple[int, ...]:
-        """Return the shape of what the worker of world rank `rank`, one of the grid, holds after the exchange."""
+        """Return the shape of the block of the worker of world rank `rank`, one of the grid, after the exchange."""
         return box_shape(self.wanted.box(self.owned.cell_of[rank]))
 
     @cached_property
     def patterns(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
-        """For each dimension and index, the size of the block, and how many more entries are needed at its ends."""
+        """For each dimension and index, the size of the block, and the number of additional entries at its ends."""
         return tuple(
             tuple(
                 (own[1] - own[0], own[0] - wide[0], wide[1] - own[1]) for own, wide in zip(owned, needed, strict=True)

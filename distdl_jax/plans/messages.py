@@ -1,8 +1,8 @@
-"""What one worker does in one exchange: local copies, and messages in rounds that can't deadlock.
+"""One worker's part of an exchange: local copies, and messages in rounds that can't deadlock.
 
-An exchange is a linear operator F: it takes every worker's input block to every worker's output block. Each entry of
-F is 0 or 1, and a *piece* is a box of ones: `output[dest box] += input[source box]`. The transposed operator F* is
-then the same set of pieces read backwards, which is what `ExchangePlan.reverse` gives.
+An exchange is a linear operator F: it maps every worker's input block to every worker's output block. Each entry of F
+is 0 or 1, and a *piece* is a box of ones: `output[dest box] += input[source box]`. The transposed operator F* is then
+the same set of pieces reversed, as in `ExchangePlan.reverse`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class RowList(ABC):
-    """A list of row numbers, a value: along one dimension, a piece in place of a range."""
+    """A list of row numbers, as a value: along one dimension, a piece may have it in place of a range."""
 
     __slots__ = ()
 
@@ -23,20 +23,19 @@ class RowList(ABC):
     @property
     @abstractmethod
     def ascends(self) -> bool:
-        """Whether no number is less than the one before."""
+        """Whether the numbers are nondecreasing."""
 
 
 Start = int | RowList
-"""The numbers of some rows: the first of them if they follow each other, and otherwise all."""
+"""Row numbers: the first of them if they are consecutive, otherwise all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A box that moves from a worker's input block to a worker's output block.
 
-    - `source_start`: where it begins, relative to the input block of the worker that sends it; along one dimension it
-      may be a list of rows.
-    - `dest_start`: where it begins, relative to the output block of the worker that gets it; or a list of rows.
+    - `source_start`: its start relative to the sender's input block; along one dimension it may be a list of rows.
+    - `dest_start`: its start relative to the receiver's output block; or a list of rows.
     - `shape`: the same on both sides, and never empty.
 
     >>> piece = Piece(source_start=(4, 0), dest_start=(0, 1), shape=(1, 3))
@@ -74,7 +73,7 @@ class Piece:
         return all(start.ascends for start in self.dest_start if not isinstance(start, int))
 
     def reverse(self) -> Piece:
-        """Return the same piece on its way back."""
+        """Return the same piece in the reverse direction."""
         return Piece(self.dest_start, self.source_start, self.shape)
 
 
@@ -85,7 +84,7 @@ def _index(starts: tuple[Start, ...], shape: tuple[int, ...]) -> tuple[slice | A
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """All that goes from one worker to another in one exchange: its pieces, each row-major, one after the other.
+    """Everything that is sent from one worker to another in one exchange: its pieces, each row-major, concatenated.
 
     - `partner`: the world rank of the other worker.
     - `pieces`: one or more, in the same order on both sides. Several only if a periodic boundary folds a range.
@@ -100,7 +99,7 @@ class Message:
         return sum(piece.size for piece in self.pieces)
 
     def reverse(self) -> Message:
-        """Return the same message on its way back."""
+        """Return the same message in the reverse direction."""
         return Message(self.partner, tuple(piece.reverse() for piece in self.pieces))
 
 
@@ -112,7 +111,7 @@ class Round:
     recv: Message | None
 
     def reverse(self) -> Round:
-        """Return the same step with what was received sent back, and what was sent received back."""
+        """Return the same step with send and receive swapped."""
         return Round(
             send=None if self.recv is None else self.recv.reverse(),
             recv=None if self.send is None else self.send.reverse(),
@@ -123,12 +122,12 @@ class Round:
 class ExchangePlan:
     """One worker's part of an exchange: `output = 0`, then every copy and every received piece adds to it.
 
-    - `in_shape`, `out_shape`: the shapes of this worker's blocks. A worker that owns (or needs) nothing has
-      (0, ..., 0) there; a zero-volume array of any shape stands for it.
+    - `in_shape`, `out_shape`: the shapes of this worker's blocks. A worker that owns (or needs) nothing has (0, ..., 0)
+      there, with a zero-volume array of any shape as its block.
     - `copies`: pieces from this worker's input to its own output; never sent.
-    - `rounds`: the messages, to be done in this order, each round as one blocking step.
-    - `in_disjoint`, `out_disjoint`: no element of the input (output) is in two pieces, copies and messages counted
-      together. Where `out_disjoint`, adding is the same as writing.
+    - `rounds`: the messages, in order of execution, each round as one blocking step.
+    - `in_disjoint`, `out_disjoint`: no element of the input (output) is in two pieces, counting copies and messages. If
+      `out_disjoint`, adding is the same as writing.
     """
 
     in_shape: tuple[int, ...]
@@ -139,7 +138,8 @@ class ExchangePlan:
     out_disjoint: bool = True
 
     def reverse(self) -> ExchangePlan:
-        """Return the plan of the adjoint movement, needed blocks back to owned blocks, where pieces that meet add up.
+        """Return the plan of the adjoint movement, from needed back to owned blocks, in which overlapping pieces add
+        up.
 
         Round for round the same with send and receive swapped, so it can't deadlock either. `reverse` undoes itself.
 
@@ -177,13 +177,13 @@ class ExchangePlan:
 
     @property
     def covers_output(self) -> bool:
-        """Whether every element of the output is in exactly one piece: write the pieces, no zero fill needed."""
+        """Whether every element of the output is in exactly one piece, so that no zero fill is needed."""
         arriving = self.copied + sum(message.size for message in self.recvs)
         return self.out_disjoint and arriving == prod(self.out_shape)
 
     @property
     def is_identity(self) -> bool:
-        """Whether the output is the input, and no message is due."""
+        """Whether the output is the input, and there are no messages."""
         whole = (Piece((0,) * len(self.in_shape), (0,) * len(self.in_shape), self.in_shape),)
         copies = whole if prod(self.in_shape) else ()
         return self.in_shape == self.out_shape and not self.rounds and self.copies == copies

@@ -1,7 +1,7 @@
-"""Which grids a tensor goes through to be transformed along dimensions that are split.
+"""The sequence of grids on which a tensor is transformed along split dimensions.
 
-A worker can transform along a dimension that it holds as a whole: a bundle of pencils. Each movement to another grid
-makes some of the dimensions whole, and splits others instead.
+A worker can transform along a dimension that is whole on it: a bundle of pencils. Each movement to another grid makes
+some of the dimensions whole, and splits others instead.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ Shape = tuple[int, ...]
 Lengths = tuple[tuple[int, int], ...]
 
 MOVEMENT = 2.0
-"""What it costs to move an element, where to transform it along one dimension costs 1."""
+"""The cost of moving an element, relative to transforming it along one dimension."""
 
 
 class Stage(NamedTuple):
-    """A grid of workers, and the dimensions, ascending, that are transformed while the tensor is on it."""
+    """A grid of workers, and the dimensions, ascending, that are transformed on it."""
 
     shape: Shape
     axes: tuple[int, ...]
 
 
 class Reals(NamedTuple):
-    """Whether the tensor is real before anything is transformed, and after everything is: half as much to move."""
+    """Whether the tensor is real before the first transform, and after the last: half as much to move."""
 
     before: bool = False
     after: bool = False
@@ -43,20 +43,20 @@ def pencils(
     """Return the stages from the grid `start` to the grid `target`, on which all dimensions of `lengths` are
     transformed.
 
-    They are the cheapest, where a movement and a transform cost as much as the worker with most to do has to do in
-    them: the fewest movements, unless more of them keep more workers busy. (Where a transform makes a dimension longer
-    there may be cheaper ones: by up to a third, in 2 of 3,000 drawn cases.) Between two stages there is one movement.
+    They are the cheapest, with the cost of a movement or a transform taken on the worker with most to do: the fewest
+    movements, unless more of them keep more workers busy. (If a transform makes a dimension longer there may be cheaper
+    ones: by up to a third, in 2 of 3,000 random cases.) Between two stages there is one movement.
 
     - `extent`: of the tensor, before.
     - `lengths`: pairs of a dimension to transform, and its length afterwards.
     - `same_team`: whether `target` has the workers of `start`, in the same order.
 
-    A slab of a cube: two dimensions where it is, and the third on another grid.
+    A slab of a cube: two dimensions in place, and the third on another grid.
 
     >>> [tuple(stage) for stage in pencils((8, 8, 8), (2, 1, 1), ((0, 8), (1, 8), (2, 8)), (2, 1, 1))]
     [((2, 1, 1), (1, 2)), ((1, 2, 1), (0,)), ((2, 1, 1), ())]
 
-    Where both dimensions are split, one after the other, or both at once where the batch is large enough to split it.
+    If both dimensions are split: one after the other, or both at once if the batch is large enough to split instead.
 
     >>> [tuple(stage) for stage in pencils((2, 8, 8), (1, 2, 2), ((1, 8), (2, 8)), (1, 2, 2))]
     [((1, 2, 2), ()), ((2, 1, 2), (1,)), ((2, 2, 1), (2,)), ((1, 2, 2), ())]
@@ -68,7 +68,7 @@ def pencils(
 
 
 class _Search(NamedTuple):
-    """All ways from a grid on, with some dimensions done."""
+    """All paths from a grid, with some dimensions done."""
 
     extent: Shape
     workers: int
@@ -97,7 +97,7 @@ class _Search(NamedTuple):
     def _following(
         self, shape: Shape, done: frozenset[int], left: list[int], on_target: bool
     ) -> Iterator[tuple[Shape, bool]]:
-        """Return the grids that may come next, and whether they are the target on workers of its own."""
+        """Return the possible next grids, and whether they are the target on separate workers."""
         whole = [a for a in left if self.target[a] == 1]
         if whole == left or (whole and self.same_team):
             yield self.target, not self.same_team
@@ -107,14 +107,14 @@ class _Search(NamedTuple):
                 yield best_grid(self.workers, lengths, frozenset(axes), shape), False
 
     def _largest(self, shape: Shape, done: frozenset[int]) -> float:
-        """Return the most that a worker holds, in reals."""
+        """Return the largest block of a worker, in reals."""
         lengths = (self.lengths[a] if a in done else n for a, n in enumerate(self.extent))
         real = (self.reals.before and not done) or (self.reals.after and len(done) == len(self.lengths))
         return largest_block(lengths, shape) * (1 if real else 2)
 
 
 def largest_block(lengths: Iterator[int] | Shape, shape: Shape) -> int:
-    """Return how many elements the first worker of a grid of `shape` has, balanced.
+    """Return the number of elements on the first worker of a balanced grid of `shape`.
 
     >>> largest_block((5, 4), (2, 3))
     6
@@ -124,10 +124,10 @@ def largest_block(lengths: Iterator[int] | Shape, shape: Shape) -> int:
 
 @lru_cache(maxsize=4096)
 def best_grid(workers: int, lengths: Shape, whole: frozenset[int], before: Shape) -> Shape:
-    """Return the grid of `workers`, or of one if nothing may be split, that leaves the dimensions `whole` whole.
+    """Return the grid of `workers`, or of one if nothing may be split, on which the dimensions `whole` are whole.
 
-    Its largest block is the smallest there is. Of several such, one that differs from the grid `before` in as few
-    dimensions as can be, and splits the first ones, so that what is sent lies together.
+    Its largest block is as small as possible. Among several, it is one that differs from the grid `before` in as few
+    dimensions as possible, and splits the first ones, so that messages are contiguous.
 
     >>> best_grid(4, (3, 8, 8), frozenset([1]), (1, 4, 1))
     (1, 1, 4)

@@ -1,4 +1,4 @@
-"""The order in which the stages of a pipeline take microbatches forward and backward."""
+"""The order in which the stages of a pipeline process microbatches forward and backward."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 
 class OneForwardOneBackward(NamedTuple):
-    """The 1F1B schedule: time in ticks, in each of which a stage takes one microbatch forward or one back.
+    """The 1F1B schedule: time in ticks, in each of which a stage processes one microbatch forward or one backward.
 
     Ticks come in rounds of two halves, 0 and 1. In one half a stage goes forward, in the other backward, and its
-    neighbours the other way round. So stage s of S takes microbatch m forward in tick s + 2 m and back in tick
-    2 S - 1 - s + 2 m, and S - s microbatches are under way in it. Of the ticks, a stage waits in (S - 1) / (M + S - 1).
+    neighbours vice versa. So stage s of S processes microbatch m forward in tick s + 2 m and backward in tick 2 S - 1 -
+    s + 2 m, with S - s microbatches in flight. A stage waits in a share of (S - 1) / (M + S - 1) of the ticks.
 
     Source: Narayanan et al. (2019), "PipeDream: generalized pipeline parallelism for DNN training",
     doi:10.1145/3341301.3359646; flushed after each batch as in Narayanan et al. (2021), arXiv:2104.04473.
@@ -30,11 +30,11 @@ class OneForwardOneBackward(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """The number of rounds until the last microbatch is back."""
+        """The number of rounds until the backward pass of the last microbatch."""
         return self.microbatches + self.stages - 1
 
     def under_way(self, stage: int) -> int:
-        """Return the most microbatches that went forward through a stage, and not back."""
+        """Return the largest number of microbatches in flight in a stage: forward done, but not backward."""
         return self.stages - stage
 
     def is_backward(self, stage: int, half: int) -> bool:
@@ -42,7 +42,7 @@ class OneForwardOneBackward(NamedTuple):
         return (half - stage) % 2 == 1
 
     def microbatch(self, stage: int, half: int) -> int:
-        """Return the microbatch that a stage takes in this half of round 0; each round adds 1.
+        """Return the microbatch that a stage processes in this half of round 0; each round adds 1.
 
         There is none if it is less than 0, or not less than `microbatches`.
         """

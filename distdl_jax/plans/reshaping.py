@@ -1,8 +1,8 @@
-"""From the blocks of a tensor to blocks of another shape of the same elements, in row-major order: one exchange.
+"""From the blocks of a tensor to blocks of another shape with the same elements, in row-major order: one exchange.
 
-Neighbouring dimensions of x and of y that hold as many elements form a *group*; what a message holds is a product over
-the groups, as it is one over dimensions in `exchange`. Within a group a block is a set of *runs*, stretches of the flat
-numbers of the group's elements, and two blocks share stretches of runs. So a worker's block is seen with one flat
+Adjacent dimensions of x and of y with the same number of elements form a *group*; the content of a message is a product
+over the groups, as it is over dimensions in `exchange`. Within a group a block is a set of *runs*, ranges of the flat
+numbers of the group's elements, and two blocks share parts of runs. So a worker's block is viewed with one flat
 dimension for each group, which costs nothing, and there a message's pieces are boxes.
 """
 
@@ -23,11 +23,11 @@ from distdl_jax.plans.messages import ExchangePlan, Piece
 from distdl_jax.plans.worker_ranks import positions, union
 
 Axis = tuple[Range, ...]
-"""The ranges along a dimension, which follow each other from 0 on."""
+"""The ranges along a dimension, consecutive from 0 on."""
 
 
 class _Run(NamedTuple):
-    """A stretch of a group's flat numbers that lies in one block: where it begins, there and in the block."""
+    """A range of a group's flat numbers that lies in one block: its start, there and in the block."""
 
     start: int
     stop: int
@@ -43,12 +43,12 @@ class _Side:
 
     @cached_property
     def cells(self) -> tuple[int, ...]:
-        """How many blocks there are along each dimension."""
+        """The number of blocks along each dimension."""
         return tuple(len(axis) for axis in self.axes)
 
     @cached_property
     def _rows(self) -> tuple[tuple[Axis, ...], Axis]:
-        """The dimensions in front, and the last one that is split, with those behind it, which are whole."""
+        """The leading dimensions, and the last split one with the following ones, which are whole."""
         front = list(self.axes)
         behind = 1
         while len(front) > 1 and len(front[-1]) == 1:
@@ -75,12 +75,12 @@ class _Side:
             local += stop - start
 
     def parts(self, start: int, stop: int) -> Iterator[_Run]:
-        """Cut the stretch from `start` to `stop` where the runs of the blocks end."""
+        """Cut the range from `start` to `stop` at the ends of the runs of the blocks."""
         front, last = self._rows
         width, begins = last[-1][1], [axis[0] for axis in last]
         while start < stop:
             row, column = divmod(start, width)
-            i = bisect_right(begins, column) - 1  # of ranges that begin together the last one is not empty
+            i = bisect_right(begins, column) - 1  # of ranges with the same start, the last one is not empty
             end = min(stop, start + last[i][1] - column)
             index, local = self._row(front, row)
             cell = rank_of((*index, i, *(0,) * (len(self.axes) - len(front) - 1)), self.cells)
@@ -89,7 +89,7 @@ class _Side:
 
     @staticmethod
     def _row(front: Sequence[Axis], row: int) -> tuple[list[int], int]:
-        """Return which block has a row of the dimensions in front, and the row's number in the block."""
+        """Return the block that has a row of the leading dimensions, and the row's number in it."""
         index, local, times = [], 0, 1
         for axis in reversed(front):
             row, place = divmod(row, axis[-1][1])
@@ -102,10 +102,10 @@ class _Side:
 
 @dataclass(frozen=True)
 class Reshaping:
-    """Who owns which block of x, and who needs which block of y, which is x in another shape: as `Exchange`.
+    """Who owns which block of x, and who needs which block of y, which is x in another shape: like `Exchange`.
 
-    - `owned`, `needed`: grids of workers, of any number of dimensions; their ranges follow each other from 0 on, and
-      there are as many elements in both.
+    - `owned`, `needed`: grids of workers, of any number of dimensions; their ranges are consecutive from 0 on, with the
+      same number of elements in both.
 
     >>> rows = ProductGrid.balanced((4, 3), (2, 1), ranks=(0, 1))
     >>> flat = ProductGrid.balanced((12,), (3,), ranks=(0, 1, 2))
@@ -122,8 +122,8 @@ class Reshaping:
     def __post_init__(self) -> None:
         if not (self.owned.tiles and self.needed.tiles and prod(self.owned.extent) == prod(self.needed.extent)):
             raise InvalidArgumentError(
-                f"`owned` (of shape {self.owned.extent}) and `needed` (of shape {self.needed.extent}) must have ranges "
-                "that follow each other from 0 on, and as many elements."
+                f"`owned` (of shape {self.owned.extent}) and `needed` (of shape {self.needed.extent}) must have "
+                "consecutive ranges that start at 0, and the same number of elements."
             )
 
     @cached_property
@@ -139,13 +139,13 @@ class Reshaping:
                 axis = group[large][0]
                 inner, rest = divmod(sizes[small] * axis[-1][1], sizes[large])
                 if rest == 0 and inner and all(end % inner == 0 for ends in axis for end in ends):
-                    # The first dimension is cut between its own elements: outside of the group, and in it.
+                    # The first dimension is cut between elements: outside of the group, and in it.
                     sides[large].append(tuple((start // inner, stop // inner) for start, stop in axis))
                     group[large][0] = ((0, inner),)
                 else:
                     group[small].insert(0, sides[small].pop())
             groups.append(group)
-        for n in (0, 1):  # what is left has length 1
+        for n in (0, 1):  # the rest has length 1
             groups[-1][n][:0] = sides[n]
         return tuple((_Side(tuple(x)), _Side(tuple(y))) for x, y in reversed(groups))
 
@@ -155,13 +155,12 @@ class Reshaping:
         return union(self.owned.ranks, self.needed.ranks)
 
     def in_shape(self, rank: int) -> tuple[int, ...]:
-        """Return the shape in which the block of x of a worker is seen: a length for each group, 0 if it has
-        none.
+        """Return the shape in which a worker's block of x is viewed: a length for each group, 0 if it has none.
         """
         return self._shape(0, self.owned, rank)
 
     def out_shape(self, rank: int) -> tuple[int, ...]:
-        """Return the shape in which the block of y of a worker is seen."""
+        """Return the shape in which a worker's block of y is viewed."""
         return self._shape(1, self.needed, rank)
 
     def plan(self, rank: int) -> ExchangePlan:
@@ -180,7 +179,7 @@ class Reshaping:
         return positions(self.team)
 
     def _indices(self, side: int, grid: ProductGrid, rank: int) -> list[tuple[int, ...]] | None:
-        """Return the place of a worker's block in each group."""
+        """Return the index of a worker's block in each group."""
         if (cell := grid.cell_of.get(rank)) is None:
             return None
         index = index_of(cell, [count for group in self.groups for count in group[side].cells])
@@ -209,7 +208,7 @@ class Reshaping:
 
 
 def _append(line: list[Overlap], more: Overlap) -> None:
-    """Put an overlap at the end of a line; joined with the last one if it continues that."""
+    """Append an overlap to a line, or merge it with the last one if it continues that."""
     source, dest, length = line[-1] if line else (0, 0, 0)
     if line and isinstance(source, int) and (source + length, dest + length) == (more.source, more.dest):
         line[-1] = Overlap(source, dest, length + more.length)

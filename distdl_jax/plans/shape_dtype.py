@@ -1,4 +1,4 @@
-"""The shape and dtype of one worker's part of a tensor: what plans are made from."""
+"""The shape and dtype of one worker's part of a tensor, from which plans are made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """Return a shape as people write it.
+    """Return a shape as text.
 
     >>> shape_text((2, 3))
     '2 x 3'
@@ -21,12 +21,12 @@ def shape_text(shape: tuple[int, ...]) -> str:
 
 
 def listed(numbers: tuple[int, ...]) -> str:
-    """Write a tuple of numbers as Python does; of many the first ones."""
+    """Write a tuple of numbers as Python does; if there are many, only the first ones."""
     return str(numbers) if len(numbers) <= 16 else f"({', '.join(map(str, numbers[:12]))}, ... {len(numbers)} in all)"
 
 
 def ranks_text(ranks: tuple[int, ...]) -> str:
-    """Return the ranks as people write them: 0-3 for a run of them.
+    """Return the ranks as text: 0-3 for a run of them.
 
     >>> ranks_text((0, 1, 2, 3)), ranks_text((0, 2, 4))
     ('0-3', '0, 2, 4')
@@ -42,7 +42,7 @@ class ShapeDtype(NamedTuple):
     **Arguments:**
 
     - `shape`: a tuple of integers.
-    - `dtype`: a dtype of numpy.
+    - `dtype`: a numpy dtype.
 
     >>> import numpy
     >>> ShapeDtype((2, 3), numpy.dtype("float32"))
@@ -58,7 +58,7 @@ class ShapeDtype(NamedTuple):
         return prod(self.shape)
 
     def batched(self, n: int) -> ShapeDtype:
-        """Return the shape and dtype of `n` of them stacked in front."""
+        """Return the shape and dtype of `n` of them stacked."""
         return ShapeDtype((n, *self.shape), self.dtype)
 
     def __repr__(self) -> str:

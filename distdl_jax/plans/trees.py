@@ -1,8 +1,8 @@
-"""Who sends to whom, and when, to spread one worker's data over a team, or to sum or gather a team's data.
+"""Trees of messages to spread one worker's data over a team, or to sum or gather a team's data.
 
-A broadcast over n participants takes ceil(log2 n) steps; the reduction is the same tree, walked backwards. Trees of
-point-to-point messages serve small teams because a receiver needs no buffer but the one it receives into. An all-gather
-by recursive doubling is a chain of ceil(log2 p) exchanges, in each of which blocks become up to twice as long.
+A broadcast over n participants takes ceil(log2 n) steps; the reduction is the same tree, reversed. Trees of
+point-to-point messages are used for small teams because a receiver needs only its receive buffer. An all-gather by
+recursive doubling is a chain of ceil(log2 p) exchanges, in each of which blocks become up to twice as long.
 
 Source: Bruck et al. (1997), "Efficient algorithms for all-to-all communications in multiport message-passing systems".
 """
@@ -27,7 +27,7 @@ class Step(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def broadcast_steps(size: int, position: int) -> tuple[Step, ...]:
-    """Return what the participant at `position` of `size` does, in order, when position 0 has the data.
+    """Return the steps of the participant at `position` of `size`, in order, when position 0 has the data.
 
     Every message goes from a lower to a higher position, and a participant receives before it sends, so that the
     blocking messages cannot form a cycle.
@@ -49,7 +49,7 @@ def broadcast_steps(size: int, position: int) -> tuple[Step, ...]:
 
 @lru_cache(maxsize=4096)
 def reduction_steps(size: int, position: int) -> tuple[Step, ...]:
-    """Return what the participant at `position` of `size` does, in order, to bring the sum to position 0.
+    """Return the steps of the participant at `position` of `size`, in order, to bring the sum to position 0.
 
     >>> reduction_steps(4, 2)
     (Step(action='receive', partner=3), Step(action='send', partner=0))
@@ -59,11 +59,11 @@ def reduction_steps(size: int, position: int) -> tuple[Step, ...]:
 
 
 BRANCHES = 32
-"""From how many others a participant of a gathering receives, at most: a team that is not larger is a star."""
+"""The largest number of senders to one participant of a gather: a team that is not larger is a star."""
 
 
 def gathered(team: tuple[int, ...], worker: int) -> tuple[int | None, tuple[int, ...]]:
-    """Return to whom `worker` sends what it has gathered (the team's first: None), and from whom it receives before.
+    """Return to whom `worker` sends its gathered data (the team's first: None), and from whom it receives before.
 
     >>> gathered((7, 3, 5), 3)
     (7, ())
@@ -81,15 +81,15 @@ def doubling_steps(
     """Return the exchanges that give the worker at `place` of a line the blocks of all its workers along dimension `d`.
 
     Before the exchange of distance m, 1, 2, 4, ..., the worker at place i holds the blocks i to i + m - 1 (modulo p).
-    It sends them to place i - m and gets those of place i + m; in the last exchange only as many as are missing, and
-    all go to their final places. So a worker sends each block but one once in all, any blocks may be empty, and p need
-    not be a power of 2. The reverse steps, in reverse order, are a reduce-scatter by recursive halving.
+    It sends them to place i - m and gets the blocks of place i + m; in the last exchange only the missing ones, and all
+    are put in their final places. So a worker sends each block but one once in total, any blocks may be empty, and p
+    need not be a power of 2. The reverse steps, in reverse order, are a reduce-scatter by recursive halving.
 
-    They can't deadlock: in each exchange all workers do one sendrecv, or the half of it that is not empty, with the
-    places at distance m, and an exchange is due before the next on all workers.
+    They can't deadlock: in each exchange all workers call one sendrecv, or its nonempty half, with the places at
+    distance m, and all workers process the exchanges in the same order.
 
     - `line`: the world ranks of the workers, in order.
-    - `ranges`: of their blocks along `d`; they follow each other from 0 on.
+    - `ranges`: of their blocks along `d`, consecutive from 0 on.
     - `shape`: of the block of the worker at `place`.
 
     >>> steps = doubling_steps((7, 8, 9), ((0, 2), (2, 4), (4, 5)), 0, (2,), 0)
@@ -99,7 +99,7 @@ def doubling_steps(
     p, whole = len(line), ranges[-1][1]
 
     def run(first: int, count: int) -> list[Range]:
-        """Return the ranges of `count` blocks from place `first` on, joined if one follows the other."""
+        """Return the ranges of `count` blocks from place `first` on, merged if consecutive."""
         first %= p
         last = first + count - 1
         if last < p:
@@ -110,7 +110,8 @@ def doubling_steps(
         return sum(stop - start for start, stop in runs)
 
     def pieces(runs: list[Range], at: int, ends: bool) -> tuple[Piece, ...]:
-        """Return the pieces of the sender's first entries, `runs`, that come to `at`, or `ends`: to their places."""
+        """Return the pieces of the sender's first entries, `runs`, written at `at`, or for `ends` at their final
+        places."""
         pieces, source = [], 0
         for start, stop in runs:
             size = (*shape[:d], stop - start, *shape[d + 1 :])

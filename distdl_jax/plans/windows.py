@@ -1,4 +1,4 @@
-"""The windows of a convolution or a pooling, and the input that they read."""
+"""The windows of a convolution or a pooling, and the inputs that they read."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
 
 
 def same_padding(kernel: int, dilation: int = 1) -> tuple[int, int]:
-    """Return the padding (low, high) that gives as many outputs as inputs at stride 1; for even spans low is the
-    smaller one.
+    """Return the padding (low, high) that gives as many outputs as inputs at stride 1; low is smaller for even spans.
 
     >>> same_padding(3), same_padding(4), same_padding(3, dilation=2)
     ((1, 1), (1, 2), (2, 2))
@@ -35,11 +34,12 @@ class WindowedAxis:
     balanced blocks, however the input is split.
 
     - `size`: the global extent of the input.
-    - `kernel`, `stride`, `dilation`: 1 or more. A kernel may be even: windows are placed by `padding` alone.
+    - `kernel`, `stride`, `dilation`: 1 or more. A kernel may be even: only `padding` determines the positions of
+      windows.
     - `padding`: (low, high), each 0 or more.
-    - `periodic`: whether the padding wraps around (circular padding), once or more often.
+    - `periodic`: whether the padding wraps around (circular padding), any number of times.
 
-    Any arguments with one output or more are good. Otherwise `InvalidArgumentError`.
+    Any arguments with at least one output are valid. Otherwise `InvalidArgumentError` is raised.
 
     >>> windows = WindowedAxis(size=10, kernel=3, stride=2, padding=(1, 1))
     >>> windows.outputs, windows.output_range(2, 0), windows.input_range((0, 3))
@@ -67,7 +67,8 @@ class WindowedAxis:
         if self.span > padded:
             raise InvalidArgumentError(
                 f"`kernel` (={self.kernel}) with dilation {self.dilation} spans {self.span} inputs, which must be at "
-                f"most the padded input's {padded} (size {self.size}, padding {self.padding}): there is no output."
+                f"most the padded input's {padded} (size {self.size}, padding {self.padding}): there would be no "
+                "output."
             )
         if self.periodic and self.size == 0:
             raise InvalidArgumentError(
@@ -89,10 +90,10 @@ class WindowedAxis:
         return balanced_range(self.outputs, p, i)
 
     def input_range(self, outputs: Range) -> Range:
-        """Return from the first to beyond the last input that the windows of `outputs` read, padding included.
+        """Return the range of inputs that the windows of `outputs` read, including padding.
 
-        It may reach below 0 and above `size`. Its length is (count - 1) * stride + span, so that the windows placed on
-        it alone give `count` outputs; or 0 if `outputs` is empty.
+        It may reach below 0 and above `size`. Its length is (count - 1) * stride + span, so that its windows give
+        exactly `count` outputs; or 0 if `outputs` is empty.
         """
         start, stop = outputs
         first = start * self.stride - self.padding[0]
@@ -108,7 +109,7 @@ class WindowedAxis:
     def clipped(self, wanted: Range) -> tuple[Range, tuple[int, int]]:
         """Return the part of an input range that workers own, and the padding (low, high) to add around it.
 
-        In a periodic dimension all of it is, and there is no padding.
+        In a periodic dimension all of it is owned, and there is no padding.
         """
         if self.periodic:
             return wanted, (0, 0)
@@ -121,7 +122,7 @@ class WindowedAxis:
 
 @dataclass(frozen=True)
 class WindowSpec:
-    """Windows over D feature dimensions: an entry for each, and how the padding is filled."""
+    """Windows over D feature dimensions: an entry for each, and the padding mode."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -148,7 +149,7 @@ class WindowSpec:
 def window_spec(
     dims: int, kernel_size: Any, stride: Any, padding: Any, dilation: Any, mode: PaddingMode = "zeros"
 ) -> WindowSpec:
-    """Return the windows over `dims` feature dimensions that a layer's arguments describe.
+    """Return the windows over `dims` feature dimensions for a layer's arguments.
 
     **Raises:** `InvalidArgumentError` for an argument that is not accepted.
     """
@@ -160,7 +161,7 @@ def window_spec(
         pairs = ((0, 0),) * dims
     elif isinstance(padding, str) and padding == "same":
         if any(s != 1 for s in stride):
-            raise InvalidArgumentError(f"`padding` (='same') takes a stride of 1, but `stride` is {stride}.")
+            raise InvalidArgumentError(f"`padding` (='same') requires a stride of 1, but `stride` is {stride}.")
         pairs = tuple(same_padding(k, d) for k, d in zip(kernel, dilation, strict=True))
     else:
         pairs = padding_pairs(padding, dims)

@@ -1,4 +1,4 @@
-"""World ranks of workers in an order. Those that follow each other, as of most partitions, are found by arithmetic."""
+"""World ranks of workers in order. Consecutive ones, as in most partitions, are looked up by arithmetic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Workers = tuple[int, ...]
 
 
 class ConsecutiveRanks(tuple[int, ...]):
-    """A tuple of world ranks that follow each other: a search, and a comparison with another, takes no loop."""
+    """A tuple of consecutive world ranks: search, and comparison with another one, take no loop."""
 
     _hash: int
     _text: str
@@ -22,7 +22,7 @@ class ConsecutiveRanks(tuple[int, ...]):
         return bool(self) and self[0] <= rank <= self[-1]
 
     def index(self, rank: Any, *limits: Any) -> int:
-        """Return the place of `rank`; raises `ValueError` if it is not there."""
+        """Return the position of `rank`; raises `ValueError` if it is missing."""
         if limits or not isinstance(rank, int) or rank not in self:
             return super().index(rank, *limits)
         return rank - self[0]
@@ -46,7 +46,7 @@ class ConsecutiveRanks(tuple[int, ...]):
         return self._text
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The ranks themselves would be 300 kB of every message that names a team of 100,000.
+        # The ranks themselves would add 300 kB to every message that names a team of 100,000.
         return _consecutive, (self[0] if self else 0, len(self))
 
 
@@ -56,7 +56,7 @@ def _consecutive(first: int, count: int) -> ConsecutiveRanks:
 
 
 def worker_ranks(ranks: Iterable[int]) -> Workers:
-    """Return ranks as a tuple, one that knows it if they follow each other.
+    """Return ranks as a tuple, a `ConsecutiveRanks` if they are consecutive.
 
     >>> worker_ranks([4, 5, 6]).index(6), worker_ranks([2, 0])
     (2, (2, 0))
@@ -98,7 +98,7 @@ def covers(ranks: Workers, some: Workers) -> bool:
 
 @lru_cache(maxsize=64)  # 10 MB each at 100,000
 def positions(ranks: Workers) -> Mapping[int, int]:
-    """Return a mapping from each of `ranks` to its place.
+    """Return a mapping from each of `ranks` to its position.
 
     >>> positions((5, 3))[3]
     1

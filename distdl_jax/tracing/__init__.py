@@ -1,1 +1,1 @@
-"""All that the library knows of how JAX traces: reading programs, the order of movements, checks while tracing."""
+"""Everything about JAX's tracing: reading programs, the order of movements, checks while tracing."""

@@ -1,12 +1,12 @@
 """The order of adjoints: all workers run the adjoints of the same movements, in the reverse order of the movements.
 
-JAX runs the adjoint of a movement on a worker only where, on that worker, the movement's input is differentiated and
-its output used. A block without elements, a constant or a loss that ignores an output would have the others wait for
-ever.
+JAX runs the adjoint of a movement on a worker only if, on that worker, the movement's input is differentiated and its
+output used. A block without elements, a constant or a loss that ignores an output would make the others wait for ever.
 
-- An *anchor* is an empty second result of each movement. What is differentiated is made to depend on all anchors.
-- A *chain* is for programs where that does not do: there every movement depends on the one before it. In loops,
-  branches, `jax.checkpoint` and nested jits, whose values can't be used outside, it is one more argument and result.
+- An *anchor* is an empty second result of each movement. The differentiated value is made to depend on all anchors.
+- A *chain* is for programs in which that does not suffice: there every movement depends on the previous one. In loops,
+  branches, `jax.checkpoint` and nested jits, whose values can't be used outside, it is an additional argument and
+  result.
 
 A function that can't be traced gets both while it runs (`with_all_adjoints`); a traced program is evaluated again
 (`AdjointOrder`).
@@ -51,7 +51,7 @@ def first_link() -> Array:
 
 
 def is_inexact(x: Any) -> bool:
-    """Return whether a value is floating or complex, and so has derivatives."""
+    """Return whether a value is floating or complex, and so differentiable."""
     return bool(jnp.issubdtype(jnp.result_type(x), jnp.inexact))
 
 
@@ -59,9 +59,9 @@ def is_inexact(x: Any) -> bool:
 
 
 def note_anchor(anchor: Array) -> None:
-    """Add the anchor of a movement to the innermost collection, if it was made at the level of its function.
+    """Record the anchor of a movement in the innermost collection, if it was made at the level of its function.
 
-    What is made inside a loop or a nested jit can't be used outside of it.
+    Values made inside a loop or a nested jit can't be used outside of it.
     """
     if (anchors := _anchors_here()) is not None:
         anchors.found.append(anchor)
@@ -70,7 +70,7 @@ def note_anchor(anchor: Array) -> None:
 
 
 def anchors_are_noted() -> bool:
-    """Return whether what is traced here is at the level of a function whose anchors are collected."""
+    """Return whether tracing is at the level of a function whose anchors are collected."""
     return _anchors_here() is not None
 
 
@@ -80,7 +80,7 @@ def _anchors_here() -> Anchors | None:
 
 
 def order_after_previous(x: Array) -> Array:
-    """Return `x`, which is to move: where anchors make a chain, it depends on the movement before."""
+    """Return `x`, which is about to move: if anchors form a chain, it depends on the previous movement."""
     anchors = _anchors_here()
     return x if anchors is None or anchors.link is None else tie(x, anchors.link)
 
@@ -90,8 +90,8 @@ def with_all_adjoints(
 ) -> Callable[..., Any]:
     """Return `fun`, whose scalar (the first of its results with `has_aux`) depends on every movement in it, by zero.
 
-    With `chained_from`, the places of arguments that are differentiated, every movement at the level of `fun` itself
-    depends on the one before it, too.
+    With `chained_from`, the positions of differentiated arguments, every movement at the level of `fun` itself also
+    depends on the previous one.
     """
 
     @wraps(fun)
@@ -120,9 +120,9 @@ def tie_scalar(result: Any, anchors: Sequence[Array], has_aux: bool) -> Any:
 
 
 def start_chain(args: list[Any]) -> Array | None:
-    """Return the first link of a chain, which is differentiated as the smallest floating one of `args` is.
+    """Return the first link of a chain, which is differentiated like the smallest floating one of `args`.
 
-    That one changes in place. None where there is none.
+    That argument is changed in place. None if there is none.
     """
     inexact = [i for i, arg in enumerate(args) if is_inexact(arg)]
     if not inexact:
@@ -134,7 +134,7 @@ def start_chain(args: list[Any]) -> Array | None:
 
 @jax.custom_vjp
 def _start(x: Array) -> tuple[Array, Array]:
-    """Return `x`, and a chain that is differentiated, and batched, where `x` is."""
+    """Return `x`, and a chain that is differentiated, and batched, if `x` is."""
     return x, tie(first_link(), x)
 
 
@@ -143,8 +143,8 @@ _start.defvjp(lambda x: (_start(x), None), lambda _, cotangents: (tie(*cotangent
 
 @jax.custom_vjp
 def _saved(link: Array) -> Array:
-    """Return `link`, which the backward pass needs: so `jax.checkpoint` computes again, on every worker, what it
-    depends on."""
+    """Return `link`, which the backward pass needs, so that `jax.checkpoint` recomputes its dependencies on every
+    worker."""
     return link
 
 
@@ -156,11 +156,11 @@ _saved.defvjp(lambda link: (_saved(link), link), lambda link, cotangent: (tie(co
 
 @dataclass(frozen=True)
 class AdjointOrder:
-    """The order that the movements of a traced program are to have.
+    """The order for the movements of a traced program.
 
-    - `transport`: knows the equations that communicate.
-    - `tied`: whether every movement depends on the one before. Then all workers differentiate every movement of
-      floating data, also those that would need no adjoint. Otherwise the result alone depends on all of them, which
+    - `transport`: recognises communicating equations.
+    - `tied`: whether every movement depends on the previous one. Then all workers differentiate every movement of
+      floating data, including those that would need no adjoint. Otherwise only the result depends on all of them, which
       costs nothing at run time.
     """
 
@@ -168,28 +168,28 @@ class AdjointOrder:
     tied: bool
 
     def evaluate(self, program: ClosedJaxpr, args: Sequence[Any]) -> tuple[list[Any], list[Array]]:
-        """Return the results of `program`, and arrays without elements on which its result is to depend."""
+        """Return the results of `program`, and arrays without elements on which its result must depend."""
         args = list(args)
         level = self.level(start_chain(args) if self.tied else None)
         return level.run(program, args), level.links
 
     def level(self, link: Array | None) -> _Anchored:
-        """Return what evaluates a program, or a body in it; `link`: what its chain begins with, if tied."""
+        """Return an evaluator of a program, or a body in it; `link`: the start of its chain, if tied."""
         return _Chained(self, link) if self.tied else _Anchored(self)
 
     def concerns(self, eqns: Sequence[Any]) -> bool:
-        """Return whether any of these equations is to be ordered, or holds one that is."""
+        """Return whether any of these equations must be ordered, or contains one."""
         return any(map(self._is_ordered, equations(eqns)))
 
     def _is_ordered(self, eqn: Any) -> bool:
         if anchor_of(eqn) is not None:
             return True
-        # A derivative of the user's may move data, too.
+        # A user's derivative may move data, too.
         return self.tied and (custom_vjp(eqn) is not None or self.transport.operation(eqn) is not None)
 
 
 class _Anchored:
-    """Evaluates a program or a body again, and collects in `links` what its result is to depend on."""
+    """Evaluates a program or a body again, and collects in `links` the arrays on which its result must depend."""
 
     def __init__(self, order: AdjointOrder) -> None:
         self._order = order
@@ -202,12 +202,12 @@ class _Anchored:
     def _equation(self, eqn: Any, args: list[Any]) -> list[Any]:
         if not self._order.concerns([eqn]):
             return bound_again(eqn, args)
-        with body_scope():  # also of a body, which may be called twice
+        with body_scope():  # including a body, which may be called twice
             if is_opaque_call(eqn):
                 with at_line_of(eqn):
                     return self.run(structure(eqn).body, args)  # type: ignore[union-attr]
             match structure(eqn):
-                case Call("custom"):  # whatever it consists of, it is one movement
+                case Call("custom"):  # whatever its contents, it is one movement
                     anchor, results = anchor_of(eqn), bound_again(eqn, self._ordered(eqn, args))
                     if anchor is not None:
                         self._add(results[anchor])
@@ -223,11 +223,11 @@ class _Anchored:
             return bound_again(eqn, args)
 
     def _last(self) -> Array:
-        """Return the end of the chain so far, which the chain of a body begins with."""
+        """Return the end of the chain so far, the start of a body's chain."""
         return first_link()
 
     def _ordered(self, eqn: Any, args: list[Any]) -> list[Any]:
-        """Return the arguments of an equation that is to come after what was before it."""
+        """Return the arguments of an equation that must follow the previous movements."""
         return args
 
     def _add(self, link: Array) -> None:
@@ -235,7 +235,7 @@ class _Anchored:
 
 
 class _Chained(_Anchored):
-    """The same where every movement depends on the one before: `links` has the end of the chain alone.
+    """The same with every movement depending on the previous one: `links` has only the end of the chain.
 
     Without a first link nothing is differentiated, and there is no chain.
     """
@@ -261,7 +261,7 @@ class _Chained(_Anchored):
 
 
 def anchor_of(eqn: Any) -> int | None:
-    """Return which result of an equation is the anchor of a movement; None where the equation is none."""
+    """Return which result of an equation is the anchor of a movement; None if the equation is not one."""
     if (called := custom_vjp(eqn)) is None:
         return None
     jaxpr: Any = called.body.jaxpr
@@ -272,10 +272,10 @@ def anchor_of(eqn: Any) -> int | None:
 
 
 def _tie_last(args: list[Any], link: Array, consts: int) -> list[Any]:
-    """Return the arguments of a movement, the last of which, floating where there is one, depends on the chain.
+    """Return the arguments of a movement, with the last one, a floating one if any, depending on the chain.
 
-    Not the first: those are constants of a function with a derivative of its own, by which JAX can't differentiate it,
-    and which `consts` no longer counts in a program that was evaluated again.
+    Not the first: those are constants of a function with a custom derivative, with respect to which JAX can't
+    differentiate it, and which `consts` no longer counts in a program that was evaluated again.
     """
     if not args:
         return args
@@ -286,7 +286,7 @@ def _tie_last(args: list[Any], link: Array, consts: int) -> list[Any]:
 
 @jax.custom_jvp
 def _tie_where_differentiated(x: Array, link: Array) -> Array:
-    """Return `x`, which depends on the chain; it is differentiated where it was before, for a function that asks."""
+    """Return `x`, depending on the chain; differentiated only if it was before, for a function that tests for it."""
     return tie(x, link)
 
 
@@ -302,7 +302,7 @@ def _tangent_where_differentiated(primals: Any, tangents: Any) -> tuple[Array, A
 
 @lru_cache(maxsize=512)
 def _with_chain(order: AdjointOrder, body: ClosedJaxpr, place: int = 0) -> ClosedJaxpr:
-    """Return a body with the chain as an argument at `place` and as its first result; the same for the same body."""
+    """Return a body with the chain as an argument at `place` and as its first result; cached by body."""
 
     def chained(*args: Any) -> list[Any]:
         level = order.level(args[place])

@@ -1,4 +1,4 @@
-"""What code that runs while JAX traces knows of the trace that it is in."""
+"""The context of the current trace, for code that runs while JAX traces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax import Array
 
 @dataclass
 class Anchors:
-    """The anchors of a function that is differentiated: its trace, its movements' anchors so far, its chain if any."""
+    """The anchors of a differentiated function: its trace, its movements' anchors so far, its chain if any."""
 
     trace: Any
     found: list[Array]
@@ -23,12 +23,12 @@ class Anchors:
 class TraceContext(threading.local):
     """The state of this thread's trace.
 
-    - `anchors`: those of the innermost function whose adjoints are ordered; see `adjoint_order`.
-    - `movements_as_calls`: whether movements stay calls of a jitted function; otherwise its body is in its place.
-    - `sizes_agreed`: whether workers need not agree on what `jax.vmap` maps over, as in a program that is compared with
-      the others'. A worker that maps nothing, since JAX made a constant of `y[array]` for a y without elements, could
-      not know that the others agree; the comparison names that constant.
-    - `compared`: whether the program is compared between the workers as a whole, so that no part of it need be.
+    - `anchors`: of the innermost function whose adjoints are ordered; see `adjoint_order`.
+    - `movements_as_calls`: whether movements stay calls of a jitted function; otherwise they are inlined.
+    - `sizes_agreed`: whether workers need not agree on the size of a `jax.vmap`, as in a program that is compared with
+      the others'. A worker that maps nothing, since JAX replaced `y[array]` for an empty y by a constant, could not
+      know that the others agree; the comparison names that constant.
+    - `compared`: whether the program is compared between the workers as a whole, so that its parts need not be.
     - `called_with`: the arguments of the outermost call of a checked function, which its trace sees as tracers.
     - `to_compile`: whether all workers have agreed on the plan of a call that has yet to compile its program;
       `handled`: the exception that was being handled when they did.
@@ -44,7 +44,7 @@ class TraceContext(threading.local):
 
     @contextmanager
     def set(self, **values: Any) -> Iterator[None]:
-        """Give attributes other values in here."""
+        """Set attributes inside."""
         before = {name: getattr(self, name) for name in values}
         self.__dict__.update(values)
         try:

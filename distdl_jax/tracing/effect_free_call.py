@@ -1,9 +1,9 @@
 """A traced program as one operation without JAX effects.
 
-Messages are ordered by an effect. JAX hands its token from one call of a jitted function to the next in Python, which
-takes some 100 us a call and 5 us for each array; a program without effects it calls from C++ in a few. So the token of
-a whole program is made inside it. Between programs the caller keeps the order: each returns an array that is there when
-the program is done, and is not called before the array of the one before it is there.
+Messages are ordered by an effect. JAX passes its token from one call of a jitted function to the next in Python, which
+takes some 100 us per call and 5 us for each array; a program without effects is called from C++ in a few. So the token
+of a whole program is made inside it. Between programs the caller keeps the order: each returns an array that exists
+when the program is done, and is called only after the previous one's array exists.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from jax.interpreters import mlir
 def call_without_effect(
     fun: Callable[..., Any], traced: Any, effect: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Array, Any]:
-    """Return an array without elements that is there when `fun(*args, **kwargs)` is done, and its result.
+    """Return an array without elements that exists when `fun(*args, **kwargs)` is done, and its result.
 
-    To be traced by a `jax.jit` that nothing transforms: it has neither a derivative nor a batched form.
+    For tracing by a `jax.jit` that is not transformed: it has neither a derivative nor a batching rule.
 
     - `fun`, `traced`: a jitted function with this one effect, and its program for these arguments.
     """
     leaves, structure = jax.tree.flatten((args, kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
-    # What it does not read is no argument of the program, as with jax.jit: it may be gone, or donated.
+    # Unread inputs are not arguments of the program, as with jax.jit: they may be deleted, or donated.
     unread = {places[i] for i in _unread_inputs(traced.jaxpr, len(places))}
     read = [place for place in places if place not in unread]
 
@@ -42,17 +42,17 @@ def call_without_effect(
         return jax.tree.leaves(fun(*args, **kwargs))
 
     arrays = [leaves[place] for place in read]
-    # One equation, the call: neither this nor its lowering traces what `fun` holds again.
+    # One equation, the call: neither this nor its lowering traces the content of `fun` again.
     call = jax.make_jaxpr(of_read)(*arrays)
-    # A function, not the jaxpr: of operations that hold one JAX wants rules of their own for what it calls high.
+    # A function, not the jaxpr: for operations with a jaxpr JAX requires separate rules for what it calls high.
     done, *results = _program.bind(*arrays, call=jaxpr_as_fun(call), outputs=tuple(call.out_avals), effect=effect)
     return done, jax.tree.unflatten(traced.out_tree, results)
 
 
 def _unread_inputs(jaxpr: ClosedJaxpr, count: int) -> list[int]:
-    """Return which of the `count` inputs no operation and no result of a program has, random keys left out."""
+    """Return which of the `count` inputs no operation and no result of a program uses, except random keys."""
     variables = jaxpr.jaxpr.invars
-    if len(variables) != count:  # with constants among them; then none
+    if len(variables) != count:  # including constants; then none
         return []
     read = {v for v in chain(jaxpr.jaxpr.outvars, *(eqn.invars for eqn in jaxpr.jaxpr.eqns)) if isinstance(v, Var)}
     return [

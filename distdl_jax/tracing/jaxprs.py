@@ -1,6 +1,6 @@
-"""The one reader of JAX's programs (jaxprs): bodies of equations, evaluation and data flow, each with a rule.
+"""The only reader of JAX's programs (jaxprs): bodies of equations, evaluation and data flow, each with a rule.
 
-Nothing else knows what JAX calls its loops, branches, calls and custom derivatives, or where they keep their bodies.
+Nothing else knows JAX's names of loops, branches, calls and custom derivatives, or where they keep their bodies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Scan(NamedTuple):
-    """A loop of known length. Its arguments are constants, what it carries, and what it scans over."""
+    """A loop of known length. Its arguments are constants, the carry, and the scanned arrays."""
 
     body: ClosedJaxpr
     length: int
@@ -29,7 +29,7 @@ class Scan(NamedTuple):
 
 
 class While(NamedTuple):
-    """A loop of unknown length. Its arguments are the constants of both bodies, and what it carries."""
+    """A loop of unknown length. Its arguments are the constants of both bodies, and the carry."""
 
     condition: ClosedJaxpr
     body: ClosedJaxpr
@@ -44,8 +44,8 @@ class Branches(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A program that is run once: "jit", "checkpoint", "custom" (with a derivative or a batched form of its own) or
-    "call". Its arguments are the body's, but for custom forms of some."""
+    """A program that runs once: "jit", "checkpoint", "custom" (with a custom derivative or batching rule) or "call".
+    Its arguments are the body's, except in some custom forms."""
 
     kind: str
     body: ClosedJaxpr
@@ -64,11 +64,11 @@ _CALLS = {
     "core_call": "call",
 }
 OPAQUE_CALL = "opaque_call"
-"""The function whose program is differentiated as one; see `transforms.opaque_call`."""
+"""The function whose program is differentiated as a whole; see `transforms.opaque_call`."""
 
 
 def structure(eqn: Any) -> Scan | While | Branches | Call | None:
-    """Return what an equation does with its bodies; None where it has none, or is of an unknown kind."""
+    """Return how an equation uses its bodies; None if it has none, or is of an unknown kind."""
     name, params = name_and_params(eqn)
     match name:
         case "scan":
@@ -90,10 +90,10 @@ def _body(params: Any) -> ClosedJaxpr | None:
 
 
 class CustomVjp(NamedTuple):
-    """A function with a derivative of its own.
+    """A function with a custom derivative.
 
-    - `asks`: whether its derivative asks which arguments and results have one. It may refuse another one than it would
-      get without a chain, as equinox's loops do.
+    - `asks`: whether its derivative tests which arguments and results are differentiated. It may reject others than it
+      would get without a chain, as equinox's loops do.
     """
 
     body: ClosedJaxpr
@@ -101,7 +101,7 @@ class CustomVjp(NamedTuple):
 
 
 def custom_vjp(eqn: Any) -> CustomVjp | None:
-    """Return what an equation calls, where that has a derivative of its own for the backward pass."""
+    """Return the function called by an equation, if it has a custom derivative for the backward pass."""
     name, params = name_and_params(eqn)
     if name != "custom_vjp_call":
         return None
@@ -112,7 +112,7 @@ def custom_vjp(eqn: Any) -> CustomVjp | None:
 
 @lru_cache(maxsize=512)
 def _closed(body: Any) -> ClosedJaxpr:
-    return ClosedJaxpr(body, ())  # the same object for the same body, for those who cache by it
+    return ClosedJaxpr(body, ())  # the same object for the same body, as a cache key
 
 
 def bodies(eqn: Any) -> list[Any]:
@@ -123,7 +123,7 @@ def bodies(eqn: Any) -> list[Any]:
 
 
 def equations(eqns: Iterable[Any], enter: Callable[[Any], bool] = lambda eqn: True) -> Iterator[Any]:
-    """Yield each equation, and those in its bodies where `enter` allows it."""
+    """Yield each equation, and those in its bodies if `enter` allows it."""
     for eqn in eqns:
         yield eqn
         if enter(eqn):
@@ -148,17 +148,17 @@ def evaluate(program: ClosedJaxpr, args: Sequence[Any], rule: Callable[[Any, lis
 
 
 _CHECKED = (
-    "JAX can't differentiate a traced program that checkify has checked, with a function in it that has a derivative "
-    "of its own. Check the derivative: in place of dj.value_and_grad of checkify.checkify(loss), checkify.checkify of "
-    "dj.value_and_grad(loss)."
+    "JAX can't differentiate a traced program that checkify has checked, with a function in it that has a custom "
+    "derivative. Check the derivative: instead of dj.value_and_grad of checkify.checkify(loss), use checkify.checkify "
+    "of dj.value_and_grad(loss)."
 )
 
 
 class DataFlow(ABC, Generic[T]):
-    """Facts about the values of a program, from those about its arguments; a subclass has the rule for an equation.
+    """Facts about the values of a program, derived from facts about its arguments; a subclass has the rule for an
+    equation.
 
-    - `of_literals`, `of_constants`, `unknown`: the facts about literals, constants, and values of which nothing is
-      known.
+    - `of_literals`, `of_constants`, `unknown`: the facts about literals, constants, and unknown values.
     """
 
     of_literals: T
@@ -171,7 +171,7 @@ class DataFlow(ABC, Generic[T]):
 
     @abstractmethod
     def join(self, one: T, other: T) -> T:
-        """Return the fact about a value that is the one in some passes or branches, and the other in others."""
+        """Return the fact about a value that has one fact in some passes or branches, and the other in others."""
 
     def run(self, jaxpr: Any, args: Sequence[T]) -> list[T]:
         """Return the facts about a program's results."""
@@ -186,7 +186,7 @@ class DataFlow(ABC, Generic[T]):
         return [fact(atom) for atom in jaxpr.outvars]
 
     def through_bodies(self, eqn: Any, args: list[T]) -> list[T] | None:
-        """Return the facts about an equation's results by its bodies; None where these don't tell."""
+        """Return the facts about an equation's results by its bodies; None if these don't determine them."""
         match structure(eqn):
             case Scan(body, _, constants, carried):
                 return self.through_loop(eqn, body, args, slice(constants, constants + carried))
@@ -200,7 +200,7 @@ class DataFlow(ABC, Generic[T]):
         return None
 
     def through_loop(self, eqn: Any, body: ClosedJaxpr, args: Sequence[T], carried: slice) -> list[T]:
-        """Return the facts about a loop's results, from those about its body's arguments, some of which it carries."""
+        """Return the facts about a loop's results, from those about its body's arguments, some of which are carried."""
         now = list(args)
         while True:
             results = self.body(eqn, body.jaxpr, now)
@@ -210,17 +210,17 @@ class DataFlow(ABC, Generic[T]):
             now[carried] = after
 
     def body(self, eqn: Any, jaxpr: Any, args: Sequence[T]) -> list[T]:
-        """Return the facts about the results of a body of `eqn`; of a loop's it may be asked more than once."""
+        """Return the facts about the results of a body of `eqn`; for a loop it may be called more than once."""
         return self.run(jaxpr, args)
 
 
 def defined_at(jaxpr: Any) -> str:
-    """Return the function that a program is of as `name at file:line`; "" where JAX does not tell."""
+    """Return the function of a program as `name at file:line`; "" if JAX does not tell."""
     return getattr(jaxpr.debug_info, "func_src_info", None) or ""
 
 
 def is_opaque_call(eqn: Any) -> bool:
-    """Return whether an equation is a program that is differentiated as one, though made of movements like any."""
+    """Return whether an equation is a program that is differentiated as a whole, though made of movements."""
     if (called := custom_vjp(eqn)) is None:
         return False
     name, _, file = defined_at(called.body.jaxpr).rpartition(" at ")

@@ -1,8 +1,9 @@
-"""Marks in traced programs: identities that say where a movement or a layer begins, and refuse what JAX can't do there.
+"""Marks in traced programs: identities that locate movements and layers, and reject transformations that JAX can't do
+there.
 
-A movement is differentiated by its adjoint. JAX alone would refuse `jax.jvp` and `jax.linear_transpose` with words
-about its own parts; the marks at both ends of a movement say what to call instead. What stands around one send, and
-what for (`functional/movement.py` puts it there):
+A movement is differentiated by its adjoint. JAX alone would reject `jax.jvp` and `jax.linear_transpose` with messages
+about its internals; the marks at both ends of a movement tell what to call instead. The operations around one send, and
+their purposes (`functional/movement.py` adds them):
 
 | identity | without it |
 |---|---|
@@ -17,7 +18,7 @@ what for (`functional/movement.py` puts it there):
 | `tie` of the residual to x | a cotangent is batched on some workers only |
 | `never_transposed`, the mark of the end | who has copies is not known; transposing is refused in JAX's words |
 
-The residual is not the anchor, which `jax.checkpoint` would move the data again for.
+The residual is separate from the anchor, for which `jax.checkpoint` would move the data again.
 """
 
 from __future__ import annotations
@@ -41,34 +42,34 @@ T = TypeVar("T")
 
 
 def reverse_only(x: Array) -> Array:
-    """Return `x`; whoever evaluates its tangent, instead of transposing it, gets a `TypeError`."""
+    """Return `x`; evaluating its tangent, instead of transposing it, raises a `TypeError`."""
     return _reverse_only.bind(x)
 
 
 def is_start_of_movement(eqn: Any) -> bool:
-    """Return whether an equation of a traced program is where an array goes into a movement, before its messages."""
+    """Return whether an equation of a traced program is the start of a movement, before its messages."""
     return eqn.primitive is _reverse_only
 
 
 def never_transposed(y: Array, copies: Workers = ()) -> Array:
-    """Return `y`, the result of a movement; whoever transposes that itself, not its derivative, gets a `TypeError`.
+    """Return `y`, the result of a movement; transposing that itself, not its derivative, raises a `TypeError`.
 
-    `copies`: the workers that all have the same result.
+    `copies`: the workers that have the same result.
     """
     return _never_transposed.bind(y, copies=copies)
 
 
 def copies_left_by(eqn: Any) -> Workers | None:
-    """Return the workers that have the same result of a movement where an equation is its end; None elsewhere."""
+    """Return the workers with the same result of a movement if an equation is its end; None otherwise."""
     copies: Workers | None = eqn.params["copies"] if eqn.primitive is _never_transposed else None
     return copies
 
 
 def _refuse_transposition(*_: Any, **__: Any) -> NoReturn:
     raise InvalidTypeError(
-        "JAX can't transpose a movement of data between workers by itself. In place of jax.linear_transpose call "
-        "dj.linear_transpose; in place of a jax.custom_jvp whose rule moves tangents write a jax.custom_vjp, whose "
-        "backward rule moves cotangents; lax.custom_linear_solve must be told symmetric=True."
+        "JAX can't transpose a movement of data between workers by itself. Instead of jax.linear_transpose call "
+        "dj.linear_transpose; instead of a jax.custom_jvp whose rule moves tangents write a jax.custom_vjp, whose "
+        "backward rule moves cotangents; lax.custom_linear_solve needs symmetric=True."
     )
 
 
@@ -79,20 +80,21 @@ def _refuse_tangents(*_: Any, **__: Any) -> NoReturn:
 _NO_TANGENTS = (
     "jax.jvp (and jax.linearize, jax.jacfwd and jax.hessian, which use it) can't differentiate `fun` through a {}. Use "
     "dj.jvp(fun, primals, tangents), dj.linearize or dj.hvp, which have the same arguments; a Jacobian row by row is "
-    "jax.jacrev. With diffrax and optimistix pass adjoint=RecursiveCheckpointAdjoint(), and take no implicit solver."
+    "jax.jacrev. With diffrax and optimistix pass adjoint=RecursiveCheckpointAdjoint(), and don't use an implicit "
+    "solver."
 )
 
 
 def refuse_forward_mode(error: Exception) -> None:
-    """Raise a sentence where JAX refuses forward mode through a custom_vjp, of which layers have some."""
+    """Explain JAX's error about forward mode through a custom_vjp, which some layers use."""
     if isinstance(error, TypeError) and "(jvp) to a custom_vjp function" in str(error):
         raise InvalidTypeError(_NO_TANGENTS.format("layer of distdl_jax")) from None
 
 
 def identity(name: str, tangent: Primitive | None = None) -> Primitive:
-    """Return a primitive that gives its argument; its derivative is `tangent`, or, by default, itself.
+    """Return an identity primitive; its derivative is `tangent`, or, by default, itself.
 
-    Its parameters change nothing.
+    Its parameters have no effect.
     """
     primitive = Primitive(name)
 
@@ -124,9 +126,9 @@ ad.primitive_transposes[_never_transposed] = _refuse_transposition
 
 
 def passed_to(layer: str, params: T) -> T:
-    """Return the parameters of a call of a layer, which is described in the same words on all workers.
+    """Return the parameters of a call of a layer, marked with a description that is the same on all workers.
 
-    Layers need not move their parameters: so messages don't tell whose parameters a layer is called with.
+    Layers need not move their parameters, so messages don't reveal whose parameters a layer is called with.
     """
     leaves, structure = jax.tree.flatten(params)
     if not leaves or not isinstance(leaves[0], Tracer):
@@ -136,7 +138,7 @@ def passed_to(layer: str, params: T) -> T:
 
 
 def layer_called(eqn: Any) -> str | None:
-    """Return the layer whose call an equation is, None where it is none."""
+    """Return the layer called by an equation, None if it is not such a call."""
     layer: str | None = eqn.params["layer"] if eqn.primitive is _passed else None
     return layer
 
@@ -145,9 +147,10 @@ _passed = identity("passed_to_layer", identity("tangent_of_a_parameter"))
 
 
 def tied_to_params(y: Any, params: Any) -> Any:
-    """Return a layer's output; where it has no elements, it depends on the parameters without elements.
+    """Return a layer's output; if it is empty, it is made to depend on the empty parameters.
 
-    Other workers make theirs of the parameters. So where JAX differentiates what is computed of y, it does so here.
+    Other workers compute theirs from the parameters. So if JAX differentiates values computed from y there, it does so
+    here.
     """
     if not isinstance(y, Array) or y.size:
         return y

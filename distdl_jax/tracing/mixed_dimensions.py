@@ -1,9 +1,8 @@
-"""What a function of a block does along the block's dimensions, from its traced program (an abstract interpretation).
+"""The effect of a function along a block's dimensions, from its traced program (an abstract interpretation).
 
-The block of a tensor that is split may be computed on element by element, and along the dimensions that aren't split.
-Along one that is, a sum, a sort or a slice sees its block alone. For each value of the program this follows which
-dimension of the block each of its dimensions is. Only what is known to mix is found: where a rule is missing, nothing
-more is said of the value.
+The block of a split tensor may be processed element by element, and along unsplit dimensions. Along a split one, a sum,
+a sort or a slice sees only its block. For each value of the program this tracks the correspondence between its
+dimensions and the block's. Only certain mixing is found: if a rule is missing, nothing more is known of the value.
 """
 
 from __future__ import annotations
@@ -18,24 +17,25 @@ from distdl_jax.tracing.adjoint_order import anchor_of
 from distdl_jax.tracing.jaxprs import Branches, Call, DataFlow, Scan, While, equations, structure
 
 LOCAL = "nn.Local"
-"""The scope of what a user means to be of the block."""
+"""The scope of operations that the user intends for the block only."""
 
 _CONFLICT = -1
 Facts = list["Value | None"]
 Dim = tuple[tuple[int | None, int], ...]
-"""A dimension: the dimensions of the block that are merged in it, the slowest first, each with its length; None for
-what is none of the block's."""
+"""A dimension: the dimensions of the block that are merged in it, the slowest first, each with its length; None if it
+is not one of the block's."""
 
 
 class Mixing(NamedTuple):
-    """An operation along a dimension of the block: its names, of the functions around it first, and the dimension."""
+    """An operation along a dimension of the block: its names, those of enclosing functions first, and the dimension."""
 
     names: tuple[str, ...]
     dim: int
 
 
 class Value(NamedTuple):
-    """The dimensions of a value; the operations it is a partial result of; whether positions in the block are in it."""
+    """A value's dimensions; operations of which it is a partial result; whether it depends on positions in the
+    block."""
 
     dims: tuple[Dim, ...]
     partial: frozenset[Mixing] = frozenset()
@@ -43,7 +43,7 @@ class Value(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What one operation does: the dimensions of the result, those it mixes, and those it is a partial result of."""
+    """The effect of an operation: the result's dimensions, mixed ones, and those of which it is a partial result."""
 
     dims: Sequence[Dim] | None
     mixed: Sequence[Dim] = ()
@@ -51,22 +51,22 @@ class Outcome(NamedTuple):
 
 
 def block_value(shape: Sequence[int]) -> Value:
-    """Return what is known of the block itself."""
+    """Return the knowledge about the block itself."""
     return Value(tuple(((d, n),) for d, n in enumerate(shape)))
 
 
 def moves_data(jaxpr: Any) -> bool:
-    """Say whether a program moves data, or has another effect: whoever wrote it knows that there are other workers."""
+    """Say whether a program moves data, or has another effect: then its author knows that there are other workers."""
     return any(eqn.effects or anchor_of(eqn) is not None for eqn in equations(jaxpr.eqns))
 
 
 def blocks_of(dim: Dim) -> set[int]:
-    """Return the dimensions of the block that are in one dimension of a value."""
+    """Return the dimensions of the block in one dimension of a value."""
     return {label for label, _ in dim if label is not None}
 
 
 class MixedDimensions(DataFlow[Value | None]):
-    """Finds, in `mixed`, what a program mixes of its argument, a block."""
+    """Finds, in `mixed`, the dimensions of its argument, a block, that a program mixes."""
 
     of_literals = of_constants = unknown = None
 
@@ -113,12 +113,12 @@ class MixedDimensions(DataFlow[Value | None]):
         return Value(dims, one.partial | other.partial, one.counts or other.counts)
 
     def _meets(self, value: Value, others: Iterable[Value | None]) -> None:
-        """Take a partial result along a dimension that others have for what mixes it."""
+        """Count a partial result, along a dimension that others have, as mixing it."""
         labels = {label for other in others if other for dim in other.dims for label in blocks_of(dim)}
         self.mixed |= dict.fromkeys(each for each in sorted(value.partial) if each.dim in labels)
 
     def _chosen(self, eqn: Any, choice: Value | None, args: Facts, results: Facts | None) -> Facts:
-        """Return the results of branches, or of a loop: where the choice is a partial result, they are, too."""
+        """Return the results of branches, or of a loop: if the choice is a partial result, they are, too."""
         results = results or [None] * len(eqn.outvars)
         if choice is None or not (choice := _written(choice)).partial:
             return results
@@ -134,11 +134,11 @@ class MixedDimensions(DataFlow[Value | None]):
         (choice,) = self.run(loop.condition.jaxpr, [*first, *carry])
         self._loops -= 1
         if choice and any(each.names[-1] == "reduce_or" for each in choice.partial):
-            return carry  # as vmap of a loop goes on, while any element does: of each element alone
+            return carry  # as vmap of a loop continues while any element does: separately for each element
         return self._chosen(eqn, choice, carry, carry)
 
     def _scan(self, eqn: Any, args: Facts, scan: Scan) -> Facts:
-        """Follow a loop over the first dimension of `xs`, which mixes where it carries something."""
+        """Follow a loop over the first dimension of `xs`, which mixes it if there is a carry."""
         fixed = scan.constants + scan.carried
         xs = [x for x in args[fixed:] if x is not None]
         along: Dim = next((x.dims[0] for x in xs if blocks_of(x.dims[0])), ())
@@ -161,13 +161,13 @@ class MixedDimensions(DataFlow[Value | None]):
 
 
 def _of_a_pass(outcome: Outcome) -> Outcome:
-    """Return what reading at the place of a loop's pass gives: a partial result, until it is written to a place."""
+    """Return the result of a read at the position of a loop's pass: partial, until it is written to a position."""
     dims = [((None, 0),) if dim in outcome.mixed else dim for dim in outcome.dims or ()]
     return Outcome(dims, (), outcome.mixed)
 
 
 def _written(value: Value) -> Value:
-    """Return what is known of a value that is where it was read, not a partial result."""
+    """Return the knowledge about a value at its original position, which is not a partial result."""
     return value._replace(partial=frozenset(each for each in value.partial if each.names[-1] not in _READS))
 
 
@@ -188,17 +188,17 @@ def _of_length(dim: Dim, length: int) -> Dim:
 
 
 def _joined(one: Dim, other: Dim) -> Dim:
-    """Return the dimension that is `one` or `other`; what is none of the block's yields."""
+    """Return the dimension that is `one` or `other`; a dimension of the block takes precedence."""
     if not blocks_of(other) or blocks_of(one) == blocks_of(other):
         return one
     return other if not blocks_of(one) else ((_CONFLICT, prod(n for _, n in one)),)
 
 
-# --- rules: from an equation and what is known of its operands to what it does --------------------------------------
+# --- rules: from an equation and facts about its operands to its effect --------------------------------------
 
 
 def _elementwise(eqn: Any, values: list[Value]) -> Outcome:
-    """Follow an operation whose operands have its result's shape, 1 in place of a length, or none."""
+    """Follow an operation whose operands have its result's shape, with 1 in place of some lengths, or are scalars."""
     shape = eqn.outvars[0].aval.shape
     dims, mixed = _blank(shape), list[Dim]()
     for value, var in zip(values, eqn.invars, strict=True):
@@ -215,12 +215,12 @@ def _elementwise(eqn: Any, values: list[Value]) -> Outcome:
 
 
 def _twice(dims: Sequence[Dim]) -> list[Dim]:
-    """Return the dimensions of the block that are there twice, as of all pairs of its elements."""
+    """Return the dimensions of the block that occur twice, as for all pairs of its elements."""
     return [dim for i, dim in enumerate(dims) if blocks_of(dim) & {k for d in dims[:i] for k in blocks_of(d)}]
 
 
 def _along(name: str) -> Callable[[Any, list[Value]], Outcome]:
-    """Return the rule of what goes along the dimensions in a parameter, and keeps them."""
+    """Return the rule of operations along the dimensions in a parameter, which keep them."""
 
     def rule(eqn: Any, values: list[Value]) -> Outcome:
         axes = np.atleast_1d(eqn.params[name])
@@ -246,7 +246,7 @@ def _last(count: Callable[[Any], int]) -> Callable[[Any, list[Value]], Outcome]:
 
 
 def _resized(eqn: Any, values: list[Value]) -> Outcome:
-    """Follow a slice, a repetition, a concatenation: it mixes the dimensions whose length changes."""
+    """Follow a slice, a repetition, a concatenation: it mixes the dimensions whose lengths change."""
     shape, dims = eqn.outvars[0].aval.shape, values[0].dims
     for value in values[1:]:
         dims = tuple(map(_joined, dims, value.dims)) if len(value.dims) == len(shape) else dims
@@ -280,11 +280,11 @@ def _squeezed(eqn: Any, values: list[Value]) -> Outcome:
 
 
 def _reshaped(eqn: Any, values: list[Value]) -> Outcome:
-    """Cut and merge dimensions. Of one that is cut, the first part is the one that its blocks follow each other in."""
+    """Split and merge dimensions. When one is split, the first part is the one along which its blocks are split."""
     shape = eqn.outvars[0].aval.shape
     if 0 in shape or eqn.params["dimensions"] is not None:
         return Outcome(None)
-    parts = [part for dim in values[0].dims for part in dim if part[1] != 1]  # which neighbour's 1 is, nobody knows
+    parts = [part for dim in values[0].dims for part in dim if part[1] != 1]  # the neighbour of a 1 is unknown
     dims: list[Dim] = []
     for length in shape:
         dim: list[tuple[int | None, int]] = []
@@ -316,7 +316,7 @@ def _multiplied(eqn: Any, values: list[Value]) -> Outcome:
 
 
 def _whole_windows(n: int, size: int, stride: int, padding: Sequence[int], dilation: int) -> bool:
-    """Say whether windows don't overlap, and fill the block: each is in one block."""
+    """Say whether windows don't overlap, and fill the block, so that each is in one block."""
     return size == stride and n % size == 0 and dilation == 1 and not any(padding)
 
 
@@ -377,7 +377,7 @@ _RULES: dict[str, Callable[[Any, list[Value]], Outcome]] = {
     **{f"reduce_{of}": _reduced("axes") for of in ("sum", "max", "min", "prod", "and", "or", "xor")},
     **{name: _reduced("axes") for name in ("argmax", "argmin")},
     "reduce": _reduced("dimensions"),
-    "unstack": _reduced("axis"),  # its parts are partial results, as is their sum
+    "unstack": _reduced("axis"),  # its parts are partial results, and so is their sum
     **{f"cum{of}": _along("axis") for of in ("sum", "prod", "max", "min", "logsumexp")},
     "sort": _along("dimension"),
     "rev": _along("dimensions"),
@@ -397,4 +397,4 @@ _RULES: dict[str, Callable[[Any, list[Value]], Outcome]] = {
     "gather": _gathered,
     **dict.fromkeys(_SCATTERS, _scattered),
 }
-"""What is not here keeps dimensions where shapes are kept."""
+"""Other operations keep dimensions if they keep shapes."""

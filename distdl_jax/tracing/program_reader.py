@@ -1,4 +1,4 @@
-"""Reads off a traced program what it communicates, and which arrays without elements it moves as constants."""
+"""Determines the communication of a traced program, and the empty arrays that it moves as constants."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from distdl_jax.watchdog.programs.ir import (
 )
 from distdl_jax.watchdog.source_lines import is_library
 
-# What a primitive is made of. What these hold was traced once, for the first caller; the call has its own line.
+# Primitives' own operations. The contents of these were traced once, for the first caller; the call has its own line.
 _WRAPPERS = ("custom_vjp_call", "custom_vmap_call")
 
 
 def read_program(transport: Transport, jaxpr: Any) -> Program:
-    """Return what a traced program communicates, in the order in which it does."""
+    """Return the communication of a traced program, in order."""
     return read_flow(transport, jaxpr)[0]
 
 
 def read_flow(transport: Transport, jaxpr: Any) -> tuple[Program, Flow]:
-    """Return what a traced program communicates, and where its results come from."""
+    """Return the communication of a traced program, and the origins of its results."""
     reader = _Reader(transport, len(jaxpr.invars))
     origins = reader.run(jaxpr, [1 << leaf for leaf in range(len(jaxpr.invars))])
     names, paths = (list(found or ()) for found in (jaxpr.debug_info.arg_names, jaxpr.debug_info.result_paths))
@@ -56,10 +56,10 @@ def read_flow(transport: Transport, jaxpr: Any) -> tuple[Program, Flow]:
 
 
 class _Reader(DataFlow[Origin]):
-    """Collects the operations of a program, while it follows where each value comes from.
+    """Collects the operations of a program, while it follows the origin of each value.
 
-    - `items`: the operations, loops and conditionals of the body that is read.
-    - `movements`: where what each call of a movement is given comes from. `layers`: the calls of layers.
+    - `items`: the operations, loops and conditionals of the current body.
+    - `movements`: the origins of the inputs of each call of a movement. `layers`: the calls of layers.
     """
 
     of_literals = of_constants = unknown = 0
@@ -71,9 +71,9 @@ class _Reader(DataFlow[Origin]):
         self.movements: list[Origin] = []
         self.layers: dict[tuple[int, ...], LayerCall] = {}
         self._around: tuple[Any, ...] = ()
-        self._read: dict[int, Program] = {}  # the bodies read last, by their identity
-        self._began: tuple[list[str], int] = [], 0  # the movement that began last: its scopes' numbers, and its own
-        # Numbered as they come: a program that is traced again is the same.
+        self._read: dict[int, Program] = {}  # the bodies read last, by identity
+        self._began: tuple[list[str], int] = [], 0  # the last movement started: its scopes' numbers, and its own
+        # Numbered in order, so that a program traced again is the same.
         self._numbers: dict[str | tuple[str, ...], int] = {}
         self._calls: dict[tuple[int, ...], int] = {}
 
@@ -81,7 +81,7 @@ class _Reader(DataFlow[Origin]):
         if (operation := self._transport.operation(eqn)) is not None:
             return [self._add(operation, eqn, args)] * len(eqn.outvars)
         if eqn.primitive.name == "tie":
-            # The order of movements is nothing that is passed; what comes out of a layer without data there is.
+            # The order of movements is not a passed value; the output of a layer without data there is.
             return [args[0] or reduce(or_, args)]
         if is_start_of_movement(eqn):
             return [self._begin(eqn, args[0])]
@@ -129,10 +129,10 @@ class _Reader(DataFlow[Origin]):
         return list(map(self.join, of_body[first], origins))
 
     def _begin(self, eqn: Any, origin: Origin) -> Origin:
-        """Note that a movement begins here; return the origin of all that comes out of it."""
+        """Record the start of a movement; return the origin of all its results."""
         eqns = (*self._around, eqn)
         number = self._calls.setdefault(tuple(map(id, eqns)), len(self._calls))
-        self.movements[number:] = [origin, *self.movements[number + 1 :]]  # once more, where a loop is read again
+        self.movements[number:] = [origin, *self.movements[number + 1 :]]  # once more, if a loop is read again
         self._began = movement_numbers("/".join(_stacks(eqns)))[-1:], number
         return 1 << self._leaves + number
 
@@ -151,12 +151,12 @@ class _Reader(DataFlow[Origin]):
 
 
 def line_of_equation(eqn: Any) -> str:
-    """Return the source line that an equation of a traced program comes from; "" where none is known."""
+    """Return the source line of an equation in a traced program; "" if unknown."""
     return _line((eqn,))
 
 
 def _place(eqns: tuple[Any, ...]) -> Place:
-    """Return where the innermost of `eqns` comes from."""
+    """Return the origin of the innermost of `eqns`."""
     return place_of(_line(eqns), _stacks(eqns))
 
 
@@ -167,14 +167,14 @@ def _stacks(eqns: tuple[Any, ...]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def place_of(line: str, stacks: tuple[str, ...]) -> Place:
-    """Return where an operation comes from, from the name stacks around it, the outermost first."""
+    """Return the origin of an operation, from the name stacks around it, the outermost first."""
     scopes = read_scopes("/".join(stacks))
     layers = f"{scopes.place} {'/'.join(scopes.names)}".strip()
     return Place(line, layers, scopes.backward)
 
 
 def _line(eqns: tuple[Any, ...]) -> str:
-    # Rather the line of a primitive's call than those of what is cached inside it.
+    # Prefer the line of a primitive's call to those of cached code inside it.
     wrappers = (n for n, eqn in enumerate(eqns) if name_and_params(eqn)[0] in _WRAPPERS and not is_opaque_call(eqn))
     wrapped = next(wrappers, len(eqns) - 1)
     for eqn in (*reversed(eqns[: wrapped + 1]), *eqns[wrapped + 1 :]):
@@ -189,11 +189,11 @@ def _line(eqns: tuple[Any, ...]) -> str:
 
 
 def constants_text(world: World, team: Workers, name: str, jaxpr: Any) -> str:
-    """Return what to add to an error that all workers of `team` raise of the function `name`: "" without constants.
+    """Return the addition to an error that all workers of `team` raise about the function `name`: "" without constants.
 
-    JAX returns a constant from `y[array]`, `.at[].set`, `.at[].add`, `insert` and `segment_sum` where y has no
-    elements. It has no derivative, and `jax.vmap` gives it no dimension, so that this worker's program differs from the
-    others'. Collective in `team`; `jaxpr` is this worker's program, before it is differentiated if that is known.
+    JAX returns a constant from `y[array]`, `.at[].set`, `.at[].add`, `insert` and `segment_sum` if y has no elements.
+    It has no derivative, and `jax.vmap` gives it no dimension, so that this worker's program differs from the others'.
+    Collective in `team`; `jaxpr` is this worker's program, before differentiation if that is known.
     """
     flow = _Constants()
     flow.run(jaxpr, [None] * len(jaxpr.invars))
@@ -209,9 +209,9 @@ def _text(moved: Mapping[int, tuple[str, ...]]) -> str:
 
 
 class _Constants(DataFlow[str | None]):
-    """How each value was made, if it is a constant: "" with elements, None of what is no constant.
+    """How each constant was made: "" with elements, None for other values.
 
-    - `moved`: in words, each constant without elements that is moved.
+    - `moved`: a description of each moved constant without elements.
     """
 
     of_literals = ""
@@ -227,7 +227,7 @@ class _Constants(DataFlow[str | None]):
                 self.moved[f"{args[-1]} moves in {line_of_equation(eqn)}"] = None
             return [None] * len(eqn.outvars)
         scan = structure(eqn)
-        # What is carried, or scanned over, may change.
+        # Carried, or scanned, values may change.
         same = args if not isinstance(scan, Scan) else args[: scan.constants] + [None] * (len(args) - scan.constants)
         self.through_bodies(eqn, same)
         if eqn.effects or None in args:
