@@ -1,14 +1,14 @@
 """Model-parallel deep learning for JAX over MPI.
 
 Tensors are split over partitions of workers, data moves between partitions by primitives with exact adjoints, and
-distributed layers give block for block what the sequential layers give.
+distributed layers match the sequential ones block for block.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # `typing` would come from the folder that `python -m distdl_jax` is called in
+TYPE_CHECKING = False  # `typing` would come from the folder in which `python -m distdl_jax` is called
 if TYPE_CHECKING:
     from typing import Any
 
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from distdl_jax.transports.progress import progress
     from distdl_jax.transports.threads.simulate import simulate
 
-# The module of each public name. It is imported when the name is first asked for: the supervisors of
-# `python -m distdl_jax` need none of it, nor JAX.
+# The module of each public name. It is imported when the name is first requested: the supervisors of `python -m
+# distdl_jax` need none of it, nor JAX.
 _MODULES = {
     "": ("checkpoint", "data", "functional", "graphs", "machine", "nn", "optim", "random", "solvers"),
     "transforms.forward_mode": ("hvp", "jvp", "linear_transpose", "linearize"),

@@ -1,15 +1,15 @@
-"""`python -m distdl_jax`: runs programs, and looks for what is wrong.
+"""`python -m distdl_jax`: runs programs, and diagnoses problems.
 
-`mpiexec -n 4 python -m distdl_jax program.py` runs a program on each worker as `python program.py` would, but under a
-supervisor that sees whatever ends the worker. `-m module` and `-c code` are as Python's.
+`mpiexec -n 4 python -m distdl_jax program.py` runs a program on each worker like `python program.py`, but under a
+supervisor that sees whatever ends the worker. `-m module` and `-c code` are like Python's.
 
 `python -m distdl_jax --simulate 4 program.py` runs a program on four workers in one process, without mpirun.
 
 `mpiexec -n 4 python -m distdl_jax machine` measures the machine, for `dj.cost` to estimate seconds.
 
-`python -m distdl_jax advise network.py --workers 64` prints the partitions that the layers of a network should have.
+`python -m distdl_jax advise network.py --workers 64` prints suitable partitions for the layers of a network.
 
-`python -m distdl_jax doctor`, with or without mpiexec in front, looks at the installation, the launch and the machine.
+`python -m distdl_jax doctor`, with or without mpiexec, checks the installation, the launch and the machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__" and sys.argv[0] == __file__ and not sys.flags.safe_path:
-    del sys.path[0]  # Python's -m: the working folder, whose socket.py, say, is not the standard library's
+    del sys.path[0]  # Python's -m: the working folder, whose socket.py, for instance, is not the standard library's
 
 import argparse
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ from pathlib import Path
 from distdl_jax.watchdog.launch.supervisor import supervise, worker_command
 
 COMMANDS = {"machine": ("tools.cost", None), "doctor": ("tools.doctor", 60.0)}
-"""Words in place of a program, for the modules of the library that they run; and within how many seconds MPI must have
-started: None for DISTDL_JAX_TIMEOUT."""
+"""The commands in place of a program, and their modules; and within how many seconds MPI must have started: None for
+DISTDL_JAX_TIMEOUT."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Carry out a command line; return the exit status."""
+    """Run a command line; return the exit status."""
     if len(arguments) > 1 and arguments[0] in ("-m", "-c"):
         supervise(worker_command(arguments))
     if arguments[:1] == ["advise"]:
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 
         return advise_on_file(arguments[1:])
     if arguments[:1] == ["doctor"] and any(word.startswith("--simulate") for word in arguments):
-        from distdl_jax.tools.doctor.__main__ import main as look  # as simulated programs run: without a supervisor
+        from distdl_jax.tools.doctor.__main__ import main as look  # like simulated programs: without a supervisor
 
         return look(arguments[1:])
     if arguments and arguments[0] in COMMANDS:
@@ -49,13 +49,13 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m distdl_jax",
         usage="%(prog)s [--simulate N] program.py ... | -m module ... | -c code ... | advise | doctor | machine ...",
         description="Run a program as one worker of a job that a launcher (mpirun, mpiexec, srun) has started; or, "
-        "with --simulate, on several workers in this process, each a thread, without a launcher. Or look for what is "
-        "wrong with an installation, a launch or a machine, or ask for the partitions of a network: doctor --help and "
-        "advise --help say more.",
+                    "with --simulate, on several workers in this process, each a thread, without a launcher. Or "
+                    "diagnose an installation, a launch or a machine, or ask for the partitions of a network: see "
+                    "doctor --help and advise --help.",
     )
-    parser.add_argument("--simulate", metavar="N", type=_workers, help="how many workers, 1 or more")
+    parser.add_argument("--simulate", metavar="N", type=_workers, help="the number of workers, 1 or more")
     parser.add_argument("program", help="the program's file; or -m and a module, or -c and code")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what it finds in sys.argv, after its name")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments in sys.argv, after its name")
     options = parser.parse_args(arguments)
     if options.simulate is None:
         supervise(worker_command([options.program, *options.arguments]))

@@ -1,4 +1,4 @@
-"""The errors that distdl_jax raises: all are `DistDLError`, and also the built-in error that they are a case of."""
+"""The errors of distdl_jax: all are `DistDLError`, and also a built-in error."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ class DistDLError(Exception):
 
 
 class InvalidArgumentError(DistDLError, ValueError):
-    """An argument has a value that is not accepted; the sentence says which, its value, and what is accepted."""
+    """An argument has an invalid value; the message gives the argument, its value, and the accepted ones."""
 
 
 class InvalidTypeError(DistDLError, TypeError):
-    """An argument has a type that is not accepted."""
+    """An argument has an invalid type."""
 
 
 class PlanError(DistDLError, ValueError):
-    """Blocks that don't fit together: shapes, dtypes or partitions that disagree between workers."""
+    """Blocks that don't match: shapes, dtypes or partitions that disagree between workers."""
 
 
 class SetupError(DistDLError, RuntimeError):
-    """The MPI library, the launcher or the way they were started does not allow what was asked for."""
+    """The MPI library, the launcher or the way they were started does not allow the request."""
 
 
 class CopiesWarning(UserWarning):
-    """Copies whose gradient is not what it looks like: of a loss that counts once for each, of a parameter that drifts.
+    """Copies with a misleading gradient: of a loss that counts once for each, or of a parameter that drifts.
 
-    Whoever means it ignores it: `warnings.simplefilter("ignore", dj.CopiesWarning)`.
+    If it is intended, ignore it: `warnings.simplefilter("ignore", dj.CopiesWarning)`.
     """
 
 
@@ -38,26 +38,26 @@ class CheckpointError(DistDLError, OSError):
 
 
 ONE_PROGRAM = (
-    "All workers must make the same calls in the same order, also those that hold no data: look for an `if` on the "
+    "All workers must make the same calls in the same order, including those without data: look for an `if` on the "
     "rank, for data that end sooner on one worker, and for a loop that one of them leaves first."
 )
-"""The end of most reports of programs that differ."""
+"""The end of most reports about differing programs."""
 
-MAPPED_OVER = "how many a movement maps over (jax.vmap, jax.jacrev)"
+MAPPED_OVER = "the size of a batch that moves (jax.vmap, jax.jacrev)"
 """The label of the agreement of workers between which data moves, under `jax.vmap`."""
 
 PLAN_OF = "the plan of "
-"""The label of an agreement while a function of `dj.jit` is traced, in front of its name."""
+"""The label of an agreement while a function of `dj.jit` is traced, before its name."""
 
 CONSTANTS = (
-    "JAX makes one of y[array], y.at[...].set, y.at[...].add, insert and segment_sum where y has no elements. It has "
-    "no derivative, and jax.vmap does not batch it: index outside of jax.vmap."
+    "y[array], y.at[...].set, y.at[...].add, insert and segment_sum give one in JAX if y has no elements. It has no "
+    "derivative, and jax.vmap does not batch it: index outside of jax.vmap."
 )
-"""Advice on constants that one worker alone has."""
+"""Advice about constants that exist on only one worker."""
 
 
 def shown_label(label: str, other: str = "") -> str:
-    """Return how messages name the agreement of a layer: by its class, and what differs from `other` of that class.
+    """Return the name of a layer's agreement in messages: its class, and the differences from `other` of that class.
 
     >>> shown_label("Linear(P=1 x 2 (0, 1), n=3)"), shown_label("Linear(P=2 (0, 1), n=3)", "Linear(P=2 (0, 1), n=4)")
     ('Linear', 'Linear(n=3)')
@@ -76,7 +76,7 @@ _ARGUMENT = re.compile(r"(\w+)=((?:\([^()]*\)|[^,()])*)")
 
 
 def one_program(labels: Iterable[str]) -> str:
-    """Return the end of a report of workers that wait for others to agree with them on these labels."""
+    """Return the end of a report about workers that wait for others to agree with them on these labels."""
     labels = set(labels)
     if MAPPED_OVER not in labels:
         plans = {label for label in labels if label.startswith(PLAN_OF)}
@@ -84,17 +84,17 @@ def one_program(labels: Iterable[str]) -> str:
             return ONE_PROGRAM
         (plan,) = plans
         return (
-            f"{ONE_PROGRAM} Or `{plan.removeprefix(PLAN_OF).split(' ')[0]}` has been called on all, and is traced anew "
-            "on some: then the shapes, dtypes or static arguments of its call have changed on these alone."
+            f"{ONE_PROGRAM} Or `{plan.removeprefix(PLAN_OF).split(' ')[0]}` has been called on all, and is traced "
+            "again on some: then the shapes, dtypes or static arguments of its call have changed only on these."
         )
     return (
-        "Under jax.vmap the workers between which data moves must map over as many, and one of them maps over nothing "
-        f"there: what it moves is a constant. {CONSTANTS} dj.jit, in place of jax.jit, names the constant."
+        "Under jax.vmap the workers between which data moves must map over the same number, and one of them maps over "
+        f"nothing there: it moves a constant. {CONSTANTS} dj.jit, in place of jax.jit, names the constant."
     )
 
 
 def start_of_more(workers: int) -> str:
-    """Return how to start a program on so many workers, for errors that ask for more than there are."""
+    """Return how to start a program on `workers`, for errors that require more than there are."""
     return (
         f" To start {workers} workers: `mpiexec -n {workers} python -m distdl_jax PROGRAM`, or, in one process without "
         f"MPI, `python -m distdl_jax --simulate {workers} PROGRAM`."

@@ -1,9 +1,9 @@
-"""Every private part of jax that the library uses: nothing else imports `jax._src`. Those of mpi4jax are in
+"""All private parts of jax that the library uses: nothing else imports `jax._src`. Those of mpi4jax are in
 `transports/mpi/compat.py`.
 
-One function each; its docstring says what for, which private names it needs, and what would replace them.
-`tests/compat/test_compat_*.py` run each of them, and fail with that docstring where a new version breaks it. Nothing
-private is imported before it is asked for. What is replaced in JAX is in the second part.
+There is one function for each; its docstring tells its purpose, which private names it needs, and what would replace
+them. `tests/compat/test_compat_*.py` run each of them, and fail with that docstring if a new version breaks it. Private
+names are imported only on demand. Patches of JAX are in the second part.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def source_frames(traceback: Any) -> Iterator[Any]:
-    """Yield the frames that an equation of a traced program comes from, the innermost first, without the frames of jax.
+    """Yield the frames of the origin of an equation in a traced program, the innermost first, without jax's frames.
 
     Each has a `file_name`, a `function_name` and a `start_line`. Private: `jax._src.source_info_util.user_frames`.
     `jax.extend.source_info_util.summarize` would replace it, if it gave frames instead of text.
@@ -41,10 +41,10 @@ def source_frames(traceback: Any) -> Iterator[Any]:
 
 
 def hiding_frames(fun: _F) -> _F:
-    """Return `fun`; what it raises comes without the frames of this library, as a jitted function's without jax's.
+    """Return `fun`; its exceptions come without this library's frames, like a jitted function's without jax's.
 
-    `jax_traceback_filtering` says how, or that they are shown. Private: `jax._src.traceback_util.api_boundary` and
-    `register_exclusion`. Public ones would replace them; without them all frames are shown.
+    `jax_traceback_filtering` determines how, or whether they are shown. Private: `jax._src.traceback_util.api_boundary`
+    and `register_exclusion`. Public ones would replace them; without them all frames are shown.
     """
     with suppress(ImportError, AttributeError):
         from jax._src import traceback_util
@@ -73,7 +73,7 @@ def bound_again(eqn: Any, args: Sequence[Any]) -> list[Any]:
 
 @contextmanager
 def at_line_of(eqn: Any) -> Iterator[None]:
-    """Trace in here with the source line, the scopes and the settings of an equation traced before.
+    """Trace inside with the source line, the scopes and the settings of a previously traced equation.
 
     Private: `jax._src.source_info_util.user_context` and `current_name_stack`, and an equation's `ctx`. A
     `jax.extend` for interpreters would replace it.
@@ -86,18 +86,18 @@ def at_line_of(eqn: Any) -> Iterator[None]:
 
 
 def linearize_at_once(primitive: Primitive, tangent: Callable[..., Any]) -> None:
-    """Have `jax.grad` differentiate a linear operation by `tangent`, which keeps nothing of its arguments.
+    """Have `jax.grad` differentiate a linear operation by `tangent`, which stores nothing of its arguments.
 
-    JAX would trace the rule for `jax.jvp` each time and look for what it keeps: a tenth of the time to trace a network.
+    JAX would trace the rule for `jax.jvp` each time and look for residuals: a tenth of the time to trace a network.
     `tangent` gives the result's tangent for the arguments' and the operation's parameters; `ad.Zero` stands for none.
-    Private: `jax._src.interpreters.ad.primitive_linearizations`, and what a rule in it returns; with releases that are
-    not known here JAX's own way remains. A public rule would replace it.
+    Private: `jax._src.interpreters.ad.primitive_linearizations`, and the result of a rule in it; with unknown releases
+    JAX's own way remains. A public rule would replace it.
     """
     if not (0, 10) <= jax.__version_info__[:2] <= (0, 12):
         return
     from jax._src.interpreters import ad as private
 
-    # A rule returns a result, whether it has a tangent, what is kept (twice, from jax 0.12 on), and a function.
+    # A rule returns a result, whether it has a tangent, the residuals (twice, from jax 0.12 on), and a function.
     kept: Any = ([], None) if jax.__version_info__ >= (0, 12) else ([],)
 
     def linearized(is_vjp: bool, nonzero: Sequence[bool], *primals: Any, **params: Any) -> tuple[Any, ...]:
@@ -118,10 +118,10 @@ def linearize_at_once(primitive: Primitive, tangent: Callable[..., Any]) -> None
 
 
 def add_dependency(context: Any, x: Any, token: Any) -> Any:
-    """Return, in a lowering for CPUs, the value `x`, which in the compiled program, too, is read only after `token`.
+    """Return, in a lowering for CPUs, the value `x`, which even in the compiled program is read only after `token`.
 
-    Private: `jaxlib.mlir.dialects.mhlo.AddDependencyOp`; without it, and for `jax.export` (`for_export`), `x` as it is:
-    XLA may read it before, which is slower, and no less right. An operation of StableHLO would replace it.
+    Private: `jaxlib.mlir.dialects.mhlo.AddDependencyOp`; without it, and for `jax.export` (`for_export`), `x`
+    unchanged: XLA may read it earlier, which is slower, but still correct. An operation of StableHLO would replace it.
     """
     with suppress(ImportError):
         from jaxlib.mlir.dialects.mhlo import AddDependencyOp
@@ -132,7 +132,7 @@ def add_dependency(context: Any, x: Any, token: Any) -> Any:
 
 
 def dispatched_by_this_thread() -> Callable[[], list[Any]]:
-    """Return a function for other threads: the buffers, done or not, that tell how far this thread's programs are.
+    """Return a function for other threads: the buffers, done or not, that show the progress of this thread's programs.
 
     Private: the attributes that `jax._src.dispatch.runtime_tokens` has in each thread, one for each ordered effect, and
     a token's `_buf`. A `jax.effects_barrier` that asks instead of waiting would replace it.
@@ -146,7 +146,7 @@ def dispatched_by_this_thread() -> Callable[[], list[Any]]:
 def wait_for_program(effect: Any) -> None:
     """Wait for this thread's last program with this ordered effect, and raise what it raised.
 
-    Private: `jax._src.dispatch.runtime_tokens`. It goes where `set_last_program` goes.
+    Private: `jax._src.dispatch.runtime_tokens`. Used together with `set_last_program`.
     """
     from jax._src.dispatch import runtime_tokens
 
@@ -165,7 +165,7 @@ def set_last_program(effect: Any, done: jax.Array) -> None:
 
 
 def is_transformed() -> bool:
-    """Return whether this thread traces, differentiates or maps: what it calls is part of something else then.
+    """Return whether this thread traces, differentiates or maps: then its calls are part of something else.
 
     Private: `jax._src.core.trace_state_clean`. A public name for it would replace it.
     """
@@ -175,7 +175,7 @@ def is_transformed() -> bool:
 
 
 def is_staged() -> bool:
-    """Return whether this thread traces a program, of `jax.jit` or a loop: what it calls is called no more later.
+    """Return whether this thread traces a program, of `jax.jit` or a loop: then its calls are not repeated later.
 
     Private: `jax._src.core.trace_ctx`, a trace's `parent_trace`, and `DynamicJaxprTrace`. A public name would do.
     """
@@ -189,7 +189,7 @@ def is_staged() -> bool:
 
 
 def activity(innermost: FrameType) -> str | None:
-    """Return "executing" or "compiling" where the thread with this innermost frame does that to a program; else None.
+    """Return "executing" or "compiling" if the thread with this innermost frame does that to a program; otherwise None.
 
     Private: the files and functions of jax that call XLA. Events of `jax.monitoring` at both starts would replace it.
     """
@@ -203,8 +203,8 @@ def name_and_params(eqn: Any) -> tuple[str, dict[str, Any]]:
     """Return the name and the parameters of an equation's operation.
 
     With the flags `jax_custom_vjp3` and `jax_remat3` functions with their own derivatives, and checkpoints, are objects
-    that one operation holds: they get the names that they have without. Private: its parameter `_prim`, the names of
-    two classes, and their `params`. A `jax.extend` for interpreters would replace it.
+    in one operation: they get the names that they have without. Private: its parameter `_prim`, the names of two
+    classes, and their `params`. A `jax.extend` for interpreters would replace it.
     """
     if (held := eqn.params.get("_prim")) is None:
         return eqn.primitive.name, eqn.params
@@ -213,7 +213,8 @@ def name_and_params(eqn: Any) -> tuple[str, dict[str, Any]]:
 
 
 def constant_arguments(eqn: Any) -> int:
-    """Return how many of the first arguments of a function with its own derivative are constants, which have none.
+    """Return how many of the first arguments of a function with its own derivative are constants, which are not
+    differentiated.
 
     Private: its parameter `num_consts`, 0 if it is missing; of an object that an operation holds, `in_avals`: its first
     two are trees of constants. A `jax.extend` for interpreters would replace it.
@@ -234,7 +235,7 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
 
 
 def mapped_sizes(x: Any) -> tuple[int, ...]:
-    """Over how many the transformations of `jax.vmap` map that `x` is in now, the innermost first.
+    """Return the sizes of the `jax.vmap` transformations around `x`, the innermost first.
 
     Private: `jax._src.interpreters.batching.BatchTracer`, its `val` and `batch_dim`, and `primal` of others.
     A rule of `custom_vmap` that is called each time, whatever jitted function it is in, would replace it.
@@ -250,7 +251,7 @@ def mapped_sizes(x: Any) -> tuple[int, ...]:
 
 
 def found_not_finite() -> tuple[str, str] | None:
-    """Return the program in whose result JAX has found "nan" or "inf", while it seeks the place in its function.
+    """Return the program in whose result JAX has found "nan" or "inf", while it locates the place in its function.
 
     Private: `jax._src.api_util.InternalFloatingPointError`. `jax_debug_nans` that raises at once would replace it.
     """
@@ -264,7 +265,7 @@ def found_not_finite() -> tuple[str, str] | None:
 
 
 def check_for_nans_again() -> None:
-    """Have `jax_debug_nans` see this thread's results, which it does no more once JAX has lowered a `custom_vmap`.
+    """Have `jax_debug_nans` check this thread's results, which it stops doing once JAX has lowered a `custom_vmap`.
 
     Private: `jax._src.api._post_hook_state`, `jax._src.config`. JAX's own `jaxpr_as_fun` would have to put it back.
     """
@@ -276,7 +277,7 @@ def check_for_nans_again() -> None:
 
 
 def ordered_effect(name: str) -> Any:
-    """Return a new effect, whose operations run in the order of the program, also in loops and under `jax.checkpoint`.
+    """Return a new effect, whose operations run in program order, including in loops and under `jax.checkpoint`.
 
     Private: `jax._src.effects`: `Effect`, and the sets of accepted types. A public registry would replace it.
     """
@@ -288,13 +289,13 @@ def ordered_effect(name: str) -> Any:
     return kind()
 
 
-# What is replaced in JAX.
-_undo: list[Callable[[], None]] = []  # puts JAX's own parts back
+# Patches of JAX.
+_undo: list[Callable[[], None]] = []  # restores JAX's own parts
 _patching = threading.Lock()  # workers of dj.simulate are threads
 
 
 def install_jax_patches() -> None:
-    """Replace methods and rules of JAX by what does the same, but for one mistake. Private: as the functions below."""
+    """Replace methods and rules of JAX by equivalent ones without one mistake. Private: as the functions below."""
     with _patching:
         if _undo:
             return
@@ -303,13 +304,13 @@ def install_jax_patches() -> None:
             give_tokens_to_compiled_functions()
             count_constants_among_residuals()
             let_loops_move_data()
-        except BaseException:  # in a release that is not known: all or nothing, also when it is tried again
+        except BaseException:  # in an unknown release: all or nothing, also when it is tried again
             remove_jax_patches()
             raise
 
 
 def remove_jax_patches() -> None:
-    """Put JAX's own parts back. Private: as for `install_jax_patches`."""
+    """Restore JAX's own parts. Private: as for `install_jax_patches`."""
     while _undo:
         _undo.pop()()
 
@@ -320,7 +321,7 @@ def _replace(put: Callable[[Any, Any], None], name: Any, own: Any, replacement: 
 
 
 def hand_tokens_back() -> None:
-    """Have a program with ordered effects take the token of the one before it as it is.
+    """Have a program with ordered effects use the previous one's token unchanged.
 
     JAX puts it on the device again, which costs 55 us of Python. Private: a token's `_buf`, and
     `jax._src.dispatch.RuntimeTokenSet.get_token_input`. A faster `jax.device_put` would replace it.
@@ -332,7 +333,7 @@ def hand_tokens_back() -> None:
     def get_token_input(self: Any, effect: Any, devices: Any) -> Any:
         token = self.current_tokens.get(effect)
         if len(devices) == 1 and isinstance(token, core.Token) and token._buf.devices() == {devices[0]}:
-            with suppress(Exception):  # JAX's own way knows what becomes of a program that failed
+            with suppress(Exception):  # JAX's own way handles failed programs
                 token.block_until_ready()
                 return token
         return own(self, effect, devices)
@@ -341,10 +342,10 @@ def hand_tokens_back() -> None:
 
 
 def give_tokens_to_compiled_functions() -> None:
-    """Have what `jax.jit(fun).lower(...).compile()` returns run more than once where it has ordered effects.
+    """Have the result of `jax.jit(fun).lower(...).compile()` run more than once if it has ordered effects.
 
-    From its second call on JAX leaves out the token, and the program refuses to run. Private: `create_cpp_call`, which
-    may return None, and `unsafe_call` of `jax._src.interpreters.pxla.MeshExecutable`. A correct JAX would replace it.
+    From its second call on JAX omits the token, and the program refuses to run. Private: `create_cpp_call`, which may
+    return None, and `unsafe_call` of `jax._src.interpreters.pxla.MeshExecutable`. A correct JAX would replace it.
     """
     from jax._src.interpreters.pxla import MeshExecutable
 
@@ -361,10 +362,10 @@ def give_tokens_to_compiled_functions() -> None:
 def count_constants_among_residuals() -> None:
     """Have a `jax.custom_vjp`'s backward function get its residuals, not other arrays.
 
-    JAX knows a residual that is an argument of the function by its place. Where it splits a program into what is known
-    and what is not (a second derivative through a scan, say), it puts the function's constants in front of the
-    arguments, but does not count them, nor does `checkify` the errors found before: the backward function gets these,
-    and where shapes agree, gradients are silently wrong. Private: the `recipe` of what
+    JAX identifies a residual that is an argument of the function by its position. When it splits a program into known
+    and unknown parts (for instance in a second derivative through a scan), it prepends the function's constants to the
+    arguments, without counting them, and likewise `checkify` the errors found before: the backward function gets these,
+    and if shapes agree, gradients are silently wrong. Private: the `recipe` of what
     `jax._src.interpreters.partial_eval.JaxprTrace.process_custom_vjp_call` returns; `jax._src.checkify.error_checks`,
     and `Error`. A release of JAX without those mistakes (0.12.0 has them) would replace it.
     """
@@ -374,7 +375,7 @@ def count_constants_among_residuals() -> None:
 
     split, check = JaxprTrace.process_custom_vjp_call, error_checks[custom_vjp_call_p]
 
-    # The last result of `out_trees` is the residuals' places, here with so many arguments more in front.
+    # The last result of `out_trees` is the residuals' positions, here shifted by the prepended arguments.
     def behind(number: int, out_trees: Callable[[], Any]) -> Callable[[], Any]:
         def counted() -> Any:
             *trees, places = out_trees()
@@ -386,7 +387,7 @@ def count_constants_among_residuals() -> None:
         results = split(self, *args, out_trees=out_trees, **options)
         for result in results:  # those of one equation share its parameters
             params = getattr(getattr(result, "recipe", None), "params", {})
-            if params.get("out_trees") is out_trees:  # where JAX counts constants itself, it is another function
+            if params.get("out_trees") is out_trees:  # if JAX counts constants itself, it is another function
                 params["out_trees"] = behind(params["num_consts"], out_trees)
         return results
 
@@ -399,11 +400,11 @@ def count_constants_among_residuals() -> None:
 
 
 def let_loops_move_data() -> None:
-    """Have JAX transpose and checkpoint a `lax.while_loop` that moves data, where no derivative depends on it.
+    """Have JAX transpose and checkpoint a `lax.while_loop` that moves data, if no derivative depends on it.
 
-    JAX has no adjoint of a while loop, and needs none there: it drops the loop of the tangents. But a loop whose
-    operations have an effect, as messages do, it does not drop, and refuses; and `jax.checkpoint` fails at an effect
-    with a result in a loop. Private: two rules in the registries of `jax.interpreters`. JAX's own would replace them.
+    JAX has no adjoint of a while loop, and needs none there: it drops the loop of the tangents. But it does not drop,
+    and rejects, a loop whose operations have an effect, as messages do; and `jax.checkpoint` fails at an effect with a
+    result in a loop. Private: two rules in the registries of `jax.interpreters`. JAX's own would replace them.
     """
     transposes, checkpoints = ad.primitive_transposes, pe.partial_eval_jaxpr_custom_rules
     refuse, without_effects = transposes[lax.while_p], checkpoints[lax.while_p]
@@ -418,10 +419,10 @@ def let_loops_move_data() -> None:
             return without_effects(saveable, unknown, instantiated, eqn)
         if any(unknown):
             raise InvalidTypeError(
-                "In jax.checkpoint, a lax.while_loop that moves data must not be differentiated: put "
-                "jax.lax.stop_gradient on what goes into it, or the loop outside of jax.checkpoint."
+                "In jax.checkpoint, a lax.while_loop that moves data must not be differentiated: apply "
+                "jax.lax.stop_gradient to its inputs, or move the loop outside of jax.checkpoint."
             )
-        # As JAX's rule for single operations with effects: it runs once, and its results are saved.
+        # Like JAX's rule for single operations with effects: it runs once, and its results are saved.
         return eqn, None, [False] * len(eqn.outvars), [False] * len(eqn.outvars), []
 
     _replace(transposes.__setitem__, lax.while_p, refuse, transposed)

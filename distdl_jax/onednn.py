@@ -1,4 +1,4 @@
-"""`python -m distdl_jax.onednn`: compile oneDNN's convolutions into this environment, and try them."""
+"""`python -m distdl_jax.onednn`: compile oneDNN's convolutions into this environment, and test them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from distdl_jax.watchdog.launch.onednn_library import version
 
 
 def main() -> int:
-    """Build and try, and return the exit status."""
+    """Build and test, and return the exit status."""
     try:
         path = build()
         try:
             ctypes.CDLL(str(path))
             _try()
         except (SetupError, OSError):
-            path.unlink()  # programs are better off without it
+            path.unlink()  # programs run better without it
             raise
     except OSError as error:
-        print(f"What was compiled can't be loaded: {error}", file=sys.stderr)
+        print(f"The compiled library can't be loaded: {error}", file=sys.stderr)
         return 1
     except SetupError as error:
         print(error, file=sys.stderr)
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def _try() -> None:
-    """Raise `SetupError` unless one convolution, and its gradients, are what XLA computes."""
+    """Raise `SetupError` unless a convolution, and its gradients, equal XLA's."""
     window, draw = Placement((1, 2), ((1, 1), (0, 1)), (1, 1)), np.random.default_rng(0).standard_normal
     problem = Problem((2, 6, 9, 8), (20, 3, 3, 2), window, 2, "float32")
     x, weight, dy = (jnp.asarray(draw(shape), jnp.float32) for shape in (problem.x, problem.weight, problem.y))
@@ -49,7 +49,7 @@ def _try() -> None:
             raise SetupError(f"oneDNN {version()} can't compute a small convolution ({direction}: {shapes}).")
         ours, xlas = (getattr(module, direction)(problem, *operands) for module in (convolution, plain))
         if not jnp.allclose(ours, xlas, rtol=1e-4, atol=1e-4):
-            raise SetupError(f"oneDNN {version()} computes something else than XLA ({direction}: {shapes}).")
+            raise SetupError(f"The result of oneDNN {version()} differs from XLA's ({direction}: {shapes}).")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Random tensors whose numbers do not depend on the partition: for dropout, noise and synthetic data.
 
-With one key, the blocks of all workers together are what `jax.random` gives for the global shape and that key, whatever
-the partition: threefry, JAX's default generator, makes the n-th number from n alone, so each worker makes its block's
-numbers and no others. (With keys of another generator each makes the whole tensor, and cuts it.)
+With one key, the blocks of all workers together equal `jax.random`'s for the global shape and that key, whatever the
+partition: threefry, JAX's default generator, computes the n-th number from n alone, so each worker generates only its
+block's numbers. (With keys of another generator each worker generates the whole tensor, and cuts it.)
 
     keep = dj.random.bernoulli(key, 0.9, spec)
     x = jnp.where(keep, x / 0.9, 0)
 
-The key has to be the same on every worker, and another one at each step: `key, now = jax.random.split(key)`.
+The key must be the same on every worker, and another one at each step: `key, now = jax.random.split(key)`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def uniform(
 
     **Returns:** the block; zero-volume if this worker holds none. Bit for bit the same numbers for every partition.
 
-    **Raises:** `InvalidTypeError` for a dtype that is not floating, or a spec that is no `TensorSpec`.
+    **Raises:** `InvalidTypeError` for a dtype that is not floating, or a spec that is not a `TensorSpec`.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -81,10 +81,10 @@ def normal(key: Array, spec: TensorSpec, dtype: DTypeLike = float) -> Array:
     - `spec`: the tensor. Copies of a block get the same numbers.
     - `dtype`: a floating or complex one. Default: JAX's default float.
 
-    **Returns:** the block; zero-volume if this worker holds none. They are computed from the same random bits for
-    every partition; the last bit or two of a result may differ, as XLA orders arithmetic by shape.
+    **Returns:** the block; zero-volume if this worker holds none. They are computed from the same random bits for every
+    partition; the last bit or two of a result may differ, as XLA orders arithmetic by shape.
 
-    **Raises:** as `uniform`.
+    **Raises:** as in `uniform`.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -100,7 +100,7 @@ def bernoulli(key: Array, p: ArrayLike | TensorSpec = 0.5, spec: TensorSpec | No
     **Arguments:**
 
     - `key`: a JAX random key, the same on every worker.
-    - `p`: the probability, a number or a floating array that broadcasts with the block. May be left out.
+    - `p`: the probability, a number or a floating array that broadcasts with the block. May be omitted.
     - `spec`: the tensor. Copies of a block get the same booleans.
 
     **Returns:** the block; zero-volume if this worker holds none. Exactly the same for every partition.

@@ -1,7 +1,7 @@
 """The settings: every environment variable that the library reads, each declared once.
 
-They are read once, when the first world is opened, and then checked on all workers together: a value that is wrong on
-one worker is the same error on all.
+They are read once, when the first world is opened, and then checked on all workers together: an invalid value on one
+worker raises the same error on all.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 from distdl_jax.validation import difference
 
 _OTHERS = ("DISTDL_JAX_TEST_", "DISTDL_JAX_SKIP_MPI_CHECK", "DISTDL_JAX_SUPERVISOR")
-"""Beginnings of the names that the tests, the build and the launcher read."""
+"""Prefixes of the names that the tests, the build and the launcher read."""
 
 
 class TimeLimits(NamedTuple):
-    """Seconds after which the clock ends the job; 0 for never.
+    """Seconds after which the clock ends the job; 0 for no limit.
 
-    - `waiting`: for others that do not come. Longer than a data set takes to load or a checkpoint to be written.
+    - `waiting`: for others that don't arrive. It should exceed the time to load a data set or to write a checkpoint.
     - `program`: for a program that all workers are in.
     """
 
@@ -32,9 +32,9 @@ class TimeLimits(NamedTuple):
 class Setting(NamedTuple):
     """One environment variable.
 
-    - `default`, `accepts`: the value if it is not set, and what it must be, for messages.
-    - `parse`: the value that a text stands for; raises `ValueError` or `KeyError` for others.
-    - `purpose`: what it is for, as a sentence.
+    - `default`, `accepts`: the default value, and the accepted values, for messages.
+    - `parse`: the value of a text; raises `ValueError` or `KeyError` for invalid ones.
+    - `purpose`: as a sentence.
     - `same`: whether it must be the same on all workers.
     """
 
@@ -68,8 +68,8 @@ SETTINGS: dict[str, Setting] = {
         "0",
         "0 or 1",
         _SWITCH,
-        "With 1 each worker's last operations are recorded, and reported when the clock ends the job; "
-        "`init` compares the workers' random keys; and `dj.check_replicated` looks.",
+        "With 1 each worker's last operations are recorded, and reported when the clock ends the job; `init` compares "
+        "the workers' random keys; and `dj.check_replicated` is active.",
     ),
     "fast_convolutions": Setting(
         "DISTDL_JAX_FAST_CONVOLUTIONS",
@@ -82,23 +82,23 @@ SETTINGS: dict[str, Setting] = {
         "DISTDL_JAX_ONEDNN",
         "on",
         "on or off",
-        {"on": "on", "off": "off", "always": "on"}.__getitem__,  # "always" was once more than "on"
-        "Whether float32 convolutions on CPUs are oneDNN's, where `python -m distdl_jax.onednn` has compiled them.",
+        {"on": "on", "off": "off", "always": "on"}.__getitem__,  # "always" formerly meant more than "on"
+        "Whether float32 convolutions on CPUs are oneDNN's, if `python -m distdl_jax.onednn` has compiled them.",
     ),
     "gpus": Setting(
         "DISTDL_JAX_GPUS",
         "own",
         "own, share or given",
         {word: word for word in ("own", "share", "given")}.__getitem__,
-        "How `python -m distdl_jax` gives GPUs to workers: one each, and an error where there are too few; one "
-        "for several, which share its memory; or as CUDA_VISIBLE_DEVICES says.",
+        "How `python -m distdl_jax` assigns GPUs to workers: one each, with an error if there are too few; one for "
+        "several, which share its memory; or as given by CUDA_VISIBLE_DEVICES.",
     ),
     "progress": Setting(
         "DISTDL_JAX_PROGRESS",
         "1",
         "0 or 1",
         _SWITCH,
-        "With 0 nothing shows how far long work is: checkpoints, measurements, loops in `dj.progress`.",
+        "With 0 the progress of long work is not shown: checkpoints, measurements, loops in `dj.progress`.",
         same=False,
     ),
 }
@@ -127,9 +127,9 @@ class Settings(NamedTuple):
 class Reading(NamedTuple):
     """The settings in one worker's environment.
 
-    - `settings`: with the default in place of a wrong value.
-    - `wrong`: the values that are not accepted, by the attribute of the setting.
-    - `unknown`: names that look like settings, and are none.
+    - `settings`: with the default in place of an invalid value.
+    - `wrong`: the invalid values, by the attribute of the setting.
+    - `unknown`: names that look like settings, but are not.
     """
 
     settings: Settings
@@ -138,7 +138,7 @@ class Reading(NamedTuple):
 
 
 def read_settings(environment: Mapping[str, str]) -> Reading:
-    """Read the settings; raises nothing. A variable that is empty counts as not set."""
+    """Read the settings; raises nothing. An empty variable counts as unset."""
     values: dict[str, Any] = {}
     wrong: dict[str, str] = {}
     for attribute, setting in SETTINGS.items():
@@ -169,7 +169,7 @@ def shows_progress() -> bool:
 
 
 def setting_problems(everyone: Sequence[Reading]) -> Iterator[str]:
-    """Yield a sentence for each value that is not accepted, or differs between workers where it must not.
+    """Yield a sentence for each value that is invalid, or differs between workers although it must not.
 
     `everyone` has the reading of each worker, by rank; the sentences are the same on all workers.
     """
@@ -187,15 +187,15 @@ def setting_problems(everyone: Sequence[Reading]) -> Iterator[str]:
 
 
 def warning_of_unknown(everyone: Sequence[Reading]) -> str | None:
-    """Return a warning of names on any worker that look like settings and are none; None without such."""
+    """Return a warning about names on any worker that look like settings but are not; None if there are none."""
     names = sorted({name for reading in everyone for name in reading.unknown})
     if not names:
         return None
     known = [setting.name for setting in SETTINGS.values()]
-    # All have one beginning, so only a very close name is meant.
+    # All have one prefix, so only a very close name is meant.
     guesses = {name: get_close_matches(name, known, 1, cutoff=0.9) for name in names}
     listed = (f"{name} (did you mean {guess[0]}?)" if guess else name for name, guess in guesses.items())
-    return f"Ignored, for distdl_jax has no such setting: {', '.join(listed)}. The settings are {', '.join(known)}."
+    return f"Ignored, since distdl_jax has no such setting: {', '.join(listed)}. The settings are {', '.join(known)}."
 
 
 def settings_table() -> str:

@@ -1,4 +1,4 @@
-"""What people are shown: amounts as text, tables, and pictures as values."""
+"""Output for users: amounts as text, tables, and pictures as values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def bytes_text(count: int) -> str:
-    """Return a number of bytes as people write it.
+    """Return a number of bytes as text.
 
     >>> bytes_text(96), bytes_text(12_288), bytes_text(3_500_000)
     ('96 B', '12 kB', '3.5 MB')
@@ -25,7 +25,7 @@ def bytes_text(count: int) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number to three digits, without an exponent; a whole one as it is.
+    """Return a number to three digits, without an exponent; an integer without decimals.
 
     >>> number(3), number(0.12345), number(12.345), number(1234.5)
     ('3', '0.123', '12.35', '1234')
@@ -38,7 +38,7 @@ def number(value: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Container[int] = (0,)) -> list[str]:
-    """Return the rows of a table as lines, the columns `left` set to the left and the others to the right.
+    """Return the rows of a table as lines, with the columns `left` aligned to the left and the others to the right.
 
     >>> aligned([("layer", "bytes"), ("conv", "16")])
     ['layer  bytes', 'conv      16']
@@ -93,7 +93,7 @@ class Drawing:
 def documented(template: str, **values: str) -> Callable[[T], T]:
     """Return a decorator that completes the docstring of a class or function: its own lines, then `template`.
 
-    In the template `$name` is the name of what is decorated, and others are those of `values`.
+    In the template `$name` is the name of the decorated object, and others are from `values`.
 
     >>> @documented("It is called $name, and $what.", what="adds")
     ... def plus(x, y):

@@ -1,6 +1,6 @@
 """Checks of public functions' arguments.
 
-Checks of arrays import numpy and JAX when they are called, so that the plans, which check integers, do without them.
+Checks of arrays import numpy and JAX when called, so that the plans, which check integers, don't need them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 Sizes = int | Sequence[int]
 MOST_WORKERS: Final = 2**24
-"""Plans name workers one by one: so many take 2 GB."""
+"""Plans name workers one by one; this many take 2 GB."""
 MOST_ALONG: Final = 2**27
-"""The longest output of which a plan lists what each entry reads: so many take 10 GB."""
+"""The longest output for which a plan lists the inputs of each entry; this many take 10 GB."""
 Padding = int | str | Sequence[int | tuple[int, int]]
 
 
 def check_function(name: str, value: Any) -> None:
-    """Refuse a value that can't be called."""
+    """Reject a value that can't be called."""
     if not callable(value):
         raise InvalidTypeError(f"`{name}` (={value!r}) must be a function.")
 
 
 def checked_integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Return the argument `name` as an int, which is not below `least`, nor above `most`; True is no integer."""
+    """Return the argument `name` as an int not below `least`, nor above `most`; True is not an integer."""
     try:
         number = _integer(value)
     except TypeError:
@@ -44,7 +44,7 @@ def checked_integer(name: str, value: Any, least: int | None = None, most: int |
 
 
 def check_length(name: str, value: Any, length: int) -> None:
-    """Refuse the argument `name`, with which a tensor has a `length` along a dimension of which no plan can be made."""
+    """Reject the argument `name` if it gives a tensor too large a `length` along a dimension for planning."""
     if length > MOST_ALONG:
         raise InvalidArgumentError(
             f"`{name}` (={value!r}) makes a dimension {length} long, but at most {MOST_ALONG} can be planned."
@@ -69,7 +69,7 @@ def _integer(value: Any) -> int:
 
 
 def python_integers(value: Any) -> Any:
-    """Return numpy's integers, and JAX's if they are concrete, as Python's; in tuples and lists, too."""
+    """Return numpy's integers, and JAX's if they are concrete, as Python's, including in tuples and lists."""
     if type(value) in (tuple, list):
         return type(value)(map(python_integers, value))
     if getattr(getattr(value, "dtype", None), "kind", None) in ("i", "u") and not value.shape and not is_traced(value):
@@ -89,14 +89,14 @@ def checked_boolean(name: str, value: Any) -> bool:
                 return truth
         except TypeError:  # JAX's, of a tracer
             raise InvalidTypeError(
-                f"`{name}` (={value!r}) must be True or False, but is traced; it has to be known while tracing: let it "
-                "be a static argument of the jit."
+                f"`{name}` (={value!r}) must be True or False, but is traced; it must be known while tracing: make it "
+                "a static argument of the jit."
             ) from None
     raise InvalidTypeError(f"`{name}` (={value!r}) must be True or False.")
 
 
 def checked_booleans(name: str, values: Any) -> tuple[bool, ...]:
-    """Return the argument `name`, a sequence of truth values as `checked_boolean` takes them, as a tuple of bools."""
+    """Return the argument `name`, a sequence of truth values as for `checked_boolean`, as a tuple of bools."""
     try:
         given = tuple(values)
     except TypeError:
@@ -125,18 +125,18 @@ def checked_axis(name: str, axis: object, shape: tuple[int, ...]) -> int:
 
 
 def is_integer(value: Any, least: int | None = None) -> bool:
-    """Return whether `value` is an integer, Python's or numpy's, not below `least`; True is no integer."""
+    """Return whether `value` is an integer, Python's or numpy's, not below `least`; True is not an integer."""
     is_one = isinstance(value, Integral) and not isinstance(value, bool)
     return is_one and (least is None or bool(value >= least))
 
 
 def is_real(value: Any) -> bool:
-    """Return whether `value` is a real number, Python's or numpy's; True and NaN are none."""
+    """Return whether `value` is a real number, Python's or numpy's, except True and NaN."""
     return not isinstance(value, bool) and isinstance(value, Real) and bool(value == value)
 
 
 def check_number(name: str, value: Any) -> None:
-    """Refuse a value that is neither a real number of Python's nor a scalar array of one."""
+    """Reject a value that is neither a real Python number nor a scalar array of one."""
     import jax.numpy as jnp
 
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -148,21 +148,21 @@ def check_number(name: str, value: Any) -> None:
 
 
 def check_not_negative(name: str, value: Any) -> None:
-    """Refuse a value that is no real number, is below 0 or NaN; a traced one may be any number."""
+    """Reject a value that is not a real number, is below 0 or NaN; a traced one may be any number."""
     check_number(name, value)
     if not is_traced(value) and not bool(value >= 0):
         raise InvalidArgumentError(f"`{name}` (={value!r}) must not be negative, nor NaN.")
 
 
 def is_traced(value: Any) -> bool:
-    """Return whether JAX traces `value`, whose number is not known then."""
+    """Return whether JAX traces `value`, so that its number is not known."""
     from jax.core import Tracer
 
     return isinstance(value, Tracer)
 
 
 def check_numbers(name: str, values: Sequence[Any], places: Sequence[int] | None = None) -> None:
-    """Refuse arguments (the ones at `places`) that are not pytrees of arrays and numbers."""
+    """Reject arguments (the ones at `places`) that are not pytrees of arrays and numbers."""
     import jax
 
     for place in range(len(values)) if places is None else places:
@@ -175,7 +175,7 @@ def check_numbers(name: str, values: Sequence[Any], places: Sequence[int] | None
 def checked_weights(name: str, value: Any, each: str, *, or_one: bool = False) -> Any:
     """Return the argument `name`, a sequence of real numbers (or one number, with `or_one`), as hashable floats.
 
-    `each`: the thing of which each has one number, for messages.
+    `each`: the object with one number each, for messages.
     """
     import jax
     import jax.numpy as jnp
@@ -187,7 +187,7 @@ def checked_weights(name: str, value: Any, each: str, *, or_one: bool = False) -
         )
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError):  # ragged, say
+    except (TypeError, ValueError):  # e.g. ragged
         array = np.asarray(None)
     is_number = jnp.issubdtype(array.dtype, jnp.integer) or jnp.issubdtype(array.dtype, jnp.floating)
     numbers = array.astype(float) if is_number else np.full(1, np.nan)
@@ -198,7 +198,7 @@ def checked_weights(name: str, value: Any, each: str, *, or_one: bool = False) -
 
 
 def checked_dtype(name: str, value: Any) -> np.dtype:
-    """Return the dtype that the argument `name` stands for, as JAX has it."""
+    """Return the dtype that the argument `name` denotes, as JAX has it."""
     import jax
     import numpy as np
 
@@ -208,11 +208,11 @@ def checked_dtype(name: str, value: Any) -> np.dtype:
             return dtype
     except (TypeError, ValueError, AttributeError):
         pass
-    raise InvalidTypeError(f"`{name}` (={value!r}) must be a dtype of numbers, as jnp.float32.")
+    raise InvalidTypeError(f"`{name}` (={value!r}) must be a dtype of numbers, such as jnp.float32.")
 
 
 def is_numeric(dtype: Any) -> bool:
-    """Return whether `dtype` is one of numbers or truth values; another library's dtype is none."""
+    """Return whether `dtype` is a dtype of numbers or truth values, but not another library's."""
     import jax.numpy as jnp
 
     try:
@@ -222,7 +222,7 @@ def is_numeric(dtype: Any) -> bool:
 
 
 def check_key(name: str, value: Any) -> None:
-    """Refuse a value that is no single random key of JAX's, new or old."""
+    """Reject a value that is not a single JAX random key, new or old."""
     import jax
 
     dtype = getattr(value, "dtype", None)
@@ -231,7 +231,7 @@ def check_key(name: str, value: Any) -> None:
             return
         raise InvalidArgumentError(f"`{name}` (of shape {value.shape}) must be one random key, not several.")
     if dtype != "uint32" or getattr(value, "ndim", None) != 1:
-        raise InvalidTypeError(f"`{name}` (={value!r}) must be a random key, as jax.random.key(0) makes one.")
+        raise InvalidTypeError(f"`{name}` (={value!r}) must be a random key, such as jax.random.key(0).")
 
 
 def difference(what: str, values: Mapping[int, Hashable]) -> str | None:
@@ -248,7 +248,7 @@ def difference(what: str, values: Mapping[int, Hashable]) -> str | None:
 
 
 def check_same(arguments: Mapping[int, Mapping[str, Hashable]]) -> None:
-    """Refuse arguments, by worker and name, that are not the same on all workers."""
+    """Reject arguments, by worker and name, that are not the same on all workers."""
     (first, *_) = arguments.values()
     for name in first:
         if text := difference(f"`{name}`", {worker: given[name] for worker, given in arguments.items()}):

@@ -1,4 +1,4 @@
-"""Data read in parts: every worker reads its own box of every sample, and all read the samples in one order."""
+"""Data read in parts: every worker reads its own box of every sample, and all read the samples in the same order."""
 
 from distdl_jax.data.batches import Batches, batches
 from distdl_jax.partitions.formats.arrays import open_array, read

@@ -1,4 +1,4 @@
-"""The loader: batches of which every worker reads its own blocks, ahead of time, in one order."""
+"""The loader: batches of which every worker reads its own blocks, ahead of time, in a common order."""
 
 from __future__ import annotations
 
@@ -42,30 +42,29 @@ def batches(
 
     - `source`: the samples. One of
 
-      - an array with a sample in each row: what `dj.data.read` reads from, and of that only this worker's boxes are
-        read;
+      - an array with a sample in each row: any source of `dj.data.read`, of which only this worker's boxes are read;
       - a data set with `len(source)` and `source[i]`, a sample: torch's Dataset, grain's MapDataset. Every worker loads
         whole samples, and keeps its boxes;
       - an iterable over whole batches: torch's DataLoader, grain's IterDataset. It decides on size and order, which
         must be the same on all workers; each keeps its boxes.
 
-      Arrays may come in a pytree, and samples and batches may be pytrees: images and labels, say.
-    - `spec`: a pytree like it, with a `TensorSpec` for each array: of one sample, which all of its blocks' workers
-      get all samples of a batch of; or of one batch, of `batch_size` samples, so that the batch may be split, too.
-    - `batch_size`: samples in a batch. Not for an iterable.
-    - `key`: a random key, the same on all workers; each epoch has its own order, which does not depend on the
-      number of workers. Default: as the samples come.
-    - `halo`: a pytree like `spec` with `(left, right)` for each dimension of what a spec is of, by which a block is to
-      be larger than its box; clipped at the tensor's boundary. None for none.
-    - `epochs`: how often to go through the samples; None for ever. An iterable is gone through again for each.
-    - `drop_last`: leave out a last batch of an epoch that is smaller.
-    - `prefetch`: how many batches a thread reads ahead; 0 for none.
-    - `state`: where to continue: the `state` of another such iterator. In the middle of an epoch, one over as many
-      samples, with the same `batch_size` and `key`.
+      Arrays may be in a pytree, and so may samples and batches: images and labels, for instance.
+    - `spec`: a pytree like it, with a `TensorSpec` for each array: of one sample, so that all of its workers get all
+      samples of a batch; or of one batch, of `batch_size` samples, so that the batch may be split, too.
+    - `batch_size`: the number of samples in a batch. Not for an iterable.
+    - `key`: a random key, the same on all workers; each epoch has its own order, which does not depend on the number of
+      workers. Default: the given order.
+    - `halo`: a pytree like `spec` with `(left, right)` for each dimension of a spec, by which a block extends beyond
+      its box; clipped at the tensor's boundary. None for none.
+    - `epochs`: the number of passes through the samples; None for no limit. An iterable is iterated again for each.
+    - `drop_last`: whether to omit a smaller last batch of an epoch.
+    - `prefetch`: the number of batches that a thread reads ahead; 0 for none.
+    - `state`: where to continue: the `state` of another such iterator. In the middle of an epoch, that must have the
+      same number of samples, `batch_size` and `key`.
 
-    **Returns:** `Batches`. Not collective; a worker that a spec has no part for gets zero-volume arrays.
+    **Returns:** `Batches`. Not collective; a worker without a part of a spec gets zero-volume arrays.
 
-    **Raises:** `InvalidArgumentError`, `InvalidTypeError` if the arguments don't fit.
+    **Raises:** `InvalidArgumentError`, `InvalidTypeError` if the arguments are invalid.
 
     >>> import distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -92,7 +91,7 @@ def batches(
             )
         place = place._replace(order=order.number)
         if place.batch >= order.batches:
-            raise InvalidArgumentError(f"{shown} lies beyond the {order.batches} batches of an epoch.")
+            raise InvalidArgumentError(f"{shown} is beyond the {order.batches} batches of an epoch.")
         read = _of_rows(reader, order, place, epochs)
         if epochs is not None:
             left = max(0, (epochs - place.epoch) * order.batches - place.batch)
@@ -102,22 +101,22 @@ def batches(
         read = _as_they_come(reader, place, epochs)
     if place.batch and order_before not in (None, place.order):
         raise InvalidArgumentError(
-            f"{shown} is that of an iterator with another `batch_size`, `key` or number of "
-            f"samples: it would continue elsewhere. {{'epoch': {place.epoch}, 'batch': 0}} begins with an epoch."
+            f"{shown} belongs to an iterator with another `batch_size`, `key` or number of samples: it would continue "
+            f"elsewhere. {{'epoch': {place.epoch}, 'batch': 0}} starts with an epoch."
         )
     if epochs is not None and place[:2] > (epochs, 0):
-        raise InvalidArgumentError(f"{shown} lies beyond the last of the `epochs` (={epochs}).")
+        raise InvalidArgumentError(f"{shown} is beyond the last of the `epochs` (={epochs}).")
     return Batches(read, place, checked_integer("prefetch", prefetch, 0), left)
 
 
 class Batches:
     """An iterator over batches, made by `dj.data.batches`.
 
-    - `state`: which batch is next, three integers in a dict, for checkpoints: `{"epoch": 0, "batch": 3, "order": ...}`.
-      The last one tells this order of the samples from those of another batch size, say.
+    - `state`: the position of the next batch, three integers in a dict, for checkpoints: `{"epoch": 0, "batch": 3,
+      "order": ...}`. The last one distinguishes this order of the samples from others, such as of another batch size.
 
-    It may be closed before its end, as `with` does, and by another thread; that ends its thread, and the wait for a
-    batch. A process that is forked makes its own iterator.
+    It may be closed before its end, as by `with`, and by another thread; that ends its thread, and the wait for a
+    batch. A forked process must make its own iterator.
 
     >>> import distdl_jax as dj
     >>> spec = dj.TensorSpec((2,), dj.Partition().grid([1]))
@@ -134,7 +133,7 @@ class Batches:
 
     @property
     def state(self) -> dict[str, int]:
-        """The place of the next batch, whatever has been read ahead."""
+        """The position of the next batch, regardless of batches read ahead."""
         return self._place._asdict()
 
     @staticmethod
@@ -146,7 +145,7 @@ class Batches:
         return self
 
     def __length_hint__(self) -> int:
-        """Return how many batches are left, for `dj.progress`; `NotImplemented` if that is not known."""
+        """Return the number of remaining batches, for `dj.progress`; `NotImplemented` if that is not known."""
         return NotImplemented if self._left is None else self._left
 
     def __next__(self) -> Any:
@@ -161,7 +160,7 @@ class Batches:
             self._ahead.close()
             return
         read, self._read = self._read, _nothing()
-        with suppress(ValueError):  # another thread is in it: it gets this batch, and no other one
+        with suppress(ValueError):  # another thread is in it: it gets this batch, but no further one
             read.close()
 
     def __enter__(self) -> Batches:
@@ -190,25 +189,25 @@ def _nothing() -> _Read:
 
 
 def _as_they_come(reader: BatchReader, place: Place, epochs: int | None) -> _Read:
-    """Yield the batches that the source makes, each with the place after it."""
+    """Yield the batches of the source, each with the place after it."""
     while epochs is None or place.epoch < epochs:
         number = -1
         for number, batch in enumerate(reader.all_batches()):
             if number >= place.batch:
                 yield batch, Place(place.epoch, number + 1)
         if number < 0 and not place.batch:
-            return  # an iterator that was gone through
+            return  # an exhausted iterator
         if number + 1 < place.batch:
             raise InvalidArgumentError(
-                f"`state` (batch {place.batch}) lies beyond the last of the {number + 1} batches that `source` makes."
+                f"`state` (batch {place.batch}) is beyond the last of the {number + 1} batches of `source`."
             )
         place = Place(place.epoch + 1, 0)
 
 
 class _Ahead:
-    """A daemon thread that reads ahead, so that a source that blocks does not keep the program from ending.
+    """A daemon thread that reads ahead, so that a blocking source does not keep the program from ending.
 
-    An error in it is raised where its batch is asked for.
+    An error in it is raised when its batch is requested.
     """
 
     def __init__(self, read: Iterator[Any], count: int) -> None:
@@ -227,7 +226,7 @@ class _Ahead:
             )
         kind, value = self._end or self._queue.get()
         if self._closed.is_set():
-            self._wake()  # the next one that waits
+            self._wake()  # the next waiting thread
             raise StopIteration
         if kind == "batch":
             return value
@@ -237,8 +236,8 @@ class _Ahead:
         raise StopIteration
 
     def close(self) -> None:
-        """End the thread, and wake the ones that wait for a batch."""
-        if os.getpid() == self._process:  # in a forked one no thread holds the locks
+        """End the thread, and wake threads that wait for a batch."""
+        if os.getpid() == self._process:  # in a forked process no thread holds the locks
             self._closed.set()
             self._wake()
 
@@ -268,7 +267,7 @@ def _fill_queue(read: Iterator[Any], batches: queue.Queue[tuple[str, Any]], clos
 
 
 def _place(state: Mapping[str, Any] | None) -> tuple[Place, int | None]:
-    """Return the place in a state, and the number of its order, which older ones don't have."""
+    """Return the place in a state, and the number of its order, which older states lack."""
     if state is None:
         return Place(0, 0), None
     try:
@@ -294,7 +293,7 @@ def _reader(source: Any, spec: Any, batch_size: int | None, halo: Any) -> RowRea
     try:
         arrays = structure.flatten_up_to(source)
     except ValueError as error:
-        if isinstance(source, Mapping) and 0 not in source:  # no data set, then
+        if isinstance(source, Mapping) and 0 not in source:  # not a data set, then
             raise InvalidArgumentError(f"`source` must have the structure of `spec`: {error}") from None
         arrays = []
     layout = Layout(structure, specs, halos, batch_size)

@@ -1,6 +1,6 @@
 """This worker's blocks of batches, from each kind of source, and the order of the samples.
 
-The order depends on a key, an epoch and the number of samples alone, so it is the same on every worker.
+The order depends only on a key, an epoch and the number of samples, so it is the same on every worker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from distdl_jax.validation import is_numeric
 
 
 class Place(NamedTuple):
-    """The place of a run through the data: its epoch, the next batch of it, and the number of its order, 0 for none."""
+    """A position in the data: the epoch, its next batch, and the number of its order, 0 for none."""
 
     epoch: int
     batch: int
@@ -32,8 +32,8 @@ class Place(NamedTuple):
 class Order(NamedTuple):
     """The order of `n` samples, in batches of `size`.
 
-    - `words`: the random key's 32-bit words; None for the order of the samples themselves.
-    - `drop_last`: whether an epoch ends before a batch that would be smaller.
+    - `words`: the random key's 32-bit words; None for the given order.
+    - `drop_last`: whether an epoch ends before a smaller batch.
 
     >>> order = Order(5, 2, None, False)
     >>> order.batches, order.epoch(0).tolist(), order.after(Place(0, 2))
@@ -64,7 +64,7 @@ class Order(NamedTuple):
 
     @property
     def number(self) -> int:
-        """A number that tells it from other orders, in which the same place has other samples."""
+        """A number that distinguishes it from other orders, in which the same place has other samples."""
         return zlib.crc32(repr([int(self.n), self.size, self.words]).encode()) >> 1
 
     def after(self, place: Place) -> Place:
@@ -74,7 +74,7 @@ class Order(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The tensors of a batch: their structure as a tree, and for each of them the spec and the halo."""
+    """The tensors of a batch: their structure as a tree, with the spec and the halo of each."""
 
     structure: PyTreeDef
     specs: Sequence[TensorSpec]
@@ -90,7 +90,7 @@ class Layout(NamedTuple):
             _check_shape(n, spec, spec.global_shape[1:], shape)
             if self.batch_size is not None and spec.global_shape[0] != self.batch_size:
                 raise InvalidArgumentError(
-                    f"`spec` says {spec.global_shape[0]} samples in a batch, but `batch_size` is {self.batch_size}."
+                    f"`spec` has {spec.global_shape[0]} samples in a batch, but `batch_size` is {self.batch_size}."
                 )
             batch = TensorSpec(whole, spec.partition, spec.replicated)
             return None if batch.box is None else with_halo(batch.box, halo, whole), batch.zero_volume_shape
@@ -105,7 +105,7 @@ class Layout(NamedTuple):
         box, nothing = self.part(n, batch.shape[1:], len(batch))
         if box is None:
             return np.zeros(nothing, batch.dtype)
-        # A copy: the source may use the memory of a batch for the next one.
+        # A copy: the source may reuse the memory of a batch for the next one.
         return np.array(batch[tuple(slice(start, stop) for start, stop in box)], order="C")
 
     def leaves(self, tree: Any, what: str) -> list[Any]:
@@ -119,8 +119,8 @@ class Layout(NamedTuple):
 def _check_shape(n: int, spec: TensorSpec, expected: Sequence[int], shape: Sequence[int]) -> None:
     if tuple(expected) != tuple(shape):
         raise InvalidArgumentError(
-            f"`spec` (number {n}) is of global shape {spec.global_shape}, but a sample of `source` has the shape "
-            f"{tuple(shape)}: it must be that, or that with `batch_size` in front."
+            f"`spec` (number {n}) has global shape {spec.global_shape}, but a sample of `source` has the shape "
+            f"{tuple(shape)}: it must be equal, or preceded by `batch_size`."
         )
 
 
@@ -150,7 +150,7 @@ class ArrayReader(RowReader):
         lengths = {array.shape[0] for array in self._arrays}
         if len(lengths) > 1:
             raise InvalidArgumentError(
-                f"`source` has arrays of {sorted(lengths)} samples; they must be as many in all."
+                f"`source` has arrays of {sorted(lengths)} samples; all must have the same number."
             )
         self.samples = lengths.pop()
 
@@ -171,7 +171,7 @@ class ArrayReader(RowReader):
 
 
 class SampleReader(RowReader):
-    """A data set of samples, which are loaded whole and cut."""
+    """A data set of samples, which are loaded as a whole and cut."""
 
     def __init__(self, layout: Layout, source: Any) -> None:
         self._layout, self._source = layout, source
@@ -192,19 +192,19 @@ def _stacked(rows: np.ndarray[Any, Any], samples: Sequence[np.ndarray[Any, Any]]
         if sample.shape != samples[0].shape:
             raise InvalidArgumentError(
                 f"`source` has samples of different shapes, {samples[0].shape} (number {rows[0]}) and {sample.shape} "
-                f"(number {row}): all must be as `spec` says."
+                f"(number {row}): all must match `spec`."
             )
     return np.stack(samples)
 
 
 class BatchReader:
-    """An iterable over batches, which are made whole and cut."""
+    """An iterable over batches, which are loaded as a whole and cut."""
 
     def __init__(self, layout: Layout, source: Any) -> None:
         self._layout, self._source = layout, source
 
     def all_batches(self) -> Iterator[Any]:
-        """Yield this worker's blocks of all batches that the source makes."""
+        """Yield this worker's blocks of all batches of the source."""
         for batch in self._source:
             leaves = self._layout.leaves(batch, "A batch of `source`")
             yield self._layout.structure.unflatten([self._layout.cut(n, leaf) for n, leaf in enumerate(leaves)])

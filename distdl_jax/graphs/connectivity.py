@@ -12,21 +12,21 @@ from distdl_jax.functional.rows import distinct
 
 
 def edges_of_cells(cells: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the edges of a mesh, each in both directions and once, as senders and receivers, sorted by receiver.
+    """Return the edges of a mesh, once in each direction, as senders and receivers, sorted by receiver.
 
-    Two nodes are neighbours where both are corners of a cell: of triangles and tetrahedra that gives the edges, of
-    cells with more corners the diagonals too.
+    Two nodes are neighbours if both are corners of a cell: for triangles and tetrahedra that gives the edges, for cells
+    with more corners the diagonals too.
 
-    In this order balanced blocks of edges are mostly on the workers that own the receivers, where nodes are in balanced
+    In this order balanced blocks of edges are mostly on the workers that own the receivers, if nodes are in balanced
     blocks too.
 
     **Arguments:**
 
     - `cells`: the numbers of each cell's corners, m x k integers.
 
-    **Returns:** the numbers of the senders and of the receivers, two arrays as long as there are directed edges.
+    **Returns:** the numbers of the senders and of the receivers, two arrays with an entry for each directed edge.
 
-    **Raises:** `InvalidTypeError` where `cells` holds no integers; `InvalidArgumentError` where it has not two
+    **Raises:** `InvalidTypeError` if `cells` does not hold integers; `InvalidArgumentError` if it does not have two
     dimensions, or holds a negative number.
 
     >>> senders, receivers = edges_of_cells([[0, 1, 2], [2, 1, 3]])

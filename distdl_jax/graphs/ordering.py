@@ -12,16 +12,16 @@ from distdl_jax.plans.decomposition import balanced_sizes
 from distdl_jax.validation import MOST_WORKERS, checked_integer
 
 FEW = 32
-"""So many nodes are not cut any more."""
+"""Sets of at most this many nodes are not cut any further."""
 
 
 def order_nodes(positions: ArrayLike, parts: int) -> NDArray[np.int64]:
     """Return the nodes of a mesh in an order in which the balanced blocks of `parts` workers are compact.
 
-    By recursive coordinate bisection: the nodes are cut across the longest side of the box around them, in as many as
-    the first half of the workers holds and the rest, and so on; then each worker's own nodes in halves, so that
-    neighbours are close in memory. Of how compact the blocks are depends how many rows `dj.functional.take` moves: in
-    blocks of b nodes about b^(1/2) in two dimensions, b^(2/3) in three; in an order that knows nothing of positions
+    By recursive coordinate bisection: the nodes are cut across the longest side of their bounding box, into the number
+    that the first half of the workers holds and the rest, and so on; then each worker's own nodes in halves, so that
+    neighbours are close in memory. The compactness of the blocks determines how many rows `dj.functional.take` moves:
+    for blocks of b nodes about b^(1/2) in two dimensions, b^(2/3) in three; in an order independent of positions,
     nearly all.
 
     With `order` from here, `positions[order]` are the positions of the nodes in their new order, and
@@ -34,7 +34,7 @@ def order_nodes(positions: ArrayLike, parts: int) -> NDArray[np.int64]:
 
     **Returns:** the old number of each node in the new order, n integers.
 
-    **Raises:** `InvalidTypeError` where positions are no real numbers; `InvalidArgumentError` where they have not two
+    **Raises:** `InvalidTypeError` if positions are not real numbers; `InvalidArgumentError` if they don't have two
     dimensions, or are not finite, or `parts` is below 1 or above 2^24.
 
     >>> order_nodes([[0.0, 0.0], [1.0, 0.5], [0.1, 0.2], [0.9, 0.1]], 2).tolist()
@@ -69,7 +69,7 @@ def _bisect(positions: np.ndarray, order: np.ndarray, ends: np.ndarray) -> None:
 
 
 def _halve(positions: np.ndarray, order: np.ndarray) -> None:
-    """Order some nodes in halves of halves, down to a few."""
+    """Order some nodes by recursive halving, down to a few."""
     _sort(positions, order)
     if len(order) > FEW:
         _halve(positions, order[: len(order) // 2])
@@ -77,7 +77,7 @@ def _halve(positions: np.ndarray, order: np.ndarray) -> None:
 
 
 def _sort(positions: np.ndarray, order: np.ndarray) -> None:
-    """Sort some nodes, in place, along the longest side of the box around them."""
+    """Sort some nodes, in place, along the longest side of their bounding box."""
     if len(order):
         own = positions[order]
         order[:] = order[np.argsort(own[:, np.argmax(np.ptp(own, axis=0))], kind="stable")]

@@ -1,7 +1,7 @@
-"""Optimisers of tensors that are split over workers: what in optax has to see the whole tensor.
+"""Optimisers of split tensors: the parts of optax that need the whole tensor.
 
-Whatever optax does element by element is right on blocks as it is. The transformations here are optax's, with norms and
-inner products over all blocks. optax is imported when one of them is made, and only then.
+Everything elementwise in optax works on blocks unchanged. The transformations here are optax's, with norms and inner
+products over all blocks. optax is imported only when one of them is made.
 """
 
 from distdl_jax.optim.lbfgs import lbfgs, scale_by_lbfgs

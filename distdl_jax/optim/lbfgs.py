@@ -37,11 +37,11 @@ def lbfgs(
     - `linesearch`: one of optax's line searches. Default: `optax.lbfgs`'s, a zoom of up to 20 steps from 1.
     - `partition`: the workers that call it. Default: all of the world.
 
-    **Returns:** an `optax.GradientTransformationExtraArgs`. Its `update` takes `value`, `grad` and `value_fn` as that
-    of `line_search` does.
+    **Returns:** an `optax.GradientTransformationExtraArgs`. Its `update` takes `value`, `grad` and `value_fn` as in
+    `line_search`.
 
-    **Raises:** `SetupError` if optax is not installed; `InvalidTypeError` for an invalid learning rate, or no line
-    search, `InvalidArgumentError` for a rate that is NaN.
+    **Raises:** `SetupError` if optax is not installed; `InvalidTypeError` for an invalid learning rate or line search,
+    `InvalidArgumentError` for a rate that is NaN.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -130,7 +130,7 @@ def scale_by_lbfgs(
         turned = jax.tree.map(jnp.subtract, updates, state.updates)
         curvature = whole.inner(turned, moved)
         weight = jnp.where(curvature == 0, 0, 1 / curvature)
-        # There are differences from the second step on.
+        # Differences exist from the second step on.
         is_later = state.count > 0
         moved, turned, weight = jax.tree.map(
             lambda x: jnp.where(is_later, x, jnp.zeros_like(x)), (moved, turned, weight)
@@ -150,20 +150,20 @@ def scale_by_lbfgs(
 
 
 def _stored(memory: Array, one: Array, place: Array) -> Array:
-    """Replace an entry of the memory; not by indexing, which JAX makes a constant of in empty arrays."""
+    """Replace an entry of the memory; not by indexing, which JAX replaces by a constant for empty arrays."""
     chosen = (jnp.arange(memory.shape[0]) == place).reshape(-1, *(1,) * one.ndim)
     return jnp.where(chosen, one.astype(memory.dtype), memory)
 
 
 def _initial_scale(whole: Whole, updates: Any, moved: Any, turned: Any, is_later: Array) -> Array:
-    """Return the scale of the identity from which the inverse Hessian is built up; at first, for a step of length 1."""
+    """Return the scale of the identity from which the inverse Hessian is built; initially, for a step of length 1."""
     numerator, denominator = whole.inner(turned, moved), whole.inner(turned, turned)
     later = jnp.where(denominator > 0, numerator / denominator, 1)
     return jnp.where(is_later, later, jnp.minimum(1, 1 / lax.stop_gradient(whole.norm(updates))))
 
 
 def _preconditioned(whole: Whole, updates: Any, memory: Any, scale: Array, first: Array) -> Any:
-    """Return the updates times the approximate inverse Hessian: the two loops, over the memory from `first` on."""
+    """Return the updates times the approximate inverse Hessian, by two loops over the memory from `first` on."""
     size = memory[2].shape[0]
     order = (first + jnp.arange(size)) % size
     entries = jax.tree.map(lambda x: jnp.take(x, order, axis=0), memory)

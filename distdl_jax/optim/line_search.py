@@ -1,7 +1,7 @@
 """optax's line searches on the sum of the workers' losses.
 
-A line search looks at one number, the distance, and at two that depend on it: the value there, and the slope. So
-optax's searches run on the distance, the same on every worker, with the value and slope of the whole loss.
+A line search uses one number, the distance, and two that depend on it: the value there, and the slope. So optax's
+searches run on the distance, the same on every worker, with the value and slope of the total loss.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def line_search(
     search: optax.GradientTransformationExtraArgs, specs: Any, *, partition: Partition | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Return one of optax's line searches on the whole loss, with inner products of whole tensors.
+    """Return one of optax's line searches on the total loss, with inner products of whole tensors.
 
     **Arguments:**
 
@@ -40,12 +40,12 @@ def line_search(
     - `partition`: the workers that call it. Default: all of the world.
 
     **Returns:** an `optax.GradientTransformationExtraArgs` with the state of `search`. All workers call its `update`:
-    with `value`, what `dj.value_and_grad` returned, `grad`, this worker's blocks of the gradient, and `value_fn`, a
-    function of the parameters that returns this worker's part of the loss. Further keywords go to `value_fn`. All
-    workers take the same steps: decisions are worker 0's.
+    with `value`, from `dj.value_and_grad`, `grad`, this worker's blocks of the gradient, and `value_fn`, a function of
+    the parameters that returns this worker's part of the loss. Further keywords are passed to `value_fn`. All workers
+    take the same steps, as decided on worker 0.
 
-    **Raises:** `SetupError` if optax is not installed, `InvalidTypeError` for no line search; its `update`
-    what `dj.optim.global_norm` does.
+    **Raises:** `SetupError` if optax is not installed, `InvalidTypeError` if `search` is not a line search; its
+    `update` raises like `dj.optim.global_norm`.
 
     >>> import optax
     >>> import jax.numpy as jnp, distdl_jax as dj
@@ -66,13 +66,13 @@ def line_search(
     whole = Whole("line_search", specs, partition)
 
     def start(params: Any) -> tuple[Array, Any]:
-        """Return the distance, and zeros that have the place of the gradient in the state, without scalars."""
+        """Return the distance, and zeros in place of the gradient in the state, without scalars."""
         dtypes = whole.dtypes(params)
         dtype = jnp.finfo(dtypes[0]).dtype if dtypes else jnp.result_type(float)
         return jnp.zeros((), dtype), jax.tree.map(lambda x: jnp.zeros(x.size, x.dtype), params)
 
     def with_gradient(state: Any, grad: Callable[[], Any]) -> Any:
-        """Return the state with another gradient in it, if it keeps one."""
+        """Return the state with another gradient in it, if it stores one."""
         return state if state.grad is None else state._replace(grad=grad())
 
     def init(params: Any) -> Any:
@@ -115,28 +115,28 @@ def line_search(
 
 
 def check_search(name: str, search: Any) -> None:
-    """Refuse a value that is none of optax's line searches, by their state."""
+    """Reject a value that is not one of optax's line searches, by its state."""
     state = None
     if isinstance(search, optax_for("line_search").GradientTransformationExtraArgs):
         state = jax.eval_shape(search.init, (jnp.zeros(()), {}))
     if not (hasattr(state, "learning_rate") and hasattr(state, "grad")):
         raise InvalidTypeError(
-            f"`{name}` (={search!r}) must be one of optax's line searches, as optax.scale_by_zoom_linesearch(20)."
+            f"`{name}` (={search!r}) must be one of optax's line searches, such as optax.scale_by_zoom_linesearch(20)."
         )
 
 
 def value_and_grad_from_state(
     value_fn: Callable[..., Array], *, partition: Partition | None = None
 ) -> Callable[..., tuple[Array, Any]]:
-    """Return `optax.value_and_grad_from_state` of the sum of the workers' losses: what a line search found, if there.
+    """Return `optax.value_and_grad_from_state` of the sum of the workers' losses: a line search's result, if stored.
 
     **Arguments:**
 
     - `value_fn`: a function of the parameters, and more, that returns this worker's part of the loss.
     - `partition`: the workers that call it. Default: all of the world.
 
-    **Returns:** a function of the same arguments and `state`, an optimiser's, that returns what
-    `dj.value_and_grad(value_fn)` does, without evaluating it if the state holds it.
+    **Returns:** a function of the same arguments and `state`, an optimiser's, with the result of
+    `dj.value_and_grad(value_fn)`, without evaluating it if the state has it.
 
     **Raises:** `SetupError` if optax is not installed.
 
@@ -156,8 +156,8 @@ def value_and_grad_from_state(
         searches = [search for search in jax.tree.leaves(state, is_leaf=_is_search) if _is_search(search)]
         if len(searches) != 1 or searches[0].value is None or searches[0].grad is None:
             raise InvalidArgumentError(
-                "`state` must hold a value and a gradient, of one line search: the state of a zoom line search does, "
-                "and that of a backtracking one with `store_grad=True`."
+                "`state` must hold a value and a gradient, from one line search: the state of a zoom line search does, "
+                "and so does that of a backtracking one with `store_grad=True`."
             )
         value, grad = searches[0].value, searches[0].grad
         evaluated = value_and_grad(value_fn, partition=partition)
@@ -172,14 +172,14 @@ def value_and_grad_from_state(
 
 
 def _is_search(state: Any) -> bool:
-    """Return whether a subtree is the state of one of optax's line searches, and no dict of such names."""
+    """Return whether a subtree is the state of one of optax's line searches, not a dict with such names."""
     return isinstance(state, tuple) and {"learning_rate", "value", "grad"} <= set(getattr(state, "_fields", ()))
 
 
 def _along(
     loss: Callable[[Any], Array], whole: Whole, params: Any, updates: Any, partition: Partition | None
 ) -> Callable[[Any], Array]:
-    """Return the whole loss as a function of the distance along `updates`; its derivative is the slope."""
+    """Return the total loss as a function of the distance along `updates`; its derivative is the slope."""
 
     def at(distance: Array) -> Any:
         return jax.tree.map(lambda p, u: (p + distance * u).astype(p.dtype), params, updates)
@@ -201,7 +201,7 @@ def _along(
 
 
 def _restored(slope: Array, gradient: Any, params: Any) -> Any:
-    """Return the gradient in the shapes of the parameters, NaN if it was not finite and so left out."""
+    """Return the gradient in the shapes of the parameters, NaN if it was omitted because it was not finite."""
     good = jnp.isfinite(slope)
     return jax.tree.map(lambda g, x: jnp.where(good, g, jnp.nan).astype(g.dtype).reshape(x.shape), gradient, params)
 
@@ -213,10 +213,10 @@ def _finite(slope: Array, gradient: Any) -> tuple[Array, Any]:
 
 
 def with_synced_loops(fun: Callable[..., Any], workers: Partition) -> Callable[..., Any]:
-    """Return `fun` with while loops whose carried scalars are the first worker's after each pass.
+    """Return `fun` with while loops whose carried scalars are replaced by the first worker's after each pass.
 
-    Results of equal operations on equal numbers may differ between workers in the last bit, since XLA compiles each
-    worker's program for itself. One worker would then leave the loop, and the others wait for it.
+    Results of equal operations on equal numbers may differ between workers in the last bit, since each worker's program
+    is compiled separately. One worker would then leave the loop, and the others would wait for it.
     """
 
     def rule(eqn: Any, args: list[Any]) -> Sequence[Any]:

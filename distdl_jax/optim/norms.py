@@ -1,4 +1,4 @@
-"""Sums and norms of whole tensors, from blocks, and the transformations of optax that are made of them."""
+"""Sums and norms of whole tensors, from blocks, and optax's transformations that use them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Whole:
         return Partition() if self._partition is None else self._partition
 
     def leaves(self, tree: Any) -> list[Block]:
-        """Return the leaves of a pytree of blocks, without the leaves that optax masks."""
+        """Return the leaves of a pytree of blocks, except those that optax masks."""
         masked = getattr(sys.modules.get("optax"), "MaskedNode", ())
         blocks = []
         for path, value, spec in leaves_with_specs(tree, self._specs, masked=masked):
@@ -85,9 +85,9 @@ class Whole:
         return blocks
 
     def dtypes(self, *trees: Any) -> list[np.dtype]:
-        """Check `trees` on all workers, and return the dtype of each leaf of the first of them, as its owner has it.
+        """Check `trees` on all workers, and return the dtype of each leaf of the first of them, as on its owner.
 
-        **Raises,** on all workers: `PlanError` if one worker's leaf does not have the shape that its spec says.
+        **Raises,** on all workers: `PlanError` if one worker's leaf does not have the shape of its spec.
         """
 
         def check() -> list[np.dtype]:
@@ -115,7 +115,7 @@ class Whole:
         return [contributions[owner][1][number] for number, owner in enumerate(owners)]
 
     def sums(self, measure: Callable[..., Array], *trees: Any) -> list[Array]:
-        """Return for each leaf the sum of `measure` over all blocks of the tensor; one message for all.
+        """Return for each leaf the sum of `measure` over all blocks of the tensor, with one message for all.
 
         `measure` gets a block of each of `trees`, half precisions in float32, and returns real numbers in one shape
         for all leaves, 0 for an empty block.
@@ -141,7 +141,7 @@ class Whole:
 
 
 def check_params(name: str, params: Any) -> None:
-    """Refuse None for the parameters of `dj.optim.<name>`."""
+    """Reject None for the parameters of `dj.optim.<name>`."""
     if params is None:
         raise InvalidArgumentError(f"`params` (=None) must be this worker's parameters: {name} compares with them.")
 
@@ -153,7 +153,7 @@ def widened(block: Any) -> Array:
 
 
 def squares(x: Array, axis: Sequence[int] | None = None) -> Array:
-    """Return the sum of |x|^2 along `axis`, whose dimensions are kept; a scalar, of all, if `axis` is None."""
+    """Return the sum of |x|^2 along `axis`, keeping its dimensions; a scalar, over all, if `axis` is None."""
     absolute = jnp.real(x * jnp.conj(x)) if jnp.iscomplexobj(x) else x * x
     return jnp.sum(absolute, axis=axis, keepdims=axis is not None)
 
@@ -169,20 +169,19 @@ def _real(dtype: np.dtype) -> np.dtype:
 
 
 def global_norm(tree: Any, specs: Any, *, partition: Partition | None = None) -> Array:
-    """Return the Euclidean norm of all whole tensors of a pytree together: `optax.global_norm` of the global tree.
+    """Return the Euclidean norm over all whole tensors of a pytree: `optax.global_norm` of the global tree.
 
     **Arguments:**
 
     - `tree`: this worker's pytree of blocks: parameters, gradients, updates.
-    - `specs`: a pytree of `TensorSpec` that has one for each leaf of `tree` (`layer.param_specs()`).
+    - `specs`: a pytree of `TensorSpec` with one for each leaf of `tree` (`layer.param_specs()`).
     - `partition`: the workers that call it, at least the workers of all specs. Default: all of the world.
 
     **Returns:** a real scalar, the same on every worker. Half precisions are summed in float32. Differentiable; its
     derivative at 0 is 0.
 
-    **Raises,** on every worker: `PlanError` if a leaf does not have the shape that its spec says;
-    `InvalidArgumentError` if a leaf has no spec, or a spec no leaf (but where optax masks it); `InvalidTypeError`
-    if the spec of a leaf is None.
+    **Raises,** on every worker: `PlanError` if a leaf does not have the shape of its spec; `InvalidArgumentError` if a
+    leaf has no spec, or a spec no leaf (unless optax masks it); `InvalidTypeError` if the spec of a leaf is None.
 
     >>> import distdl_jax as dj, jax.numpy as jnp
     >>> P = dj.Partition().grid([1])
@@ -204,7 +203,7 @@ def clip_by_global_norm(
 
     **Returns:** an `optax.GradientTransformation`. All workers call its `update`, which sends one message.
 
-    **Raises:** `SetupError` if optax is not installed; its `update` raises what `global_norm` does.
+    **Raises:** `SetupError` if optax is not installed; its `update` raises like `global_norm`.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -245,15 +244,15 @@ def adaptive_grad_clip(
 
     - `clipping`: the largest ratio of norms, not negative.
     - `specs`, `partition`: as in `global_norm`.
-    - `eps`: what a parameter's norm counts as at least, not negative.
-    - `axis`: the dimensions that a unit extends along, in the whole tensors. Default, as in optax: all of them for
+    - `eps`: the minimum for a parameter's norm, not negative.
+    - `axis`: the dimensions along which a unit extends, in the whole tensors. Default, as in optax: all of them for
       vectors, 0 for 2 or 3 dimensions, all but the last for 4 or 5. The layers here have PyTorch's layouts, outputs
-      first: for their weights give `axis=1` (linear) or `axis=(1, 2, 3)` (two-dimensional convolution), with
+      first: for their weights pass `axis=1` (linear) or `axis=(1, 2, 3)` (two-dimensional convolution), with
       `optax.masked` for the leaves of each kind.
 
     **Returns:** an `optax.GradientTransformation`. All workers call its `update`, with parameters.
 
-    **Raises:** `SetupError` if optax is not installed. Its `update` raises what `global_norm` does, and
+    **Raises:** `SetupError` if optax is not installed. Its `update` raises like `global_norm`, and
     `InvalidArgumentError` if there are no parameters, or a tensor doesn't have the dimensions in `axis`.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
@@ -295,15 +294,15 @@ def scale_by_trust_ratio(
     *,
     partition: Partition | None = None,
 ) -> optax.GradientTransformation:
-    """Return `optax.scale_by_trust_ratio` of whole tensors, of which LAMB and LARS are made.
+    """Return `optax.scale_by_trust_ratio` of whole tensors, the basis of LAMB and LARS.
 
-    Each tensor's update is scaled by `trust_coefficient` |parameter| / (|update| + `eps`), or by 1 where one of the
-    norms is 0.
+    Each tensor's update is scaled by `trust_coefficient` |parameter| / (|update| + `eps`), or by 1 if one of the norms
+    is 0.
 
     **Arguments:**
 
     - `specs`, `partition`: as in `global_norm`.
-    - `min_norm`: what a norm counts as at least, not negative.
+    - `min_norm`: the minimum for a norm, not negative.
     - `trust_coefficient`, `eps`: as above, not negative.
 
     **Returns:** an `optax.GradientTransformation`. All workers call its `update`, with parameters; it sends one
@@ -316,7 +315,7 @@ def scale_by_trust_ratio(
             optax.scale_by_learning_rate(learning_rate),
         )
 
-    **Raises:** `SetupError` if optax is not installed. Its `update` raises what `global_norm` does, and
+    **Raises:** `SetupError` if optax is not installed. Its `update` raises like `global_norm`, and
     `InvalidArgumentError` if there are no parameters.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
@@ -349,13 +348,13 @@ def scale_by_trust_ratio(
 
 
 def _unit_axes(shape: tuple[int, ...], axis: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the dimensions of a tensor of `shape` that a unit extends along."""
+    """Return the dimensions of a tensor of `shape` along which a unit extends."""
     if axis is not None:
         if any(not -len(shape) <= a < len(shape) for a in axis):
             given = axis[0] if len(axis) == 1 else axis
             raise InvalidArgumentError(
-                f"`axis` (={given}) must name dimensions of each tensor, but one has the shape {shape}; optax.masked "
-                "leaves tensors out."
+                f"`axis` (={given}) must name dimensions of each tensor, but one has the shape {shape}; use "
+                "optax.masked to omit tensors."
             )
         return tuple(a % len(shape) for a in axis)
     if sum(n != 1 for n in shape) <= 1:
@@ -366,7 +365,7 @@ def _unit_axes(shape: tuple[int, ...], axis: tuple[int, ...] | None) -> tuple[in
 
 
 def _unit_norms(block: Array, spec: TensorSpec, axes: tuple[int, ...]) -> Array:
-    """Return the norm of the unit that each element belongs to, in a shape that broadcasts to the block's."""
+    """Return the norm of the unit of each element, in a shape that broadcasts to the block's."""
     if spec.box is None:
         return jnp.zeros(np.shape(block), jnp.result_type(float))
     cut = [d for d in range(spec.partition.dim) if d not in spec.replicated]  # in the order of the tensor's dimensions

@@ -1,4 +1,4 @@
-"""Gradients in half precision, and of many batches: loss scaling, and accumulation."""
+"""Gradients in half precision, and from many batches: loss scaling, and accumulation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def all_finite(tree: Any, *, partition: Partition | None = None) -> Array:
 
     **Returns:** a bool scalar, the same on every worker.
 
-    **Raises:** `InvalidTypeError` if `partition` is none.
+    **Raises:** `InvalidTypeError` if `partition` is not a partition.
 
     >>> import jax.numpy as jnp
     >>> bool(all_finite({"weight": jnp.ones(3)})), bool(all_finite([jnp.array(jnp.inf)]))
@@ -49,8 +49,8 @@ def all_finite(tree: Any, *, partition: Partition | None = None) -> Array:
 class LossScale(Static):
     """Dynamic loss scaling: the loss is multiplied by a number, so that gradients in float16 don't vanish.
 
-    If a gradient is not finite on any worker, all leave out that step, and divide the scale; after `period` steps
-    that were good they multiply it. The state is a pytree, {"scale", "good_steps"}, the same on every worker.
+    If a gradient is not finite on any worker, all skip that step, and divide the scale; after `period` good steps they
+    multiply it. The state is a pytree, {"scale", "good_steps"}, the same on every worker.
 
         scaled = dj.grad(lambda params: scale.scaled(loss(params), state))(params)
         gradient, finite = scale.unscaled(scaled, state)
@@ -59,11 +59,11 @@ class LossScale(Static):
 
     **Arguments:**
 
-    - `initial`: the scale at first. - `factor`: what it is multiplied with and divided by, above 1.
-    - `period`: after how many good steps.
+    - `initial`: the initial scale. - `factor`: by which it is multiplied or divided, above 1.
+    - `period`: the number of good steps.
     - `partition`: the workers that train. Default: all of the world.
 
-    **Raises:** `InvalidArgumentError`, on every worker, for numbers that are no such.
+    **Raises:** `InvalidArgumentError`, on every worker, for invalid numbers.
 
     >>> scale = LossScale(initial=8.0, period=1)
     >>> state = scale.init()
@@ -93,7 +93,7 @@ class LossScale(Static):
         return {"scale": jnp.asarray(self.initial, jnp.float32), "good_steps": jnp.asarray(0, jnp.int32)}
 
     def scaled(self, loss: Array | float, state: dict[str, Array]) -> Array:
-        """Return this worker's part of the loss times the scale, in float32 at least; workers without a part give 0."""
+        """Return this worker's part of the loss times the scale, in float32 at least; workers without a part pass 0."""
         if not hasattr(loss, "dtype"):
             check_number("loss", loss)
         wide = jnp.promote_types(getattr(loss, "dtype", jnp.float32), jnp.float32)
@@ -109,11 +109,11 @@ class LossScale(Static):
         return whole, all_finite(whole, partition=self.partition)
 
     def chosen(self, finite: Array, new: Any, old: Any) -> Any:
-        """Return `new`, parameters or an optimiser's state, if the gradient was finite, else `old`."""
+        """Return `new`, parameters or an optimiser's state, if the gradient was finite, otherwise `old`."""
         return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
 
     def next(self, state: dict[str, Array], finite: Array) -> dict[str, Array]:
-        """Return the state after a step; the scale stays from 1, or `initial` below that, to the largest float32."""
+        """Return the state after a step; the scale stays between 1, or a smaller `initial`, and the largest float32."""
         floor = min(1.0, self.initial)
         good = jnp.where(finite, state["good_steps"] + 1, 0)
         grown = jnp.where(good >= self.period, state["scale"] * self.factor, state["scale"])
@@ -123,7 +123,7 @@ class LossScale(Static):
 
 
 def accumulated(value_and_grad: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `value_and_grad(params, batch)` of many batches, one after the other, in the memory of one.
+    """Return `value_and_grad(params, batch)` of many batches, in sequence, in the memory of one.
 
     **Arguments:**
 
@@ -131,11 +131,11 @@ def accumulated(value_and_grad: Callable[..., Any]) -> Callable[..., Any]:
       value and a gradient, a pytree like the parameters.
 
     **Returns:** a function of the parameters and of a pytree whose arrays have the batches along their first dimension,
-    as many on every worker. It returns the means of their values and gradients: of equally large batches, the value and
-    gradient of one batch of all samples. Half precisions are summed in float32, and rounded once.
+    the same number on every worker. It returns the means of their values and gradients: for batches of equal size, the
+    value and gradient of one batch of all samples. Half precisions are summed in float32, and rounded once.
 
-    **Raises:** `InvalidTypeError` for no function; `InvalidArgumentError` if arrays don't hold the same
-    number of batches, one or more.
+    **Raises:** `InvalidTypeError` if it is not a function; `InvalidArgumentError` if arrays don't hold the same number
+    of batches, one or more.
 
     >>> import distdl_jax as dj
     >>> step = accumulated(dj.value_and_grad(lambda w, x: jnp.sum(w * x)))

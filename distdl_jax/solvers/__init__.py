@@ -1,7 +1,7 @@
-"""Solvers of equations for tensors that are split over workers: all workers take the same steps.
+"""Solvers of equations for split tensors: all workers take the same steps.
 
-An inner product or a norm is the sum over all workers, so each of them leaves a loop after the same step. The
-derivative is that of the solution, not of the steps: it solves one more equation.
+Inner products and norms are sums over all workers, so all of them leave a loop after the same step. The derivative is
+the solution's, not the steps': it takes the solution of one more equation.
 """
 
 from __future__ import annotations
@@ -38,33 +38,34 @@ def cg(
     maxiter: int | None = None,
     M: Callable[[Any], Any] | None = None,
 ) -> tuple[Any, Info]:
-    """Solve A x = b by conjugate gradients, where x and b are split over workers: `jax.scipy.sparse.linalg.cg`.
+    """Solve A x = b by conjugate gradients, with x and b split over workers: `jax.scipy.sparse.linalg.cg`.
 
-    In each step A is applied once, and two numbers (with `M` three) are summed over all workers, in two messages. So
-    all take the same steps, those that plain JAX takes on one worker.
+    Each step applies A once, and sums two numbers (with `M` three) over all workers, in two messages. So all take the
+    same steps, equal to those of plain JAX on one worker.
 
-    The derivative is implicit, as in JAX. Backward, A y = (the cotangent of x) is solved, by the same iteration: y is
-    the cotangent of b, and -y times the derivative of A x that of all arrays which A closes over. It is as exact as
-    the two solutions are. Derivatives of any order, in reverse mode and by `dj.jvp` and `dj.hvp`, go the same way.
+    The derivative is implicit, as in JAX. In the backward pass, A y = (the cotangent of x) is solved, by the same
+    iteration: y is the cotangent of b, and -y times the derivative of A x the cotangent of the arrays in A's closure.
+    It is as exact as the two solutions are. Derivatives of any order, in reverse mode and by `dj.jvp` and `dj.hvp`, are
+    computed in the same way.
 
     **Arguments:**
 
     - `A`: a linear function, Hermitian and positive definite as a map of the whole tensor: from this worker's blocks to
-      this worker's blocks, of the same structure, shapes and dtypes. It may move data: a halo exchange, a layer.
-    - `b`: this worker's blocks, an array or a tree of arrays; real or complex, blocks may be uneven and empty. Nothing
-      in it may be a copy of what another worker holds. Elsewhere zero-volume arrays.
-    - `P_x`: the workers that take part: those of b, and all others that A moves data to.
-    - `x0`: where the iteration begins, like b. Default: zeros. It has no derivative.
-    - `tol`, `atol`: it ends where the norm of b - A x is at most max(tol times the norm of b, atol). Numbers, the same
-      on all workers.
-    - `maxiter`: the largest number of steps. Default: ten times the number of elements of b.
-    - `M`: a preconditioner, a function as `A` is, that is close to A's inverse. It has no derivative.
+      this worker's blocks, of the same structure, shapes and dtypes. It may communicate: a halo exchange, a layer.
+    - `b`: this worker's blocks, an array or a tree of arrays; real or complex, blocks may be uneven and empty. None of
+      it may be a copy of another worker's entries. Elsewhere zero-volume arrays.
+    - `P_x`: the participating workers: those of b, and all others to which A moves data.
+    - `x0`: the start of the iteration, like b. Default: zeros. It is not differentiated.
+    - `tol`, `atol`: the iteration ends when the norm of b - A x is at most max(tol times the norm of b, atol). Numbers,
+      the same on all workers.
+    - `maxiter`: the maximum number of steps. Default: ten times the number of elements of b.
+    - `M`: a preconditioner, a function like `A` that approximates A's inverse. It is not differentiated.
 
-    **Returns:** `(x, info)`: this worker's blocks of x, like b, whether it has converged or not; `info.converged`,
-    `info.steps` and `info.residual`, the norm of b - A x, are the same on all workers of P_x. Outside P_x, b and zeros.
+    **Returns:** `(x, info)`: this worker's blocks of x, like b, even if not converged; `info.converged`, `info.steps`
+    and `info.residual`, the norm of b - A x, are the same on all workers of P_x. Outside P_x, b and zeros.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker of P_x, if an argument doesn't fit, or
-    A or M returns something else than blocks like b.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker of P_x, if an argument is invalid, or A or
+    M does not return blocks like b.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> x, info = cg(lambda x: 4 * x, jnp.array([4.0, 8.0]), dj.Partition())
@@ -107,36 +108,36 @@ def fixed_point(
     atol: float = 0.0,
     maxiter: int = 100,
 ) -> tuple[Any, Info]:
-    """Solve z = f(params, z) by z <- f(params, z), where z is split over workers: a deep equilibrium model.
+    """Solve z = f(params, z) by z <- f(params, z), with z split over workers: a deep equilibrium model.
 
-    In each step f is applied once, and two numbers are summed over all workers, in one message; so all of them take the
-    same steps. Whatever f moves, it moves in each of them, weights that are broadcast as well.
+    Each step applies f once, and sums two numbers over all workers, in one message; so all of them take the same steps.
+    All communication of f is repeated in each step, including broadcasts of weights.
 
     The derivative is implicit. With J the derivative of f by z at the solution, u = (the cotangent of z) + J* u is
-    solved backward, by the same iteration, to the same tolerance; u times the derivative of f by `params` is the
-    gradient. Nothing of the steps is stored. It is as exact as both solutions are. Derivatives of any order, in reverse
-    mode and by `dj.jvp` and `dj.hvp`, go the same way.
+    solved in the backward pass, by the same iteration, to the same tolerance; u times the derivative of f by `params`
+    is the gradient. The steps are not stored. It is as exact as both solutions are. Derivatives of any order, in
+    reverse mode and by `dj.jvp` and `dj.hvp`, are computed in the same way.
 
     **Arguments:**
 
     - `f`: a function of `params` and of z, this worker's blocks of both; it returns blocks like z, of the same
-      structure, shapes and dtypes. It has to contract: where it draws points together, as a map of the whole tensor,
-      the iteration converges. It may move data, and close over arrays, which have derivatives as `params` have.
+      structure, shapes and dtypes. The iteration converges if it is a contraction, as a map of the whole tensor. It may
+      communicate, and close over arrays, which are differentiated like `params`.
     - `params`: this worker's parameters, any pytree.
-    - `x0`: this worker's blocks of the z to begin with, an array or a tree of arrays; floating or complex, blocks may
-      be uneven and empty. Nothing in it may be a copy of what another worker holds. It has no derivative. Elsewhere
+    - `x0`: this worker's blocks of the initial z, an array or a tree of arrays; floating or complex, blocks may be
+      uneven and empty. None of it may be a copy of another worker's entries. It is not differentiated. Elsewhere
       zero-volume arrays.
-    - `P_x`: the workers that take part: those of z, and all others that f moves data to, or parameters from.
-    - `tol`, `atol`: it ends where the norm of the last change of z is at most max(tol times the norm of z, atol).
-      Numbers, the same on all workers.
-    - `maxiter`: the largest number of steps, forward and backward each.
+    - `P_x`: the participating workers: those of z, and all others to which f moves data, or from which it moves
+      parameters.
+    - `tol`, `atol`: the iteration ends when the norm of the last change of z is at most max(tol times the norm of z,
+      atol). Numbers, the same on all workers.
+    - `maxiter`: the maximum number of steps, for each of the forward and the backward pass.
 
-    **Returns:** `(z, info)`: this worker's blocks of z, like x0, whether it has converged or not; `info.converged`,
-    `info.steps` and `info.residual`, the norm of the last change, are the same on all workers of P_x. Outside P_x, x0
-    and zeros.
+    **Returns:** `(z, info)`: this worker's blocks of z, like x0, even if not converged; `info.converged`, `info.steps`
+    and `info.residual`, the norm of the last change, are the same on all workers of P_x. Outside P_x, x0 and zeros.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker of P_x, if an argument doesn't fit, or
-    f returns something else than blocks like x0.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker of P_x, if an argument is invalid, or f
+    does not return blocks like x0.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> z, info = fixed_point(lambda a, z: a * jnp.cos(z), 1.0, jnp.ones(2), dj.Partition(), tol=1e-6)
@@ -163,7 +164,7 @@ def fixed_point(
 
 
 def _outside(P_x: Partition, name: str, tree: Any) -> tuple[Any, Info]:
-    """Return what a worker gets that does not take part."""
+    """Return the result on a worker that takes no part."""
     no_info = Info(jnp.zeros((), bool), jnp.zeros((), jnp.int32), jnp.zeros(()))
     return jax.tree.map(lambda leaf: outside(P_x.world, leaf, name), tree), no_info
 
@@ -171,7 +172,7 @@ def _outside(P_x: Partition, name: str, tree: Any) -> tuple[Any, Info]:
 def _agree_on_sizes(label: str, P: Partition, name: str, x: Any, check: Callable[[], None]) -> tuple[np.dtype, int]:
     """Return the dtype of inner products of the unknown `x`, an argument called `name`, and the number of its elements.
 
-    All workers of P raise what `check` raises on any.
+    All workers of P raise if `check` raises on any.
     """
 
     def contribute() -> list[ShapeDtype]:
@@ -181,22 +182,22 @@ def _agree_on_sizes(label: str, P: Partition, name: str, x: Any, check: Callable
     contributions: dict[int, list[ShapeDtype]] = agree(P.world, P.ranks, f"{label} on {P.describe()}", contribute)
     if len(counts := {len(blocks) for blocks in contributions.values()}) > 1 or counts == {0}:
         raise InvalidArgumentError(
-            f"`{name}` must be an array, or a tree with one leaf or more, as many on all workers, but workers give "
-            f"{[len(blocks) for blocks in contributions.values()]}."
+            f"`{name}` must be an array, or a tree with one leaf or more, the same number on all workers, but workers "
+            f"pass {[len(blocks) for blocks in contributions.values()]}."
         )
     blocks = [block for worker_blocks in contributions.values() for block in worker_blocks]
     wrong = next((block for block in blocks if not jnp.issubdtype(block.dtype, jnp.inexact)), None)
     if wrong is not None:
-        raise InvalidArgumentError(f"`{name}` must hold floating or complex numbers, but a worker gives {wrong}.")
+        raise InvalidArgumentError(f"`{name}` must hold floating or complex numbers, but a worker passes {wrong}.")
     dtypes = [block.dtype for block in blocks if math.prod(block.shape)] or [blocks[0].dtype]
     real = np.dtype(jnp.finfo(np.dtype(jnp.result_type(*dtypes))).dtype)
     return accumulation_dtype(real), sum(math.prod(block.shape) for block in blocks)
 
 
 def _check_like(argument: str, given: Any, name: str, x: Any) -> None:
-    """Refuse what has not the structure, the shapes and the dtypes of `x`, an argument called `name`.
+    """Reject a tree without the structure, the shapes and the dtypes of `x`, an argument called `name`.
 
-    `argument` says what it is: "`x0` must be", say.
+    `argument` is the beginning of the error, such as "`x0` must be".
     """
 
     def described(tree: Any) -> Any:
@@ -211,7 +212,7 @@ def _check_like(argument: str, given: Any, name: str, x: Any) -> None:
 
 
 def _check_functions(**functions: Any) -> None:
-    """Refuse values that are not functions, a matrix above all."""
+    """Reject values that are not functions, in particular matrices."""
     for name, function in functions.items():
         if hasattr(function, "ndim"):
             raise InvalidTypeError(
@@ -221,7 +222,7 @@ def _check_functions(**functions: Any) -> None:
 
 
 def _checked_limits(tol: Any, atol: Any, maxiter: Any) -> Limits:
-    """Return the arguments that say when an iteration ends; refuse what are no numbers, 0 or more."""
+    """Return the arguments that determine the end of an iteration; reject any that are not numbers, 0 or more."""
     for name, value in {"tol": tol, "atol": atol}.items():
         if not is_real(value) or value < 0:
             raise InvalidArgumentError(f"`{name}` (={value!r}) must be a number, 0 or more, the same on all workers.")

@@ -27,11 +27,11 @@ Leaves = list[Any]
 
 
 class Info(NamedTuple):
-    """How an iteration ended, the same on all workers that took part; without a derivative.
+    """The outcome of an iteration, the same on all participating workers; without a derivative.
 
     - `converged`: whether the tolerance was reached.
-    - `steps`: how many steps it took.
-    - `residual`: the norm that is compared with the tolerance.
+    - `steps`: the number of steps.
+    - `residual`: the norm to compare with the tolerance.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -46,7 +46,7 @@ class Info(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """When an iteration ends: at a tolerance relative to a norm, at another one, or after so many steps."""
+    """The end of an iteration: at a tolerance relative to a norm, at an absolute one, or after a number of steps."""
 
     tol: float
     atol: float
@@ -54,9 +54,9 @@ class Limits(NamedTuple):
 
 
 def as_program(fun: Callable[..., Any], *args: Any) -> tuple[Traced, Leaves, Any]:
-    """Return `fun`, traced as a program of the leaves of `args`, what it closes over, and its result's shapes.
+    """Return `fun`, traced as a program of the leaves of `args`, its closure, and its result's shapes.
 
-    The program is static to JAX. What it closes over, if that may be differentiated, it takes as first arguments.
+    The program is static to JAX. Closure values that may be differentiated become its first arguments.
     """
     traced = Traced(fun, args, {}, range(len(args)))
     traced.program, consts = with_constants_as_arguments(traced.program)
@@ -65,7 +65,8 @@ def as_program(fun: Callable[..., Any], *args: Any) -> tuple[Traced, Leaves, Any
 
 
 def _run(fun: Traced, consts: Leaves, *args: Leaves, whole_in: Any = None) -> Leaves:
-    """Return the leaves of a program's result; with a world, to be differentiated whole, or not at all, everywhere."""
+    """Return the leaves of a program's result; with a world, it is differentiated either as a whole or not at all,
+    everywhere."""
     leaves = [*consts, *jax.tree.leaves(args)]
     with body_scope():
         if whole_in is None:
@@ -75,7 +76,7 @@ def _run(fun: Traced, consts: Leaves, *args: Leaves, whole_in: Any = None) -> Le
 
 @dataclass(frozen=True, eq=False)
 class Equation:
-    """All that is static of an equation: its workers, when its iteration ends, and the dtype of inner products."""
+    """The static parts of an equation: its workers, when its iteration ends, and the dtype of inner products."""
 
     P: Partition
     limits: Limits
@@ -93,7 +94,7 @@ class Equation:
     def summed(self, *values: Array) -> Array:
         """Return the sums over the workers of several numbers, in one message.
 
-        Without an agreement: of a derivative JAX may trace more on one worker than on another.
+        Without an agreement: JAX may trace more of a derivative on one worker than on another.
         """
         numbers = jnp.stack(values)
         known = dict.fromkeys(self.P.ranks, ShapeDtype(numbers.shape, np.dtype(numbers.dtype)))
@@ -101,20 +102,21 @@ class Equation:
         return sums
 
     def limit(self, square: Array) -> Array:
-        """Return where the square of a norm ends the iteration, from that of the norm it is relative to."""
+        """Return the limit for the square of a norm at which the iteration ends, from the square of the norm it is
+        relative to."""
         limit = jnp.maximum(jnp.square(self.limits.tol) * square, jnp.square(self.limits.atol))
         return limit.astype(self.dtype)
 
 
 @dataclass(frozen=True, eq=False)
 class LinearEquation(Equation):
-    """A x = b with a Hermitian, positive definite A, and perhaps a preconditioner M."""
+    """A x = b with a Hermitian, positive definite A, and optionally a preconditioner M."""
 
     A: Traced
     M: Traced | None
 
     def iterate(self, consts: tuple[Leaves, Leaves], x0: Leaves, b: Leaves) -> tuple[Leaves, Info]:
-        """Return the solution, and how the iteration ended; as JAX's, step by step."""
+        """Return the solution, and the outcome of the iteration; as JAX's, step by step."""
         A_consts, M_consts = consts
 
         def plus(x: Leaves, factor: Any, y: Leaves) -> Leaves:
@@ -149,7 +151,7 @@ class LinearEquation(Equation):
         dx = [leaf.conj() for leaf in dx]
         first, _, rest, _ = _solve(self, (A_consts, M_consts), [jnp.zeros_like(leaf) for leaf in dx], dx)
         db = [leaf.conj() for leaf in (first, *rest)]
-        # By x, too: so there is a derivative on all workers, also if A closes over nothing.
+        # By x, too, so that there is a derivative on all workers, even if A has no closure.
         _, pullback = jax.vjp(lambda A_consts, x: _run(self.A, A_consts, x, whole_in=self.P.world), A_consts, x)
         A_cotangents, x_cotangents = pullback([-leaf for leaf in db])
         A_cotangents, db = _tied_together((A_cotangents, db), x_cotangents)
@@ -163,7 +165,7 @@ class FixedPointEquation(Equation):
     f: Traced
 
     def iterate(self, inputs: Leaves, x0: Leaves, _: Leaves) -> tuple[Leaves, Info]:
-        """Return the fixed point, and how the iteration ended."""
+        """Return the fixed point, and the outcome of the iteration."""
 
         def step(state: Any) -> Any:
             z, _, _, count = state
@@ -187,7 +189,7 @@ class FixedPointEquation(Equation):
         program, consts, _ = as_program(adjoint, dz, dz)
         first, _, rest, _ = _solve(FixedPointEquation(self.P, self.limits, self.dtype, program), [*consts, *dz], dz, [])
         input_cotangents, z_cotangents = pullback(_like((first, *rest), fz))
-        # Of x0, so that it has one on all workers, also if f has no inputs.
+        # Of x0, so that there is one on all workers, even if f has no inputs.
         both = input_cotangents, [jnp.zeros_like(leaf) for leaf in z]
         return *_tied_together(both, z_cotangents), []
 
@@ -197,12 +199,13 @@ def _like(values: Sequence[Array], others: Sequence[Array]) -> Leaves:
     return [value.astype(other.dtype) for value, other in zip(values, others, strict=True)]
 
 
-# --- solutions, which are differentiated as one -----------------------------------------------------------------------
+# --- solutions, which are differentiated as a whole
+# -----------------------------------------------------------------------
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _solve(equation: Any, consts: Any, x0: Leaves, b: Leaves) -> tuple[Array, Array, Leaves, Info]:
-    """Return the solution, whose first leaf comes with the anchor of the whole, and how the iteration ended."""
+    """Return the solution, whose first leaf comes with the anchor of the whole, and the outcome of the iteration."""
     leaves, info = equation.iterate(consts, x0, b)
     return leaves[0], tie(nothing(leaves[0].dtype), *leaves), leaves[1:], info
 
@@ -225,8 +228,8 @@ _solve.defvjp(_forward, _backward)
 def solved(equation: Equation, *args: Any) -> tuple[Leaves, Info]:
     """Return the solution of an equation, from its constants, its start and its right-hand side.
 
-    To `dj.grad` it is one movement: the second result of `_solve` is an anchor. The last argument with leaves comes
-    after the movement before.
+    To `dj.grad` it is one movement: the second result of `_solve` is an anchor. The last argument with leaves is
+    ordered after the previous movement.
     """
     consts, x0, b = jax.tree.map(lambda x: reverse_only(x) if is_inexact(x) else x, args)
     last = b or x0
@@ -240,7 +243,7 @@ def solved(equation: Equation, *args: Any) -> tuple[Leaves, Info]:
 def _tied_together(cotangents: Any, *others: Any) -> Any:
     """Return `cotangents`, each of which depends on all of them, and on `others`, by zero.
 
-    So whatever is differentiated again on some worker, all of it is, as on the others.
+    So if any of it is differentiated again on some worker, all of it is, as on the others.
     """
 
     def is_tied(x: Any) -> bool:

@@ -1,8 +1,8 @@
-"""The name scopes of traced and compiled programs: which layer, movement and pass an operation belongs to.
+"""The name scopes of traced and compiled programs: the layer, movement and pass of an operation.
 
 JAX writes the scopes around an equation as `transpose(jvp(.3))/DistributedConv2d/#7/windows`. A part of a network has a
-scope with its place, `.3`; a movement one with a number, `#7`, and a body that may hold some `#8b`; layers and
-primitives those with their names.
+scope with its place, `.3`; a movement has one with a number, `#7`, and a body that may contain movements has `#8b`;
+layers and primitives have scopes with their names.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _numbers = count(1)
 
 
 class Scopes(NamedTuple):
-    """What the scopes around an operation say.
+    """The information in the scopes around an operation.
 
     - `place`: of the innermost part of a network, "3.body.0"; "" outside of networks.
     - `names`: of layers, primitives and users' scopes, outermost first.
-    - `layers`: those of them that are in that part, and around the movement. `functions`: the jitted functions there.
-    - `movement`: the name of the movement that it is part of; "" where it is part of none.
+    - `layers`: the names inside that part, and around the movement. `functions`: the jitted functions there.
+    - `movement`: the name of the movement of which it is part; "" if none.
     - `backward`: whether it belongs to a derivative's backward pass; `differentiated`: to that or its forward pass.
     """
 
@@ -46,34 +46,34 @@ class Scopes(NamedTuple):
 
 
 def movement_scope() -> Any:
-    """Return a name scope with a number of its own, for a movement.
+    """Return a name scope with a unique number, for a movement.
 
-    The adjoint has the same scope within JAX's own, so a traced program says which adjoint belongs to which movement.
+    The adjoint has the same scope within JAX's own, so a traced program shows which adjoint belongs to which movement.
     """
     return jax.named_scope(f"#{next(_numbers)}")
 
 
 def body_scope() -> Any:
-    """Return such a scope for the call of a body that may hold movements, and may be called twice."""
+    """Return such a scope for the call of a body that may contain movements, and may be called twice."""
     return jax.named_scope(f"#{next(_numbers)}b")
 
 
 @contextmanager
 def place_scope(name: object, part: Any) -> Iterator[None]:
-    """Trace inside in a name scope for the part of a network that has this name in it; errors name the place."""
+    """Trace inside in a name scope for the part of a network with this name in it; errors name the place."""
     with place_of_errors(name, part), jax.named_scope(f".{name}"):
         yield
 
 
 @contextmanager
 def place_of_errors(name: object, part: Any) -> Iterator[None]:
-    """Give what is raised inside a note of the place in the network, the one that costs and profiles have."""
+    """Add a note with the place in the network to exceptions inside, as in costs and profiles."""
     try:
         yield
     except Exception as error:
         notes: list[str] = getattr(error, "__notes__", [])
         for number, note in enumerate(notes):
-            if note.startswith(_IN_LAYER):  # of a part of this part
+            if note.startswith(_IN_LAYER):  # of a nested part
                 notes[number] = f"{_IN_LAYER}{name}.{note.removeprefix(_IN_LAYER)}"
                 break
         else:
@@ -82,7 +82,7 @@ def place_of_errors(name: object, part: Any) -> Iterator[None]:
 
 
 def name_and_line(part: Any) -> str:
-    """Return how messages name a layer, or a function: by its class, and by the line that has built it."""
+    """Return the name of a layer or function in messages: its class, and the line where it was built."""
     built_at = getattr(part, "_built_at", "")
     name = getattr(part, "__name__", type(part).__name__)
     return f"{name}, built at {built_at}" if built_at else str(name)
@@ -94,12 +94,12 @@ def movement_numbers(scopes: str) -> list[str]:
 
 
 def movements_around(scopes: str) -> list[tuple[str | tuple[str, ...], bool]]:
-    """Return what movement an operation is part of, and whether of its adjoint, in two ways; [] where of none.
+    """Return the movement of which an operation is part, and whether of its adjoint, in two ways; [] if none.
 
-    First by all scopes around it: two uses of a body that JAX traced once differ in the scopes of their calls alone, so
-    that nothing inside it, such as a parameter of an operation, could tell them apart. Then by the innermost: in a
-    derivative that is differentiated again, the adjoints of the first one count as movements by their outer scopes,
-    and as adjoints by their inner ones.
+    First by all scopes around it: two uses of a body that JAX traced once differ only in the scopes of their calls, so
+    nothing inside it, such as a parameter of an operation, could distinguish them. Then by the innermost: in a
+    derivative that is differentiated again, the adjoints of the first one count as movements by their outer scopes, and
+    as adjoints by their inner ones.
     """
     if not (numbers := movement_numbers(scopes)):
         return []
@@ -112,7 +112,7 @@ def _is_transposed(scopes: str) -> bool:
 
 
 def read_scopes(scopes: str) -> Scopes:
-    """Return what the scopes say, written with "/" between them."""
+    """Return the information in scopes, which are joined by "/"."""
     place, movement = "", ""
     names, layers, functions = list[str](), list[str](), list[str]()
     for scope in filter(None, scopes.split("/")):
@@ -133,7 +133,7 @@ def read_scopes(scopes: str) -> Scopes:
 
 
 def _own_name(scope: str) -> tuple[str, bool]:
-    """Return a scope's own name without the transformations around it, and whether it is a jitted function's.
+    """Return a scope's own name without enclosing transformations, and whether it is a jitted function's.
 
     As in `transpose(jvp(Linear))`; "" for JAX's scopes.
     """

@@ -1,13 +1,13 @@
-"""`tie` and `materialize`: a value is pinned for JAX, and for XLA.
+"""`tie` and `materialize`: pinning a value for JAX, and for XLA.
 
-The program of a worker must not depend on whether its block is empty, constant or unused, or its messages don't match
-those of the others. An optimisation barrier alone keeps what it ties from being dropped. Two more things have to
-be the same on all workers: which values carry a derivative, and which carry a batch dimension (`vmap` runs an operation
-once for all the batch or, on a constant, once for one). That is `tie`.
+A worker's program must not depend on whether its block is empty, constant or unused, or its messages don't match the
+others'. An optimisation barrier alone keeps tied values from being dropped. Two more properties must be the same on all
+workers: which values carry a derivative, and which carry a batch dimension (`vmap` runs an operation once for the whole
+batch or, on a constant, once for one). `tie` ensures that.
 
-XLA computes an array again for each use where that saves memory traffic, and may round it otherwise: sums of products
-once or twice. Two uses that must agree to the last bit, such as what is sent and what the answer is compared with, need
-more than a barrier, which is gone before XLA decides that. That is `materialize`.
+XLA recomputes an array for each use if that saves memory traffic, possibly with different rounding: sums of products
+once or twice. Two uses that must agree to the last bit, such as a message and the comparison with its answer, need more
+than a barrier, which is gone before XLA decides that. `materialize` ensures that.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from distdl_jax.jax_compat import linearize_at_once
 def tie(x: Array, *others: Array) -> Array:
     """Return `x`, which from here on depends on `others` too: none of them can be dropped while `x` is used.
 
-    Where JAX differentiates one of `others`, it differentiates `x` too (by zero), on this worker as on the rest; where
-    it batches one of them, it batches `x`. The others' cotangents, zeros, in their turn depend on the cotangent of `x`.
+    If JAX differentiates one of `others`, it also differentiates `x` (by zero), on this worker as on the others; if it
+    batches one of them, it batches `x`. The others' cotangents, zeros, in turn depend on the cotangent of `x`.
     """
     return _tie.bind(x, *others) if others else x
 
 
 def nothing(dtype: np.dtype) -> Array:
-    """Return an empty array, to be tied to others.
+    """Return an empty array, to tie to others.
 
     `jnp.zeros` takes twice as long to trace, and each movement has four.
     """
@@ -74,7 +74,7 @@ def _batched(args: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, int]
 
 
 _tie = Primitive("tie")
-_tie.def_impl(lambda x, *others: jax.device_put(x))  # what is not traced can't be dropped
+_tie.def_impl(lambda x, *others: jax.device_put(x))  # untraced values can't be dropped
 _tie.def_abstract_eval(lambda x, *others: x)
 mlir.register_lowering(_tie, _barrier)
 ad.primitive_jvps[_tie] = _differentiated
@@ -85,7 +85,7 @@ batching.primitive_batchers[_tie] = _batched
 
 @jax.custom_jvp
 def materialize(x: Array) -> Array:
-    """Return `x` as the result of a loop, which XLA neither takes apart nor runs twice. The derivative is 1."""
+    """Return `x` as the result of a loop, which XLA neither splits nor runs twice. The derivative is 1."""
     return _through_a_loop(x)
 
 
@@ -93,7 +93,7 @@ materialize.defjvp(lambda primals, tangents: (materialize(*primals), *tangents))
 
 
 def _loop(x: Array) -> Array:
-    # Of two passes, since XLA puts the body of a single one in the loop's place.
+    # Of two passes, since XLA inlines the body of a single one.
     return lax.fori_loop(0, 2, lambda i, y: jnp.where(i == 0, x, y), jnp.zeros_like(x))
 
 

@@ -1,4 +1,4 @@
-"""A function that was traced: its program, which can be read and evaluated again, without Python's part in it."""
+"""A traced function: its program, which can be read and evaluated again, without its Python code."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ T = TypeVar("T")
 class Traced:
     """`fun(*args, **kwargs)`, traced as a function of the positional arguments at `places`.
 
-    `fun` is called once. Its result may hold anything: leaves that don't depend on JAX's values stay as they are.
+    `fun` is called once. Its result may contain anything: leaves that don't depend on JAX's values are unchanged.
 
-    - `as_call`: in a trace, whether the program is to be one call, which costs nothing to be traced again.
-    - `places`: those of the arguments that the program takes the leaves of.
-    - `program`: from the leaves of these arguments to those leaves of the result that are JAX's.
+    - `as_call`: in a trace, whether the program becomes one call, which costs nothing when traced again.
+    - `places`: the positions of the arguments whose leaves the program takes.
+    - `program`: from the leaves of these arguments to the JAX leaves of the result.
     """
 
     places: Sequence[int]
@@ -44,29 +44,29 @@ class Traced:
             values = list(args)
             for place, value in zip(places, jax.tree.unflatten(structure, leaves), strict=True):
                 values[place] = value
-            # JAX sets the mesh, also where there is none, for an equation that it evaluates again. Where it is set from
-            # the start, what is traced here (movements, functions under jit) is found there, and not traced twice.
+            # JAX sets the mesh, even if there is none, for an equation that it evaluates again. If it is set from the
+            # start, everything traced here (movements, functions under jit) is found there, and not traced twice.
             with jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()):
                 results, self._structure = jax.tree.flatten(fun(*values, **kwargs))
             self._constants = [None if isinstance(leaf, Tracer) else [leaf] for leaf in results]
             return [leaf for leaf in results if isinstance(leaf, Tracer)]
 
-        # Evaluated eagerly, a movement that is one call is compiled once; its parts would be, each by each, every time.
+        # Evaluated eagerly, a movement that is one call is compiled once; its parts would each be compiled every time.
         eagerly = not isinstance(jax.numpy.zeros(()), Tracer)
         with trace_context.set(movements_as_calls=eagerly):
             self.program = jax.make_jaxpr(jax.jit(flat) if as_call and not eagerly else flat)(*leaves)
 
     def leaves(self, args: Sequence[Any]) -> list[Any]:
-        """Return the leaves of the arguments at `places`, which the program takes."""
+        """Return the leaves of the arguments at `places`, the inputs of the program."""
         return jax.tree.leaves([args[place] for place in self.places])
 
     @property
     def first_is_traced(self) -> bool:
-        """Whether the first leaf of the result is the program's first result, and no constant."""
+        """Whether the first leaf of the result is the program's first result, and not a constant."""
         return bool(self._constants) and self._constants[0] is None
 
     def result(self, values: Sequence[Any]) -> Any:
-        """Return the result of `fun`, with the program's `values` in the place of the leaves that were traced."""
+        """Return the result of `fun`, with the program's `values` in place of the traced leaves."""
         rest = iter(values)
         return jax.tree.unflatten(
             self._structure, [next(rest) if constant is None else constant[0] for constant in self._constants]
@@ -74,9 +74,9 @@ class Traced:
 
 
 def one_program(static_argnums: tuple[int, ...]) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Return a decorator that compiles a function as a whole where it is called eagerly.
+    """Return a decorator that compiles a function as a whole when it is called eagerly.
 
-    Within another program or a derivative the function is called as it is.
+    Within another program or a derivative the function is called directly.
     """
 
     def decorate(fun: Callable[..., T]) -> Callable[..., T]:

@@ -1,8 +1,9 @@
-"""Movements under `jax.vmap`, and `jax.jacrev`, which maps: all who exchange messages must map over equally many.
+"""Movements under `jax.vmap`, and `jax.jacrev`, which maps: all workers that exchange messages must use the same batch
+size.
 
-n tensors at once travel in one message, n times as long. With another n on the other side the block received is not the
-one sent, or a part of it; nothing else would say so outside `dj.jit`. So while it is traced or run eagerly each worker
-exchanges n with its partners, and with no others, which may map over other numbers.
+n tensors at once are sent in one message, n times as long. With another n on the other side the received block differs
+from the sent one; nothing else would detect that outside `dj.jit`. So while it is traced or run eagerly each worker
+exchanges n with its partners, but not with others, which may map over other numbers.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from distdl_jax.watchdog.watch.status import worker_status
 
 
 class Runs(Protocol):
-    """The part of a movement that tells whom it talks to."""
+    """The part of a movement that determines the partners."""
 
     def __hash__(self) -> int: ...
 
     def run(self, world: World, x: Array) -> Array:
-        """Carry it out."""
+        """Run it."""
 
 
 def agreed_on_sizes(world: World, part: Runs, x: Any) -> AbstractContextManager[None]:
-    """Surround a movement of `x`, by now or one day a tracer of `vmap`'s: its workers agree on how many it maps over.
+    """Surround a movement of `x`, possibly later a tracer of `vmap`'s: its workers agree on the batch size.
 
-    **Raises:** `PlanError` where they map over different numbers.
+    **Raises:** `PlanError` if they map over different numbers.
     """
     agreed, sizes = trace_context.sizes_agreed, mapped_sizes(x)
     if sizes and not agreed:
@@ -47,14 +48,14 @@ def agreed_on_sizes(world: World, part: Runs, x: Any) -> AbstractContextManager[
 
 
 _agreed: WeakKeyDictionary[World, set[tuple[Workers, int]]] = WeakKeyDictionary()
-"""The sizes that the workers of a team have agreed on in programs that were traced before."""
+"""The sizes that the workers of a team have agreed on in previously traced programs."""
 
 
 def agree_on_size(world: World, part: Runs, x: Array, size: int) -> None:
-    """Agree on a size in a rule of JAX's, for `x` with the mapped dimension in front, of a program traced before.
+    """Agree on a size in a rule of JAX's, for `x` with the mapped dimension in front, of a previously traced program.
 
-    How often JAX applies such a rule depends on its caches, and in loops on what is constant on this worker. So a team
-    agrees once on each size; in what `dj.jit` traces not at all, for that compares the programs.
+    How often JAX applies such a rule depends on its caches, and in loops on the constants on this worker. So a team
+    agrees once on each size; when `dj.jit` traces, not at all, since that compares the programs.
     """
     if trace_context.sizes_agreed or worker_status().here.traces:
         return
@@ -72,10 +73,10 @@ def _compare(world: World, teams: Sequence[Workers], sizes: tuple[int, ...]) -> 
                 raise PlanError(
                     f"At {user_line()}: worker {team[0]} maps over {_text(sizes_of[team[0]])}, but worker {worker} "
                     f"over {_text(other)}, and data moves between them. Under jax.vmap all of a movement's workers "
-                    "must map over as many. jax.jacrev maps over the elements of this worker's block of the output, so "
-                    "the blocks must have as many elements; with other blocks take the rows of the whole Jacobian: "
-                    "`y, pullback = jax.vjp(f, x)`, and jax.vmap(pullback) of this worker's columns of the n x n "
-                    "identity, where n is the length of the whole output."
+                    "must map over the same number. jax.jacrev maps over the elements of this worker's block of the "
+                    "output, so the blocks must have equal numbers of elements; for other blocks use the rows of the "
+                    "whole Jacobian: `y, pullback = jax.vjp(f, x)`, and jax.vmap(pullback) of this worker's columns "
+                    "of the n x n identity, where n is the length of the whole output."
                 )
 
 
@@ -84,8 +85,8 @@ def _text(sizes: tuple[int, ...]) -> str:
 
 
 def _teams(world: World, part: Runs, x: jax.ShapeDtypeStruct) -> tuple[Workers, ...]:
-    """Return the teams of this worker's operations, in an order that is the same on all workers."""
-    hashable: Any = world  # as the protocol does not say
+    """Return the teams of this worker's operations, in the same order on all workers."""
+    hashable: Any = world  # which is not in the protocol
     return _read_teams(hashable, part, x)
 
 

@@ -1,6 +1,6 @@
-"""The seam: what a world of workers is, and what a transport carries between them.
+"""The interface to back-ends: worlds of workers, and transports of arrays between them.
 
-All that the library knows of the machine is written down here. A back-end is a package beside this file that has both.
+It contains everything that the library knows about the machine. A back-end is a package that implements both.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Reduction = Literal["sum", "max"]
 
 
 class OutsideWorldError(Exception):
-    """A program communicates with workers that are not in the world that it is read for."""
+    """A program communicates with workers outside the world for which it is read."""
 
 
 class World(Protocol):
-    """The workers that every partition made from it refers to. Compared by identity; one object for each worker.
+    """The workers to which every partition made from it refers. Compared by identity; one object for each worker.
 
-    - `rank`, `size`: this worker's number among all of them, and how many they are.
+    - `rank`, `size`: this worker's number among all of them, and their total.
     """
 
     @property
@@ -38,15 +38,15 @@ class World(Protocol):
 
     @property
     def transport(self) -> Transport:
-        """What carries arrays between the workers while compiled programs run."""
+        """The transport of arrays between the workers while compiled programs run."""
 
     @property
     def calls(self) -> CallLog | None:
-        """Where calls of checked functions count, for a watchdog that compares the workers; None without one."""
+        """The log of calls of checked functions, for a watchdog that compares the workers; None without one."""
 
     @property
     def may_measure(self) -> bool:
-        """Whether times measured by this worker say how long its programs take."""
+        """Whether times measured by this worker represent the run time of its programs."""
 
     @property
     def records(self) -> bool:
@@ -59,28 +59,29 @@ class World(Protocol):
         contribution: Any,
         decide: Callable[[dict[int, Any]], Any] = dict,
     ) -> Any:
-        """Return what the first worker of `team` decides on all contributions (by world rank); for use while tracing.
+        """Return the decision of the first worker of `team` on all contributions (by world rank); for use while
+        tracing.
 
-        Collective in `team`. `label` says, in the same words on all of them, what it is about: workers that mean
-        different things learn of it, and raise. `decide` runs on the first worker alone, and its result goes to all.
+        Collective in `team`. `label` is the subject, with the same text on all of them: workers with different subjects
+        detect that, and raise. `decide` runs only on the first worker, and its result is sent to all.
 
-        **Raises:** `PlanError`, on all workers, where some worker of the team is about to do something else, or has
-        left; `SetupError` in a world that has no workers but this one to talk to.
+        **Raises:** `PlanError`, on all workers, if some worker of the team is about to do something else, or has left;
+        `SetupError` in a world without other workers.
         """
 
     def remember(self, name: str, programs: Mapping[int, Program]) -> None:
-        """Keep the workers' programs of the function `name` for reports of workers that wait."""
+        """Store the workers' programs of the function `name` for reports about waiting workers."""
 
     def check_devices(self) -> None:
-        """Raise `SetupError` where this worker's programs could not communicate on its JAX devices."""
+        """Raise `SetupError` if this worker's programs could not communicate on its JAX devices."""
 
 
 class Transport(Protocol):
     """One worker's operations on arrays inside a traced program.
 
-    They block, and run in the order in which they were traced, also in loops and branches. Partners are world ranks.
-    Any dtype of JAX's travels, in any length. Each operation depends on its array, and what it returns on the
-    operation, in the compiled program too: that is how callers keep it from being dropped.
+    They block, and run in the order in which they were traced, including in loops and branches. Partners are world
+    ranks. Any JAX dtype can be sent, in any length. Each operation depends on its array, and its result on the
+    operation, in the compiled program too: callers use that to keep it from being dropped.
     """
 
     @property
@@ -88,10 +89,10 @@ class Transport(Protocol):
         """The JAX effect that orders its operations."""
 
     def send(self, x: Array, dest: int, tag: int) -> Array:
-        """Send `x` to a worker; something that depends on it."""
+        """Send `x` to a worker; return an array that depends on it."""
 
     def receive(self, expected: ShapeDtype, source: int, tag: int, after: Array) -> Array:
-        """Receive an array from a worker, not before `after` is there."""
+        """Receive an array from a worker, not before `after` is available."""
 
     def sendrecv(self, x: Array, dest: int, expected: ShapeDtype, source: int, tag: int) -> Array:
         """Send `x` to one worker while receiving an array from another."""
@@ -102,7 +103,7 @@ class Transport(Protocol):
         """
 
     def reduce(self, x: Array, team: Workers, op: Reduction) -> Array:
-        """Return the reduction of the workers' `x`, on the first worker of `team`; elsewhere something that depends on
+        """Return the reduction of the workers' `x`, on the first worker of `team`; elsewhere an array that depends on
         it.
         """
 
@@ -110,9 +111,9 @@ class Transport(Protocol):
         """Return the reduction of the workers' `x`, on every worker of `team`."""
 
     def sent_first(self, x: Array) -> Array:
-        """Return `x`, for those who are to use it after what was sent so far, for which others may wait."""
+        """Return `x` for uses after the messages sent so far, for which others may wait."""
 
     def operation(self, equation: Any) -> Operation | None:
-        """Return what an equation of a traced program communicates; None where it is none of this transport's
+        """Return the communication of an equation in a traced program; None if it is not one of this transport's
         operations.
         """

@@ -1,6 +1,6 @@
-"""What one worker finds: packages, JAX, MPI, what has started it, its folders. Nothing here raises.
+"""Checks of one worker: packages, JAX, MPI, its launcher, its folders. Nothing here raises.
 
-Each check yields findings; what can't be imported is one of them, and ends what needs it.
+Each check yields findings; a failed import is one of them, and ends the checks that need it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from distdl_jax.transports.mpi.launch_checks import Installation
 
 LONGEST_TRIAL = 30.0
-"""Seconds that a program which the doctor starts may take."""
+"""Time limit, in seconds, of a program started by the doctor."""
 
 LEAST_FREE = 2**30
 """Bytes of a folder for checkpoints."""
@@ -49,11 +49,11 @@ _COMPILE_ONEDNN = "python -m distdl_jax.onednn"
 
 
 def versions(needs_mpi: bool = True) -> Iterator[Finding]:
-    """Yield which packages are missing, too old or too new; `needs_mpi`: not for `dj.simulate`."""
+    """Yield the packages that are missing, too old or too new; `needs_mpi`: not for `dj.simulate`."""
     found = {package: installed_version(package) for package in PACKAGES}
     oldest, problems = minimum_versions(), 0
     for package, version in found.items():
-        cure = _COMPILE_MPI4JAX if package == "mpi4jax" else f'python -m pip install "{package}"'
+        cure = _COMPILE_MPI4JAX if package == "mpi4jax" else f'which may be run from its folder'
         if version is None and package != "distdl_jax":  # which may be run from its folder
             problems += 1
             verdict = "error" if needs_mpi or package not in ("mpi4py", "mpi4jax") else "note"
@@ -64,8 +64,8 @@ def versions(needs_mpi: bool = True) -> Iterator[Finding]:
             yield Finding("error", "versions", text, f'python -m pip install "{package}>={oldest[package]}"')
     if numbers(found["jax"] or "") >= FIRST_JAX_NOT_TRIED:
         first = ".".join(map(str, FIRST_JAX_NOT_TRIED))
-        text = f"distdl_jax has not been tested with jax {found['jax']}, but with versions before {first}."
-        cure = f'If something fails that should not: python -m pip install "jax<{first}" "jaxlib<{first}"'
+        text = f"distdl_jax has been tested with jax before {first} only, not with {found['jax']}."
+        cure = f'If something fails unexpectedly: python -m pip install "jax<{first}" "jaxlib<{first}"'
         yield Finding("warning", "versions", text, cure)
     if not problems:
         listed = ", ".join(f"{package} {version or 'not installed'}" for package, version in found.items())
@@ -81,23 +81,24 @@ def jax_and_devices() -> Iterator[Finding]:
     """Yield whether JAX starts, with which options and devices."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the doctor needs no memory of a GPU
     try:
-        import_module("numpy")  # jaxlib ends the process where there is none
+        import_module("numpy")  # jaxlib ends the process if there is none
         jax = import_module("jax")
         kind, count = jax.default_backend(), jax.local_device_count()
     except Exception as error:
-        cure = "Install what is missing; JAX_PLATFORMS=cpu takes the CPU; otherwise see JAX's installation guide."
+        cure = "Install what is missing; JAX_PLATFORMS=cpu selects the CPU; or see JAX's installation guide."
         yield Finding("error", "jax", f"JAX does not start: {sentence(error)}.", cure)
         return
     for option, value, text in (
-        ("jax_disable_jit", True, "every operation runs alone, and workers compare shapes each time."),
-        ("jax_numpy_rank_promotion", "raise", "layers, which add biases of one dimension, are refused."),
+        ("jax_disable_jit", True, "every operation runs separately, and workers compare shapes each time."),
+        ("jax_numpy_rank_promotion", "raise", "layers, which add biases of one dimension, are rejected."),
     ):
         if getattr(jax.config, option, None) == value:
-            yield Finding("warning", "jax", f"{option.upper()}={value} is set: {text}", "Leave it out, but to debug.")
+            yield Finding("warning", "jax", f"{option.upper()}={value} is set: {text}", "Unset it, except for "
+                                                                                        "debugging.")
     gpus = visible_gpus(os.environ)
     if count > 1:
         text = f"This process has {count} JAX devices, but a worker is one process with one device."
-        cure = "python -m distdl_jax gives each worker its GPU; leave --xla_force_host_platform_device_count out."
+        cure = "python -m distdl_jax gives each worker its GPU; remove --xla_force_host_platform_device_count."
         yield Finding("error", "devices", text, cure)
     elif kind == "cpu" and gpus and os.environ.get("JAX_PLATFORMS") != "cpu":
         text = f"JAX computes on the CPU, but the host has GPUs: {', '.join(gpus)}."
@@ -126,15 +127,15 @@ def _onednn(kind: str) -> Iterator[Finding]:
 
 
 def sentence(error: BaseException) -> str:
-    """Return an error in a line."""
+    """Return an error as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
 
 
-# --- MPI and what starts it ---
+# --- MPI and its launcher ---
 
 
 def family(library: str) -> str:
-    """Return whose launcher a library takes: "MPICH", "Open MPI", or "" if that is unknown.
+    """Return the MPI of a library, for its launcher: "MPICH", "Open MPI", or "" if unknown.
 
     >>> family("MPICH Version: 5.0.2"), family("Open MPI v5.0.11"), family("MVAPICH2 Version: 2.3")
     ('MPICH', 'Open MPI', 'MPICH')
@@ -145,7 +146,7 @@ def family(library: str) -> str:
 
 
 def launcher() -> str:
-    """Return whose launcher has started this process; "" where none has, "unknown" where it does not say."""
+    """Return the MPI whose launcher has started this process; "" if none has, "unknown" if it can't be determined."""
     if "OMPI_COMM_WORLD_SIZE" in os.environ:
         return "Open MPI"
     if os.environ.keys() & {"HYDI_CONTROL_FD", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE"}:
@@ -156,7 +157,7 @@ def launcher() -> str:
 
 
 def launcher_mismatch() -> Finding | None:
-    """Return why MPI may end this process when it starts, without saying why: the launcher of another MPI."""
+    """Return why MPI may end this process at its start without a message: the launcher belongs to another MPI."""
     code = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
     if (by := launcher()) not in ("MPICH", "Open MPI"):
         return None
@@ -170,19 +171,19 @@ def right_launcher() -> str:
     if launcher() == "Slurm":
         return "srun --mpi=...: `srun --mpi=list` shows what there is (Open MPI 5: pmix; MPICH: pmi2)."
     if (beside := Path(sys.executable).with_name("mpiexec")).exists():
-        return f"Take {beside}, or activate the environment."
-    return "Take the mpiexec of that MPI, or compile mpi4py and mpi4jax for this one (docs/install.md)."
+        return f"Use {beside}, or activate the environment."
+    return "Use the mpiexec of that MPI, or compile mpi4py and mpi4jax for this one (docs/install.md)."
 
 
 def start_mpi() -> tuple[MPI.Intracomm | None, list[Finding]]:
-    """Start MPI, and mpi4jax on it; return all workers, None if it can't be started, and what was found."""
+    """Start MPI, and mpi4jax on it; return all workers, None if it can't be started, and the findings."""
     supervised.tell(supervised.STARTS_MPI)
     try:
         from mpi4py import MPI
 
         if not MPI.Is_initialized():
             text = "mpi4py was told not to start MPI (mpi4py.rc.initialize, MPI4PY_RC_INITIALIZE)."
-            return None, [Finding("error", "mpi", text, "Leave these as they are.")]
+            return None, [Finding("error", "mpi", text, "Leave these at their defaults.")]
     except Exception as error:
         cure = (
             "Without an MPI: python -m pip install mpich mpi4py. With one whose library the loader doesn't find: load "
@@ -237,13 +238,13 @@ _TRIAL = "import os; from mpi4py import MPI; os.write(1, b'size=%d\\n' % MPI.COM
 
 
 def trial(mpiexec: str, printed: str) -> Finding:
-    """Return what it means that two workers which `mpiexec` has started have `printed` this."""
+    """Return the finding if two workers started by `mpiexec` have `printed` this."""
     sizes = re.findall(r"size=(\d+)", printed)
     if sizes == ["2", "2"]:
-        cure = "`mpiexec -n 4 python -m distdl_jax doctor` looks at several workers."
+        cure = "`mpiexec -n 4 python -m distdl_jax doctor` checks several workers."
         return Finding("ok", "launcher", f"{mpiexec} starts workers that find each other.", cure)
     if "1" in sizes:
-        text = f"{mpiexec} starts workers of which each believes that it is alone: it is another MPI's."
+        text = f"{mpiexec} starts workers each of which believes that it is alone: it belongs to another MPI."
         return Finding("error", "launcher", text, right_launcher())
     words = " ".join(word for word in printed.split() if word.strip("-"))[:500]
     cure = right_launcher()
@@ -255,7 +256,7 @@ def trial(mpiexec: str, printed: str) -> Finding:
 
 
 def output(command: list[str], **settings: str) -> str:
-    """Return what a program prints that is started outside the job."""
+    """Return the output of a program that is started outside the job."""
     environment = {name: value for name, value in os.environ.items() if not SET_BY_LAUNCHERS.match(name)} | settings
     options: dict[str, Any] = {"env": environment, "timeout": LONGEST_TRIAL, "text": True, "errors": "replace"}
     try:
@@ -266,8 +267,8 @@ def output(command: list[str], **settings: str) -> str:
 
 
 def installation() -> Installation | None:
-    """Return what must be the same on all workers; None if that can't be found out."""
-    with suppress(Exception):  # which has been found before; and JAX ends the process where numpy is missing
+    """Return the values that must be the same on all workers; None if they can't be determined."""
+    with suppress(Exception):  # which has been found before; and JAX ends the process if numpy is missing
         import_module("numpy")
         found: Installation = import_module("distdl_jax.transports.mpi.launch_checks").own_installation()
         return found
@@ -275,7 +276,7 @@ def installation() -> Installation | None:
 
 
 def disagreements(everyone: Sequence[Installation | None]) -> Iterator[Finding]:
-    """Yield what the first partition of a job would refuse; and how messages of GPUs travel."""
+    """Yield what the first partition of a job would reject; and how GPU messages are sent."""
     known = [worker for worker in everyone if worker is not None]
     if len(known) < len(everyone):
         return
@@ -290,24 +291,24 @@ def disagreements(everyone: Sequence[Installation | None]) -> Iterator[Finding]:
 
 
 def checkpoints(path: str) -> Iterator[Finding]:
-    """Yield what a folder for checkpoints is worth."""
+    """Yield the findings about a folder for checkpoints."""
     there, problem = _place(path)
     kind, free = output(["stat", "--file-system", "--format=%T", str(there)]).strip(), shutil.disk_usage(there).free
     if problem:
-        cure = "Save to another folder; --checkpoints looks at it."
+        cure = "Save to another folder, which --checkpoints checks."
         yield Finding("warning", "checkpoints", f"{path} can't be written to: {problem}.", cure)
     elif kind in ("tmpfs", "ramfs"):
         text = f"{path} is in memory ({kind}): checkpoints there end with the host."
         yield Finding("warning", "checkpoints", text, "Save to a folder on a disk.")
     elif free < LEAST_FREE:
         text = f"{path} has {free / 2**20:.0f} MiB free."
-        yield Finding("warning", "checkpoints", text, "Make room, or save to another folder.")
+        yield Finding("warning", "checkpoints", text, "Free some space, or save to another folder.")
     else:
         yield Finding("ok", "checkpoints", f"{path} ({kind}, {free / 2**30:.2g} GiB free).")
 
 
 def _place(path: str) -> tuple[Path, str]:
-    """Return a folder, or what there is of those above one that is not there yet; and why it can't be written to."""
+    """Return a folder, or its closest existing parent; and why it can't be written to."""
     there = Path(path).expanduser().absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -328,10 +329,10 @@ print("hit" if any(event.endswith("cache_hits") for event in events) else "miss"
 
 
 def compilation_cache(library: str) -> Iterator[Finding]:
-    """Yield whether a compilation cache pays with this MPI: one process writes to it, and another reads."""
+    """Yield whether a compilation cache works with this MPI: one process writes to it, and another reads."""
     jax = sys.modules.get("jax")
     path = jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir if jax else None
-    subject, cure = "compilation cache", "Set JAX_COMPILATION_CACHE_DIR to a folder of yours, or leave it out."
+    subject, cure = "compilation cache", "Set JAX_COMPILATION_CACHE_DIR to a folder of yours, or unset it."
     if not path:
         cure = "" if family(library) == "Open MPI" else "JAX_COMPILATION_CACHE_DIR=... keeps them for the next job."
         yield Finding("ok", subject, "JAX keeps no compiled programs between jobs.", cure)
@@ -339,12 +340,12 @@ def compilation_cache(library: str) -> Iterator[Finding]:
     there, problem = _place(path)
     mode = there.stat().st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        text = f"Every user can write to {path}, and who writes there runs code in your jobs."
+        text = f"Every user can write to {path}, and thus run code in your jobs."
         yield Finding("warning", subject, text, f"chmod go-w {path}")
     if problem:
         yield Finding("warning", subject, f"JAX can't write to {path}: {problem}.", cure)
     elif family(library) == "Open MPI":
-        text = f"Under Open MPI jobs find little in {path}, and let it grow: handles are addresses."
+        text = f"Under Open MPI jobs find little in {path}, and make it grow: handles are addresses."
         yield Finding("warning", subject, text, "Leave JAX_COMPILATION_CACHE_DIR out.")
     else:
         with tempfile.TemporaryDirectory(dir=there, prefix=".distdl_jax_doctor_") as folder:
@@ -355,10 +356,10 @@ def compilation_cache(library: str) -> Iterator[Finding]:
 
 
 def reloaded(path: str, printed: str) -> Finding:
-    """Return what it means that a process printed this which found another's compiled program in the cache."""
+    """Return the finding if a process printed this that loaded another's compiled program from the cache."""
     if printed.endswith("hit\n"):
         return Finding("ok", "compilation cache", f"A process finds in {path} what another has compiled.")
-    lines = printed.removesuffix("miss\n").splitlines() or ["it says nothing more"]
+    lines = printed.removesuffix("miss\n").splitlines() or ["there is no further output"]
     why = next((line for line in lines if "not supported" in line or "rror" in line), lines[-1])
-    text = f"A process does not take from {path} what another has compiled: {why[:300]}"
-    return Finding("warning", "compilation cache", text, "Leave the cache out, or take another jaxlib.")
+    text = f"A process does not use compiled programs of another in {path}: {why[:300]}"
+    return Finding("warning", "compilation cache", text, "Don't use the cache, or use another jaxlib.")

@@ -28,32 +28,32 @@ from distdl_jax.watchdog.watch.log import log
 
 
 def check_launch() -> None:
-    """Refuse an MPI that JAX can't call from its threads, and one that was not started by its own launcher."""
+    """Reject an MPI that JAX can't call from its threads, or that was not started by its own launcher."""
     for problem in launch_problems():
         raise SetupError(problem)
     if jax.__version_info__ >= FIRST_JAX_NOT_TRIED and MPI.COMM_WORLD.Get_rank() == 0:
         first = ".".join(map(str, FIRST_JAX_NOT_TRIED))
         warnings.warn(
-            f"distdl_jax has not been tested with jax {jax.__version__}, but with versions before {first}. If "
-            f'something fails that should not, try `python -m pip install "jax<{first}" "jaxlib<{first}"`.',
+            f"distdl_jax has been tested with jax before {first} only, not with {jax.__version__}. If something "
+            f'fails unexpectedly, try `python -m pip install "jax<{first}" "jaxlib<{first}"`.',
             RuntimeWarning,
             stacklevel=2,
         )
 
 
 def launch_problems() -> Iterator[str]:
-    """Yield a sentence for all that is wrong with the MPI of this process, and with what has started it."""
+    """Yield a sentence for each problem with the MPI of this process, or with its launcher."""
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         yield (
-            f"MPI was started with {thread_level()}, but JAX calls MPI from its own threads, which takes "
-            "MPI_THREAD_MULTIPLE. Import mpi4py (or distdl_jax) before anything else starts MPI, leave "
-            "mpi4py.rc.thread_level as it is, and use an MPI library built with thread support."
+            f"MPI was started with {thread_level()}, but JAX calls MPI from its own threads, which requires "
+            "MPI_THREAD_MULTIPLE. Import mpi4py (or distdl_jax) before anything else starts MPI, don't change "
+            "mpi4py.rc.thread_level, and use an MPI library built with thread support."
         )
-    # mpi4py and mpi4jax must be bound to one libmpi, or each starts its own. Checked if there is /proc.
+    # mpi4py and mpi4jax must be bound to one libmpi, or each starts its own. Checked only if there is /proc.
     if len(libraries := loaded_mpi_libraries()) > 1:
         yield (
             f"This process has loaded more than one MPI library: {', '.join(libraries)}. mpi4jax was built against "
-            "another MPI than mpi4py runs on; build it again: pip install --no-cache-dir --force-reinstall --no-deps "
+            "another MPI than mpi4py's; rebuild it: pip install --no-cache-dir --force-reinstall --no-deps "
             "--no-binary mpi4jax mpi4jax, with the right mpicc first on PATH."
         )
     if (started := job_size(MPI_SIZES)) > 1 and MPI.COMM_WORLD.Get_size() == 1:
@@ -61,12 +61,12 @@ def launch_problems() -> Iterator[str]:
             f"The launcher started {started} processes, but this one believes that it is alone: its MPI library "
             f"({mpi_library()}) is not the one that mpirun belongs to. Use the mpirun, or mpiexec, of that library "
             "(for an MPI from PyPI it is in the environment's bin directory, next to python); `python -m distdl_jax "
-            "doctor` says more."
+            "doctor` gives details."
         )
 
 
 class Installation(NamedTuple):
-    """What must be the same on all workers, by its name; the settings; and the worker's GPU."""
+    """Values that must be the same on all workers, by name; the settings; and the worker's GPU."""
 
     versions: Mapping[str, Hashable]
     reading: Reading
@@ -74,7 +74,7 @@ class Installation(NamedTuple):
 
 
 def own_installation() -> Installation:
-    """Look at this worker's."""
+    """Inspect this worker's."""
     gpu = _worker_gpu()
     versions: dict[str, Hashable] = {
         **{package: installed_version(package) or "not installed" for package in PACKAGES},
@@ -88,7 +88,7 @@ def own_installation() -> Installation:
 
 
 def disagreements(everyone: Sequence[Installation]) -> Iterator[str]:
-    """Yield a sentence for each way in which the workers, by rank, can't work together, but for their settings."""
+    """Yield a sentence for each reason why the workers, by rank, can't work together, except for their settings."""
     if problem := gpu_problem([worker.gpu for worker in everyone], own_reading().settings.gpus):
         yield problem
     for what in everyone[0].versions:
@@ -98,7 +98,7 @@ def disagreements(everyone: Sequence[Installation]) -> Iterator[str]:
 
 
 def check_workers_agree(comm: MPI.Intracomm) -> None:
-    """Refuse workers with different software or settings; collective in `comm`, and raises on all of its workers."""
+    """Reject workers with different software or settings; collective in `comm`, and raises on all of its workers."""
     everyone: list[Installation] = comm.allgather(own_installation())
     readings = [worker.reading for worker in everyone]
     for problem in chain(setting_problems(readings), disagreements(everyone)):
@@ -133,11 +133,11 @@ def _onednn_version() -> str:
 
 
 def check_devices() -> None:
-    """Refuse a process with several JAX devices: ordered operations run on one."""
+    """Reject a process with several JAX devices: ordered operations run on one."""
     if (count := jax.local_device_count()) > 1:
         raise SetupError(
-            f"This process has {count} JAX devices, but a worker is one process with one device. "
-            "`python -m distdl_jax` gives each worker its GPU; on CPU leave out --xla_force_host_platform_device_count."
+            f"This process has {count} JAX devices, but a worker is one process with one device. `python -m "
+            "distdl_jax` gives each worker its GPU; on CPU, remove --xla_force_host_platform_device_count."
         )
 
 
