@@ -28,10 +28,8 @@ class Preemption:
 
         with dj.checkpoint.Manager("run") as manager, dj.checkpoint.Preemption() as preemption:
             for step in range(first, last):
-                state = train(state)
-                if preemption.stop():
-                    manager.save(state, specs, step)
-                    break
+                state = train(state) if preemption.stop():
+                    manager.save(state, specs, step) break
 
     all save after the same step, and the program ends, with status 0. Inside, the signals have no other effect;
     afterwards their previous effect is restored.

@@ -43,8 +43,8 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
     - `step`: the step to restore. Default: the last complete one.
 
     **Returns:** a pytree with the structure of `specs`, with this worker's block of each leaf, in the saved dtype, bit
-    for bit; random keys as such. None where `specs` has None. If this worker has no block it is zero-volume: of the
-    shape that this worker saved, if the number of workers is the same, otherwise `(0,)`.
+    for bit; random keys as such. None if `specs` has None. If this worker has no block it is zero-volume: of the shape
+    that this worker saved, if the number of workers is the same, otherwise `(0,)`.
 
     Collective over all workers of the world. Each reads only chunks of files that overlap its blocks, of 8 KiB to a
     MiB, and needs a few MiB in addition to its blocks.

@@ -255,7 +255,7 @@ def plan_replication(
     transpose_dest: bool = False,
     preserve_batch: bool = True,
 ) -> MovementPlan:
-    """Plan a broadcast or a sum-reduction from the shapes and dtypes on the workers of both, and perhaps of more."""
+    """Plan a broadcast or a sum-reduction from the shapes and dtypes on at least the workers of both."""
     rule = (broadcast_rule if is_broadcast else sum_rule)(P_x, P_y, transpose_src, transpose_dest)
     inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)
     if P_x.ranks == P_y.ranks and rule.is_identity:

@@ -87,7 +87,7 @@ def grid_sample(
 
     **Returns:** this worker's block of the output, of x's dtype, which may be empty; outside P_x, `x`.
 
-    **Raises:** `InvalidArgumentError` or `InvalidTypeError`, on every worker, if arguments don't fit; `PlanError`, on
+    **Raises:** `InvalidArgumentError` or `InvalidTypeError`, on every worker, if arguments are invalid; `PlanError`, on
     every worker of P_x, if blocks don't form a grid or don't match, or x has no features to read.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
@@ -119,7 +119,7 @@ def plan_grid_sample(
     *,
     max_displacement: float | Sequence[float] | None = None,
 ) -> SampledPlan:
-    """Plan `grid_sample` from the shapes and dtypes of x and of the grid on the workers of P_x, and perhaps of more."""
+    """Plan `grid_sample` from the shapes and dtypes of x and of the grid on at least the workers of P_x."""
     return _planned(x, grid, P_x, _checked(P_x, mode, padding_mode, align_corners, max_displacement))
 
 
@@ -142,7 +142,7 @@ def affine_grid(theta: Array, P_x: Partition, size: Sequence[int], align_corners
     **Returns:** n x m_{D-1} x ... x m_0 x D, of theta's dtype, for this worker's balanced block of the output; outside
     P_x, the same with n = 0 and no points.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError` if arguments don't fit.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError` if arguments are invalid.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1, 1])

@@ -65,7 +65,7 @@ def largest(x: Array, k: int, axis: int) -> tuple[Array, Array]:
 
 
 def plan_top_k(shape_dtypes: ShapeDtypes, P_x: Partition, k: int, axis: int = -1) -> TopKPlan:
-    """Plan `top_k` from the shapes and dtypes on the workers of P_x, and perhaps of more."""
+    """Plan `top_k` from the shapes and dtypes on at least the workers of P_x."""
     k, axis = checked_integer("k", k, 0), checked_axis("axis", axis, P_x.shape)
     inputs = taking_part(shape_dtypes, P_x.ranks)
     dtype, blocks = common_dtype("x", inputs, P_x.ranks), owned_grid("x", P_x, inputs)

@@ -53,7 +53,7 @@ class RepartitionPlan(BoxPlan):
 def plan_repartition(
     shape_dtypes: ShapeDtypes, P_x: Partition, P_y: Partition, *, preserve_batch: bool = True
 ) -> RepartitionPlan:
-    """Plan `repartition` from the shapes and dtypes on the workers of both partitions, and perhaps of more."""
+    """Plan `repartition` from the shapes and dtypes on at least the workers of both partitions."""
     _check_dimensions(P_x, P_y)
     inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)
     owned = owned_grid("x", P_x, inputs)
@@ -82,9 +82,8 @@ def repartition(x: Array, P_x: Partition, P_y: Partition, *, preserve_batch: boo
 
     **Returns:** in P_y the balanced block; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
 
-    **Raises:** `InvalidTypeError` if `preserve_batch` is not True or False; `InvalidArgumentError` if the
-    partitions differ in the number of dimensions; `PlanError`, with a list of the shapes, if the blocks don't form a
-    grid.
+    **Raises:** `InvalidTypeError` if `preserve_batch` is not True or False; `InvalidArgumentError` if the partitions
+    differ in the number of dimensions; `PlanError`, with a list of the shapes, if the blocks don't form a grid.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> def program():
@@ -113,7 +112,7 @@ def _check_dimensions(P_x: Partition, P_y: Partition) -> None:
 
 
 def plan_all_to_all(shape_dtypes: ShapeDtypes, P_x: Partition, split_axis: int, concat_axis: int) -> RepartitionPlan:
-    """Plan `all_to_all` from the shapes and dtypes on the workers of P_x, and perhaps of more."""
+    """Plan `all_to_all` from the shapes and dtypes on at least the workers of P_x."""
     P_y = all_to_all_partition(P_x, split_axis, concat_axis)
     return replace(plan_repartition(shape_dtypes, P_x, P_y), name="all_to_all")
 
@@ -204,7 +203,7 @@ class RollPlan(BoxPlan):
 
 
 def plan_roll(shape_dtypes: ShapeDtypes, P_x: Partition, shift: Sizes, axis: Sizes) -> RollPlan:
-    """Plan `roll` from the shapes and dtypes on the workers of P_x, and perhaps of more."""
+    """Plan `roll` from the shapes and dtypes on at least the workers of P_x."""
     shifts = checked_shifts(shift, axis, P_x)
     inputs = taking_part(shape_dtypes, P_x.ranks)
     owned = owned_grid("x", P_x, inputs)

@@ -68,7 +68,7 @@ def _reshaped(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def plan_reshape(shape_dtypes: ShapeDtypes, P_x: Partition, P_y: Partition, shape: Sequence[int]) -> ReshapePlan:
-    """Plan `reshape` from the shapes and dtypes on the workers of both partitions, and perhaps of more."""
+    """Plan `reshape` from the shapes and dtypes on at least the workers of both partitions."""
     inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)
     owned, dtype = owned_grid("x", P_x, inputs), common_dtype("x", inputs, P_x.ranks)
     extent = _resolved(checked_shape(shape, P_y), owned.extent)

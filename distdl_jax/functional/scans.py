@@ -70,7 +70,7 @@ def associative_scan(
 
     **Returns:** a tree like x, of blocks of the same shapes; outside P_x, `x`.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit; `PlanError`, on
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid; `PlanError`, on
     every worker of P_x, if blocks don't form a grid, or their lengths along `axis` differ.
 
     The state of a selective state space model (Mamba, S4, minGRU), h_t = a_t h_{t-1} + b_t, over a split sequence:
@@ -108,7 +108,7 @@ def associative_scan(
 def plan_associative_scan(
     shape_dtypes: Mapping[int, Sequence[ShapeDtype]], P_x: Partition, axis: int = 0, reverse: bool = False
 ) -> tuple[ScanPlan, ...]:
-    """Plan `associative_scan`, from the shapes and dtypes of each leaf on the workers of P_x, and perhaps of more."""
+    """Plan `associative_scan`, from the shapes and dtypes of each leaf on at least the workers of P_x."""
     axis, reverse = _checked(P_x, axis, reverse)
     leaves = zip(*(shape_dtypes[worker] for worker in P_x.ranks), strict=True)
     plans = tuple(_plan(dict(zip(P_x.ranks, leaf, strict=True)), P_x, axis, reverse) for leaf in leaves)
@@ -134,8 +134,8 @@ Each worker scans its own block, and gets the last result of every preceding blo
 
 **Returns:** this worker's block, of x's shape and dtype$returns. Outside P_x, `x`.
 
-**Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit; `PlanError`,
-on every worker of P_x, if blocks don't form a grid$refused.
+**Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid; `PlanError`, on
+every worker of P_x, if blocks don't form a grid$refused.
 
 >>> import jax.numpy as jnp, distdl_jax as dj
 >>> def program():
@@ -203,7 +203,7 @@ _KINDS: dict[str, tuple[Callable[..., Array], Callable[[Array, Array], Array]]] 
 
 
 def plan_cumulative(kind: str, shape_dtypes: ShapeDtypes, P_x: Partition, axis: int, reverse: bool = False) -> ScanPlan:
-    """Plan the function `kind`, from the shapes and dtypes on the workers of P_x, and perhaps of more."""
+    """Plan the function `kind`, from the shapes and dtypes on at least the workers of P_x."""
     axis, reverse = _checked(P_x, axis, reverse)
     inputs = taking_part(shape_dtypes, P_x.ranks)
     dtype = common_dtype("x", inputs, P_x.ranks)

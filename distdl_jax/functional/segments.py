@@ -103,7 +103,7 @@ def plan_grouped(
     P_y: Partition | None = None,
     operation: str = "max",
 ) -> GroupedPlan:
-    """Plan one of these functions from the shapes and dtypes on the workers of both partitions, and perhaps of more."""
+    """Plan one of these functions from the shapes and dtypes on at least the workers of both partitions."""
     axis, (ids, n) = checked_axis("axis", axis, P_x.shape), _checked_line(segment_ids, num_segments)
     P_y = summed_partition(P_x, ids, axis, P_y)
     inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)

@@ -55,7 +55,7 @@ taken_rows = lru_cache(maxsize=64)(RowExchange.of)  # shared by all layers of a 
 def plan_take(
     shape_dtypes: ShapeDtypes, P_x: Partition, indices: Any, axis: int = 0, P_y: Partition | None = None
 ) -> TakePlan:
-    """Plan `take` from the shapes and dtypes on the workers of both partitions, and perhaps of more."""
+    """Plan `take` from the shapes and dtypes on at least the workers of both partitions."""
     axis, rows = checked_axis("axis", axis, P_x.shape), checked_rows("indices", indices)
     P_y = taken_partition(P_x, rows, axis, P_y)
     inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)
@@ -78,7 +78,7 @@ def plan_segment_sum(
     axis: int = 0,
     P_y: Partition | None = None,
 ) -> TakePlan:
-    """Plan `segment_sum` from the shapes and dtypes on the workers of both partitions, and perhaps of more."""
+    """Plan `segment_sum` from the shapes and dtypes on at least the workers of both partitions."""
     axis, (rows, n) = checked_axis("axis", axis, P_x.shape), checked_segments(segment_ids, num_segments)
     P_y = summed_partition(P_x, rows, axis, P_y)
     inputs = taking_part(shape_dtypes, P_x.ranks, P_y.ranks)

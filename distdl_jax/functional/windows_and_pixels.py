@@ -55,8 +55,8 @@ _SHUFFLED = """
 
 **Returns:** this worker's balanced block of the output, which may be empty; outside P_x, `x`.
 
-**Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit; `PlanError`,
-on every worker of P_x, if the factor doesn't divide x, or blocks don't form a grid.
+**Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid; `PlanError`, on
+every worker of P_x, if the factor doesn't divide x, or blocks don't form a grid.
 
 >>> import jax.numpy as jnp, distdl_jax as dj
 >>> P = dj.Partition().grid([1, 1, 1])
@@ -174,7 +174,7 @@ def plan_pixels(
     axes: Sizes | None = None,
     channel_axis: int = 1,
 ) -> Rearrangement:
-    """Plan the function `kind`, from the shapes and dtypes on the workers of P_x, and perhaps of more."""
+    """Plan the function `kind`, from the shapes and dtypes on at least the workers of P_x."""
     return plan_rearrangement(shape_dtypes, P_x, _rule(KINDS[kind], *_checked(kind, P_x, factor, axes, channel_axis)))
 
 
@@ -245,7 +245,7 @@ def window_partition(x: Array, P_x: Partition, window_size: Sizes, axes: Sizes |
 
     **Returns:** this worker's balanced block of the windows, which may be empty; outside P_x, `x`.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit; `PlanError`, on
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid; `PlanError`, on
     every worker of P_x, if windows don't divide x (pad it with `nn.DistributedPad`), or blocks don't form a grid.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
@@ -267,7 +267,7 @@ def window_partition(x: Array, P_x: Partition, window_size: Sizes, axes: Sizes |
 def plan_window_partition(
     shape_dtypes: ShapeDtypes, P_x: Partition, window_size: Sizes, axes: Sizes | None = None
 ) -> Rearrangement:
-    """Plan `window_partition` from the shapes and dtypes on the workers of P_x, and perhaps of more."""
+    """Plan `window_partition` from the shapes and dtypes on at least the workers of P_x."""
     return plan_rearrangement(shape_dtypes, P_x, _partition_rule(_window(window_size, axes, P_x), P_x.dim))
 
 
@@ -299,7 +299,7 @@ def window_reverse(x: Array, P_x: Partition, axes: Sizes | None = None) -> Array
 
 
 def plan_window_reverse(shape_dtypes: ShapeDtypes, P_x: Partition, axes: Sizes | None = None) -> Rearrangement:
-    """Plan `window_reverse` from the shapes and dtypes on the workers of P_x, and perhaps of more."""
+    """Plan `window_reverse` from the shapes and dtypes on at least the workers of P_x."""
     along = tuple(sorted(_axes(axes, P_x)))
     order = _partition_rule(dict.fromkeys(along, 1), P_x.dim).order
     back = tuple(sorted(range(len(order)), key=order.__getitem__))

@@ -37,7 +37,7 @@ class Local(Static):
 
     - `function`: of one or more arrays.
 
-    **Raises:** `InvalidTypeError` where `function` can't be called.
+    **Raises:** `InvalidTypeError` if `function` can't be called.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])

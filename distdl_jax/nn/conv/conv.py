@@ -117,8 +117,7 @@ _ONE_ALGORITHM = """
 $text
 
 **Arguments:** all as in `DistributedConv${D}d`: `P_x`, `P_y`, `P_W`, in the shapes above, `in_channels`,
-`out_channels`, `kernel_size`, `stride`, `padding`, `dilation`, `groups`, `bias`, `padding_mode`, `sharded`,
-`split`.
+`out_channels`, `kernel_size`, `stride`, `padding`, `dilation`, `groups`, `bias`, `padding_mode`, `sharded`, `split`.
 
 **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if arguments are
 inconsistent, or the partitions need another algorithm; when applied, `PlanError` if x or a parameter doesn't.

@@ -137,8 +137,7 @@ It is the adjoint of a convolution with respect to its input, and enlarges x if 
 
     y[n, o, j] = b[o] + sum over c, i and t with stride i + dilation t - low = j of w[c, o, t] x[n, c, i]
 
-Of n inputs a feature dimension makes (n - 1) stride - low - high + dilation (kernel - 1) + output_padding + 1
-outputs.
+Of n inputs a feature dimension makes (n - 1) stride - low - high + dilation (kernel - 1) + output_padding + 1 outputs.
 
 | tensor | global shape | partition |
 |---|---|---|

@@ -46,7 +46,7 @@ class PReLUPlan(BlocksPlan):
 
 @dataclass(frozen=True, init=False)
 class DistributedPReLU(PartitionedLayer):
-    """y = x where x > 0, else a x: with one learned slope a for all entries, or one for each channel.
+    """y = x where x > 0, otherwise a x: with one learned slope a for all entries, or one for each channel.
 
     | tensor | global shape | partition |
     |---|---|---|

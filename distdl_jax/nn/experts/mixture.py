@@ -135,7 +135,7 @@ class DistributedMixtureOfExperts(PartitionedLayer):
     - `P_W`: the workers with experts, a partition of one dimension, which may differ from those of P_x. Default: all of
       P_x.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; when applied,
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid; when applied,
     `PlanError`.
 
     >>> import jax, distdl_jax as dj

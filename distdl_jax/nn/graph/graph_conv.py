@@ -73,7 +73,7 @@ class DistributedGraphConv(AffineLayer):
     - `num_nodes`: the number of nodes.
     - `aggregation`: one of the four. - `root`: whether to add W_root x. - `bias`: whether to add b.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid.
 
     >>> import jax, jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])

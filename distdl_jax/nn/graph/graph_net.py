@@ -80,7 +80,7 @@ class DistributedGraphNetBlock(Static):
 
     A worker outside P_x gets its nodes and edges back.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; when applied,
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid; when applied,
     `PlanError`.
 
     >>> import jax, jax.numpy as jnp, distdl_jax as dj
@@ -170,7 +170,7 @@ class DistributedGraphNetBlock(Static):
         """Plan from the shapes and dtypes of all workers' blocks: without communication, with the same result on every
         worker.
 
-        **Raises:** `PlanError` where an input or a parameter does not fit.
+        **Raises:** `PlanError` if an input or a parameter does not fit.
         """
         nodes, edges = (taking_part(x, self.P_x.ranks) for x in (nodes, edges))
         self._check_blocks(nodes, edges)
@@ -208,7 +208,7 @@ class DistributedGraphNetBlock(Static):
 
         **Returns:** this worker's blocks of the new nodes and edges; outside P_x, `nodes` and `edges`.
 
-        **Raises:** `PlanError`, on every worker of P_x, where an input or a parameter does not fit.
+        **Raises:** `PlanError`, on every worker of P_x, if an input or a parameter does not fit.
         """
         if not self.P_x.active:
             return outside(self.P_x.world, nodes, "nodes"), outside(self.P_x.world, edges, "edges")

@@ -162,7 +162,7 @@ class DistributedCrossEntropyLoss(LossOverClasses):
     With "mean" and "sum" the part is a scalar: the sum over all workers is the loss; it is 0 for an empty block. With
     "none" it is the losses, on the workers with the first classes; elsewhere a zero-volume array.
 
-    **Raises:** `InvalidArgumentError`, on every worker, if arguments don't fit; a call raises `PlanError`, on every
+    **Raises:** `InvalidArgumentError`, on every worker, if arguments are invalid; a call raises `PlanError`, on every
     worker of P_x, if blocks or weights don't fit.
 
     >>> import jax.numpy as jnp, distdl_jax as dj

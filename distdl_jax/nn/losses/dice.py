@@ -54,8 +54,8 @@ class DistributedDiceLoss(LossOverClasses):
     first features. With "none" it is their block of the losses, n x c (1 x c with `batch`); elsewhere a zero-volume
     array.
 
-    **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if
-    arguments don't fit; a call raises `PlanError`, on every worker of P_x, if blocks don't fit.
+    **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if arguments
+    are invalid; a call raises `PlanError`, on every worker of P_x, if blocks don't fit.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1, 1])

@@ -47,7 +47,7 @@ class DistributedFocalLoss(LossOverClasses):
     sample, and one number in the backward pass: logits are never gathered. With "none" it is the losses of the block's
     elements; with `use_softmax` the losses of its samples, on the workers with the first classes.
 
-    **Raises:** `InvalidArgumentError` or `InvalidTypeError`, on every worker, if arguments don't fit; a call raises
+    **Raises:** `InvalidArgumentError` or `InvalidTypeError`, on every worker, if arguments are invalid; a call raises
     `PlanError`, on every worker of P_x, if blocks or weights don't fit.
 
     >>> import jax.numpy as jnp, distdl_jax as dj

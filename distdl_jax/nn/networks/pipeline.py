@@ -136,7 +136,7 @@ class Pipeline(Network):
         return dx if in_equal_blocks(P_x, P_y) else repartition(dx, P_y, P_x)
 
     def plan(self, x: ShapeDtypes, params: Mapping[int, Params] | None = None) -> BlocksPlan:
-        """Plan what becomes of all workers' blocks: without a message, and the same on every worker.
+        """Plan the layer for all workers' blocks: without communication, with the same result on every worker.
 
         **Raises:** `PlanError` if the batch can't be cut into microbatches, or x or a parameter does not fit.
         """

@@ -106,7 +106,7 @@ class Remat(Wrapper):
             raise InvalidTypeError(f"`policy` (={self.policy!r}) must be one of jax.checkpoint_policies, or None.")
 
     def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
-        """Plan what becomes of the workers' blocks; see `Layer.plan`."""
+        """Plan the layer for all workers' blocks; see `Layer.plan`."""
         return self.layer.plan(x, params)
 
     @layer_call
@@ -166,7 +166,7 @@ class Precision(Wrapper):
                 vars(self)[name] = np.dtype(dtype)
 
     def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
-        """Plan what becomes of the workers' blocks; see `Layer.plan`."""
+        """Plan the layer for all workers' blocks; see `Layer.plan`."""
         narrow = derived(lambda worker: self._narrow(x[worker]), x)
         inside = self.layer.plan(narrow, None if params is None else self._narrow(params)).outputs
 

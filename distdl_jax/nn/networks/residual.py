@@ -119,7 +119,7 @@ class Residual(Network):
         return dict(zip(WAYS, entries, strict=True))
 
     def plan(self, x: ShapeDtypes, params: Mapping[int, Params] | None = None) -> ResidualPlan:
-        """Plan what becomes of all workers' blocks: without a message, and the same on every worker.
+        """Plan the layer for all workers' blocks: without communication, with the same result on every worker.
 
         **Raises:** `PlanError` if x or a parameter does not fit, or the two outputs have different shapes.
         """

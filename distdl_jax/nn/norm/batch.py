@@ -56,7 +56,7 @@ class DistributedBatchNorm(ChannelNorm):
     - `affine`: whether there are weight and bias.
     - `track_running_stats`: whether there is a state. Without one, x's own statistics are used in evaluation, too.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])

@@ -101,7 +101,7 @@ class DistributedLayerNorm(_OverFeatures):
     - `elementwise_affine`: whether there are parameters; `bias`: whether they include a bias.
     - `dim`: the normalised dimensions, one or several; negative ones count from the end. Default: the last ones.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -131,7 +131,7 @@ class DistributedRMSNorm(_OverFeatures):
     - `P_x`, `normalized_shape`, `elementwise_affine`, `dim`: as in `DistributedLayerNorm`. There is no bias.
     - `eps`: added to the mean square. Default: as in flax, 1e-6. (PyTorch's depends on x's dtype.)
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> def program():
@@ -173,7 +173,7 @@ class DistributedGroupNorm(ChannelNorm):
     - `eps`: added to the variance.
     - `affine`: whether there are weight and bias.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> def program():
@@ -229,7 +229,7 @@ class DistributedInstanceNorm(ChannelNorm):
     - `eps`: added to the variance.
     - `affine`: whether there are weight and bias, one per channel.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> def program():

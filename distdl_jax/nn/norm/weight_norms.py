@@ -160,7 +160,7 @@ class WeightNorm(Wrapper):
         return params | dict(zip(self._names, (g, v), strict=True))
 
     def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
-        """Plan what becomes of the workers' blocks; see `Layer.plan`."""
+        """Plan the layer for all workers' blocks; see `Layer.plan`."""
         if params is not None:
             g, v = self._names
             params = {
@@ -204,8 +204,7 @@ class SpectralNorm(Wrapper):
     sigma = u^T W v. The vectors u and v are the state. In training a call first updates them, `n_power_iterations`
     times:
 
-        v = W^T u / max(|W^T u|, eps)
-        u = W v / max(|W v|, eps)
+        v = W^T u / max(|W^T u|, eps) u = W v / max(|W v|, eps)
 
     Sigma is differentiated with u and v constant. Parameters, partitions and options of a call are the layer's.
 
@@ -290,7 +289,7 @@ class SpectralNorm(Wrapper):
         return state
 
     def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
-        """Plan what becomes of the workers' blocks; see `Layer.plan`."""
+        """Plan the layer for all workers' blocks; see `Layer.plan`."""
         return self.layer.plan(x, params)
 
     @layer_call

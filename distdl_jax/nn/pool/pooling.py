@@ -195,8 +195,8 @@ A pooling has no parameters: call it with the input only, or with `{}` and the i
   of 1) or "valid"; less than the extent of a window.
 $argument
 
-**Raises:** on every worker, `InvalidArgumentError` if arguments don't fit$flags.
-When applied, `PlanError` if x doesn't fit.
+**Raises:** on every worker, `InvalidArgumentError` if arguments are invalid$flags. When applied, `PlanError` if x
+doesn't fit.
 
 >>> import distdl_jax as dj
 >>> P = dj.planning_world(4).grid([1, 1, $grid])

@@ -277,7 +277,7 @@ computed in half precision, as in a linear layer.
 **Call:** `y, carry = cell(params, x, carry=carry)`, where the carry is $carry, from `cell.init_carry(x_spec)` or the
 previous call, as `jax.lax.scan` expects. `y = cell(params, x)` is a step from zeros.
 
-**Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit; a call raises
+**Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid; a call raises
 `PlanError`, on every worker of P_x, if x, a parameter or the carry does not fit.
 
 >>> import jax, distdl_jax as dj
@@ -306,9 +306,8 @@ Source: $source.
 class DistributedGRUCell(RecurrentCell):
     """One step of a gated recurrent unit, with samples and features split: PyTorch's GRUCell.
 
-        r = sigmoid(W_ir x + b_ir + W_hr h + b_hr)
-        z = sigmoid(W_iz x + b_iz + W_hz h + b_hz)
-        n = tanh(W_in x + b_in + r (W_hn h + b_hn))
+        r = sigmoid(W_ir x + b_ir + W_hr h + b_hr) z = sigmoid(W_iz x + b_iz + W_hz h + b_hz) n = tanh(W_in x + b_in + r
+        (W_hn h + b_hn))
 
     and h' = (1 - z) n + z h.
     """
@@ -334,8 +333,7 @@ class DistributedGRUCell(RecurrentCell):
 class DistributedLSTMCell(RecurrentCell):
     """One step of a long short-term memory, with samples and features split: PyTorch's LSTMCell.
 
-        i, f, o = sigmoid(W_i x + b_i + W_h h + b_h) of their rows; g = tanh of the same for its rows
-        c' = f c + i g
+        i, f, o = sigmoid(W_i x + b_i + W_h h + b_h) of their rows; g = tanh of the same for its rows c' = f c + i g
 
     and h' = o tanh(c').
     """

@@ -154,8 +154,8 @@ copies once, after the loop.
 **Call:** `y = layer(params, x)` starts from zeros. `y, carry = layer(params, x, carry=carry)` continues from a carry,
 from `layer.init_carry(x_spec)` or the previous call.
 
-**Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments don't fit, or the
-sequence is split; a call raises `PlanError`, on every worker of P_x, if x, a parameter or the carry doesn't.
+**Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid, or the sequence is
+split; a call raises `PlanError`, on every worker of P_x, if x, a parameter or the carry doesn't.
 
 >>> import jax, distdl_jax as dj
 >>> P = dj.Partition().grid([1, 1, 1])

@@ -80,7 +80,7 @@ class DistributedGlobalAvgPool(_GlobalPool):
     - `P_x`: the partition of input and output, of 3 dimensions or more.
     - `copies`: whether all workers along the features get a copy of the output, not only the first.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> def program():
@@ -107,7 +107,7 @@ class DistributedGlobalMaxPool(_GlobalPool):
     - `P_x`: the partition of input and output, of 3 dimensions or more.
     - `copies`: whether all workers along the features get a copy of the output, not only the first.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> def program():

@@ -83,8 +83,8 @@ class DistributedUpsample(Sampling):
     - `align_corners`: in linear modes, whether the first and last inputs and outputs are aligned, or their cells cover
       the same range.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`
-    where x doesn't.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid; `PlanError` if
+    x doesn't.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1, 1])
@@ -175,8 +175,8 @@ class DistributedAdaptiveAvgPool(Sampling):
     - `P_x`: the partition of input and output, of 3 dimensions or more.
     - `output_size`: m, a number, or one for each feature dimension, None to keep the length.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`
-    where x doesn't.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid; `PlanError` if
+    x doesn't.
 
     >>> import distdl_jax as dj
     >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
@@ -227,8 +227,8 @@ class DistributedPad(Sampling):
     - `mode`: "constant", "reflect" (without the boundary itself), "replicate" (the boundary) or "circular".
     - `value`: the constant, a number that x's dtype can hold.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`
-    where x doesn't.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid; `PlanError` if
+    x doesn't.
 
     >>> import distdl_jax as dj
     >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
@@ -297,8 +297,8 @@ class DistributedCrop(DistributedPad):
     - `cropping`: pairs (low, high) for the last dimensions of x, in the order of the dimensions: how many entries to
       remove.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, where arguments don't fit; `PlanError`
-    where x doesn't.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid; `PlanError` if
+    x doesn't.
 
     >>> import distdl_jax as dj
     >>> P = dj.planning_world(4).grid([1, 1, 2, 2])

@@ -50,7 +50,7 @@ class DistributedFNOBlock(PartitionedLayer):
     - `P_x`, `in_channels`, `out_channels`, `modes`, `P_W`: as in `DistributedSpectralConv2d`.
     - `activation`: an elementwise function; None for none, as in a last block.
 
-    **Raises:** `InvalidArgumentError`, on every worker, if arguments don't fit, or channels are split.
+    **Raises:** `InvalidArgumentError`, on every worker, if arguments are invalid, or channels are split.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1, 1])

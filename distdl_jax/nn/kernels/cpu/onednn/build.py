@@ -23,11 +23,7 @@ _NO_COMPILER = "There is no C++ compiler on PATH (c++, g++ or clang++); CXX can 
 
 # Tried if the library can't be compiled, to find the reason.
 _NOTHING = "int nothing() { return 0; }\n"
-_CALL = """\
-#include "oneapi/dnnl/dnnl.hpp"
-#if DNNL_VERSION_MAJOR < 3
-#error "oneDNN 3 or newer is needed"
-#endif
+_CALL = """\ #include "oneapi/dnnl/dnnl.hpp" #if DNNL_VERSION_MAJOR < 3 #error "oneDNN 3 or newer is needed" #endif
 const void* call() { return dnnl_version(); }
 """
 
