@@ -50,7 +50,7 @@ the dtype to which those of x and the parameters promote.
   the one that moves less, with ties resolved to the output channels.
 
 **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if arguments are
-inconsistent; when applied, `PlanError` if x or a parameter doesn't.
+inconsistent; when applied, `PlanError` if x or a parameter doesn't fit.
 
 >>> import distdl_jax as dj
 >>> P = dj.planning_world(4).grid([1, 1, $grid])
@@ -120,7 +120,7 @@ $text
 `out_channels`, `kernel_size`, `stride`, `padding`, `dilation`, `groups`, `bias`, `padding_mode`, `sharded`, `split`.
 
 **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if arguments are
-inconsistent, or the partitions need another algorithm; when applied, `PlanError` if x or a parameter doesn't.
+inconsistent, or the partitions need another algorithm; when applied, `PlanError` if x or a parameter doesn't fit.
 
 >>> import distdl_jax as dj
 >>> P = dj.planning_world($workers).grid([1, $split])

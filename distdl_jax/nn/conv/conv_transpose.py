@@ -174,7 +174,7 @@ tensor, and one outside P_y gets one. y has the dtype to which those of x and th
   channels. Default: the one that moves less, with ties resolved to the output channels.
 
 **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if arguments are
-inconsistent; when applied, `PlanError` if x or a parameter doesn't.
+inconsistent; when applied, `PlanError` if x or a parameter doesn't fit.
 
 >>> import distdl_jax as dj
 >>> P = dj.planning_world(4).grid([1, 1, $grid])

@@ -155,7 +155,7 @@ copies once, after the loop.
 from `layer.init_carry(x_spec)` or the previous call.
 
 **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid, or the sequence is
-split; a call raises `PlanError`, on every worker of P_x, if x, a parameter or the carry doesn't.
+split; a call raises `PlanError`, on every worker of P_x, if x, a parameter or the carry doesn't fit.
 
 >>> import jax, distdl_jax as dj
 >>> P = dj.Partition().grid([1, 1, 1])

@@ -84,7 +84,7 @@ class DistributedUpsample(Sampling):
       the same range.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid; `PlanError` if
-    x doesn't.
+    x doesn't fit.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1, 1])
@@ -176,7 +176,7 @@ class DistributedAdaptiveAvgPool(Sampling):
     - `output_size`: m, a number, or one for each feature dimension, None to keep the length.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid; `PlanError` if
-    x doesn't.
+    x doesn't fit.
 
     >>> import distdl_jax as dj
     >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
@@ -228,7 +228,7 @@ class DistributedPad(Sampling):
     - `value`: the constant, a number that x's dtype can hold.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid; `PlanError` if
-    x doesn't.
+    x doesn't fit.
 
     >>> import distdl_jax as dj
     >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
@@ -298,7 +298,7 @@ class DistributedCrop(DistributedPad):
       remove.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid; `PlanError` if
-    x doesn't.
+    x doesn't fit.
 
     >>> import distdl_jax as dj
     >>> P = dj.planning_world(4).grid([1, 1, 2, 2])
