@@ -4,7 +4,8 @@ With one key, the blocks of all workers together equal `jax.random`'s for the gl
 partition: threefry, JAX's default generator, computes the n-th number from n alone, so each worker generates only its
 block's numbers. (With keys of another generator each worker generates the whole tensor, and cuts it.)
 
-    keep = dj.random.bernoulli(key, 0.9, spec) x = jnp.where(keep, x / 0.9, 0)
+    keep = dj.random.bernoulli(key, 0.9, spec)
+    x = jnp.where(keep, x / 0.9, 0)
 
 The key must be the same on every worker, and another one at each step: `key, now = jax.random.split(key)`.
 """

@@ -1,9 +1,10 @@
 """The file operations for checkpoints, and the folders of checkpoints in the folder of a run.
 
 path/
-  step-0000000100/ complete: it got this name when everything in it was on disk step-0000000100.1/ the same step, saved
-  once more: it counts in place of the first .step-0000000200.5f3a91/ being written, being removed, or left by a job
-  that was killed step-0000000300.abandoned-5f3a91/ complete: a run has gone back to an earlier step, and on from there
+  step-0000000100/            complete: it got this name when everything in it was on disk
+  step-0000000100.1/          the same step, saved once more: it counts in place of the first
+  .step-0000000200.5f3a91/    being written, being removed, or left by a job that was killed
+  step-0000000300.abandoned-5f3a91/    complete: a run has gone back to an earlier step, and on from there
 
 Several jobs may use it at once: a requeued job starts while the previous one is ending. A folder changes owners by one
 operation, its rename. A writer completes a checkpoint by a rename, and a job that removes a folder renames it before

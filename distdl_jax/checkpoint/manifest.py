@@ -1,8 +1,8 @@
 """The folder of a checkpoint: the names of its files, and its manifest. Only text and integers.
 
 step-0000000100/
-  manifest.json the file and position of each leaf's boxes, and checksums worker-00000.safetensors the blocks that
-  worker 0 wrote
+  manifest.json             the file and position of each leaf's boxes, and checksums
+  worker-00000.safetensors  the blocks that worker 0 wrote
 """
 
 from __future__ import annotations

@@ -28,15 +28,17 @@ class Preemption:
 
         with dj.checkpoint.Manager("run") as manager, dj.checkpoint.Preemption() as preemption:
             for step in range(first, last):
-                state = train(state) if preemption.stop():
-                    manager.save(state, specs, step) break
+                state = train(state)
+                if preemption.stop():
+                    manager.save(state, specs, step)
+                    break
 
     all save after the same step, and the program ends, with status 0. Inside, the signals have no other effect;
     afterwards their previous effect is restored.
 
     **Arguments:**
 
-    - `P`: a partition of the workers that call `stop`. - `signals`: the signals.
+    - `P`: a partition of the workers that call `stop`. Default: all workers.
     - `signals`: the signals.
     - `every`: the calls of `stop` in which the workers communicate: every call, or every n-th, if steps are so short
       that a message for each would matter.

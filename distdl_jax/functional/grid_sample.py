@@ -63,7 +63,7 @@ def grid_sample(
     block of the output, N x C x m_{D-1} x ... x m_0. The points may lie anywhere, and are known only at run time. So
     without `max_displacement` each worker gets all features of its samples and channels, with the corresponding memory:
 
-        prod(n_d) n c elements instead of prod(n_d / P_d) n c
+        prod(n_d) n c  elements instead of  prod(n_d / P_d) n c
 
     With it, only a halo of that width is exchanged. It suits points near their outputs: flows of limited speed, small
     deformations. Outputs that would read beyond the halo are NaN, so errors are visible. The adjoint adds the gradients

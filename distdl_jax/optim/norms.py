@@ -309,8 +309,10 @@ def scale_by_trust_ratio(
     message. LAMB on blocks is
 
         optax.chain(
-            optax.scale_by_adam(eps=1e-6), optax.add_decayed_weights(weight_decay),
-            dj.optim.scale_by_trust_ratio(specs), optax.scale_by_learning_rate(learning_rate),
+            optax.scale_by_adam(eps=1e-6),
+            optax.add_decayed_weights(weight_decay),
+            dj.optim.scale_by_trust_ratio(specs),
+            optax.scale_by_learning_rate(learning_rate),
         )
 
     **Raises:** `SetupError` if optax is not installed. Its `update` raises like `global_norm`, and

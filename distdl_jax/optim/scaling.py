@@ -52,9 +52,10 @@ class LossScale(Static):
     If a gradient is not finite on any worker, all skip that step, and divide the scale; after `period` good steps they
     multiply it. The state is a pytree, {"scale", "good_steps"}, the same on every worker.
 
-        scaled = dj.grad(lambda params: scale.scaled(loss(params), state))(params) gradient, finite =
-        scale.unscaled(scaled, state) params = scale.chosen(finite, optax.apply_updates(params, updates), params) state
-        = scale.next(state, finite)
+        scaled = dj.grad(lambda params: scale.scaled(loss(params), state))(params)
+        gradient, finite = scale.unscaled(scaled, state)
+        params = scale.chosen(finite, optax.apply_updates(params, updates), params)
+        state = scale.next(state, finite)
 
     **Arguments:**
 

@@ -148,7 +148,8 @@ def map_blocks(fun: Callable[..., Any], P: Partition) -> BlockFunction:
     Layers leave a zero-volume array on the workers outside their partition. Arithmetic works on these, but indexing,
     `reshape`, `softmax` and means don't. `map_blocks(fun, P)(x, y, ...)` avoids the `if P.active`:
 
-        on P: fun(x_w, y_w, ...) elsewhere: a zero-volume array for each array in the result of `fun`, 0 for each scalar
+        on P:       fun(x_w, y_w, ...)
+        elsewhere:  a zero-volume array for each array in the result of `fun`, 0 for each scalar
 
     So a scalar is this worker's part of a loss. On every worker JAX sees a result that depends on all arguments,
     whatever `fun` does with them there, so all workers differentiate in the same way, including with `jax.grad`.

@@ -1,8 +1,9 @@
 """The contract that every layer satisfies, and the base classes of this library's layers.
 
-    params = layer.init(key) # this worker's blocks of the parameters specs = layer.param_specs() # a pytree like them:
-    the global shape and the partition of each parameter plan = layer.plan(x) # from the shapes and dtypes of all
-    workers' x to those of all workers' y y = layer(params, x) # this worker's block of the output
+    params = layer.init(key)  # this worker's blocks of the parameters
+    specs = layer.param_specs()  # a pytree like them: the global shape and the partition of each parameter
+    plan = layer.plan(x)  # from the shapes and dtypes of all workers' x to those of all workers' y
+    y = layer(params, x)  # this worker's block of the output
 
 A layer is an immutable, hashable value of partitions and numbers. To write one: derive from `PartitionedLayer`
 (`ParameterFreeLayer` if there is nothing to train), define `param_specs` and `init`, and plan in `_plan` how x moves,

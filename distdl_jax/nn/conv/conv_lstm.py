@@ -114,8 +114,9 @@ class DistributedConvLSTMCell(Recurrent):
 
 _conv_lstm = in_dimensions(
     """
-    i, f, o = sigmoid(w * [x, h] + b) of their channels; g = tanh of the same for its channels c' = f c + i g h' = o
-    tanh(c')
+    i, f, o = sigmoid(w * [x, h] + b) of their channels; g = tanh of the same for its channels
+    c' = f c + i g
+    h' = o tanh(c')
 
 with one convolution of x and h, concatenated along the channels, that keeps the features' lengths, and without
 peepholes (as in most networks; Shi's sigmoids read c, too).

@@ -204,7 +204,8 @@ class SpectralNorm(Wrapper):
     sigma = u^T W v. The vectors u and v are the state. In training a call first updates them, `n_power_iterations`
     times:
 
-        v = W^T u / max(|W^T u|, eps) u = W v / max(|W v|, eps)
+        v = W^T u / max(|W^T u|, eps)
+        u = W v / max(|W v|, eps)
 
     Sigma is differentiated with u and v constant. Parameters, partitions and options of a call are the layer's.
 

@@ -306,8 +306,9 @@ Source: $source.
 class DistributedGRUCell(RecurrentCell):
     """One step of a gated recurrent unit, with samples and features split: PyTorch's GRUCell.
 
-        r = sigmoid(W_ir x + b_ir + W_hr h + b_hr) z = sigmoid(W_iz x + b_iz + W_hz h + b_hz) n = tanh(W_in x + b_in + r
-        (W_hn h + b_hn))
+        r = sigmoid(W_ir x + b_ir + W_hr h + b_hr)
+        z = sigmoid(W_iz x + b_iz + W_hz h + b_hz)
+        n = tanh(W_in x + b_in + r (W_hn h + b_hn))
 
     and h' = (1 - z) n + z h.
     """
@@ -333,7 +334,8 @@ class DistributedGRUCell(RecurrentCell):
 class DistributedLSTMCell(RecurrentCell):
     """One step of a long short-term memory, with samples and features split: PyTorch's LSTMCell.
 
-        i, f, o = sigmoid(W_i x + b_i + W_h h + b_h) of their rows; g = tanh of the same for its rows c' = f c + i g
+        i, f, o = sigmoid(W_i x + b_i + W_h h + b_h) of their rows; g = tanh of the same for its rows
+        c' = f c + i g
 
     and h' = o tanh(c').
     """

@@ -53,7 +53,7 @@ def versions(needs_mpi: bool = True) -> Iterator[Finding]:
     found = {package: installed_version(package) for package in PACKAGES}
     oldest, problems = minimum_versions(), 0
     for package, version in found.items():
-        cure = _COMPILE_MPI4JAX if package == "mpi4jax" else f'which may be run from its folder'
+        cure = _COMPILE_MPI4JAX if package == "mpi4jax" else f'python -m pip install "{package}"'
         if version is None and package != "distdl_jax":  # which may be run from its folder
             problems += 1
             verdict = "error" if needs_mpi or package not in ("mpi4py", "mpi4jax") else "note"

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 PACKAGES = ("distdl_jax", "jax", "jaxlib", "mpi4jax", "mpi4py", "numpy")
 
 FIRST_JAX_NOT_TRIED = (0, 13)
-"""Return a package's version; None if it is not installed."""
+"""The first version of jax with which the library has not been tested."""
 
 
 def installed_version(package: str) -> str | None:

@@ -23,11 +23,16 @@ _NO_COMPILER = "There is no C++ compiler on PATH (c++, g++ or clang++); CXX can 
 
 # Tried if the library can't be compiled, to find the reason.
 _NOTHING = "int nothing() { return 0; }\n"
-_CALL = """\ #include "oneapi/dnnl/dnnl.hpp" #if DNNL_VERSION_MAJOR < 3 #error "oneDNN 3 or newer is needed" #endif
+_CALL = """\
+#include "oneapi/dnnl/dnnl.hpp"
+#if DNNL_VERSION_MAJOR < 3
+#error "oneDNN 3 or newer is needed"
+#endif
 const void* call() { return dnnl_version(); }
 """
 
-_NOT_FOUND = """It looked in {places}, with this result:
+_NOT_FOUND = """\
+No oneDNN 3 or newer (headers and library) was found that {compiler} can use.
 
 It looked in {places}, and says:
 
@@ -39,7 +44,7 @@ Do one of these, and try again:
   * Debian 13:        sudo apt install g++ libdnnl-dev
   * conda:            conda install -c conda-forge onednn
   * macOS:            brew install onednn
-  * elsewhere: set ONEDNN_ROOT to the folder with its include and lib"""
+  * elsewhere:        set ONEDNN_ROOT to the folder with its include and lib"""
 
 
 def build() -> Path:
