@@ -57,8 +57,8 @@ def check_placeholders(name: str, shape_dtypes: Mapping[int, ShapeDtype], owners
         block = shape_dtypes[worker]
         if block.size > 1 and worker not in positions(owners):
             raise PlanError(
-                f"`{name}` is {block} on worker {worker}, which is outside its partition: pass a zero-volume tensor on "
-                "workers without a part of it (dj.zero_volume_tensor(dtype=...))."
+                f"`{name}` is {block} on worker {worker}, which is outside of its partition: on workers without a part "
+                "of it, pass a zero-volume tensor (dj.zero_volume_tensor(dtype=...))."
             )
 
 
@@ -83,8 +83,8 @@ def check_kinds(name: str, shape_dtypes: Mapping[int, ShapeDtype], dtype: np.dty
         block = shape_dtypes[worker]
         if is_differentiable(block.dtype) != inexact:
             raise PlanError(
-                f"`{name}` is {block} on worker {worker}, but the data is {dtype}: pass, on workers without a part of "
-                "it, a zero-volume tensor of the data's dtype (zero_volume_tensor(dtype=...))."
+                f"`{name}` is {block} on worker {worker}, but the data is {dtype}: on workers without a part of it, "
+                "pass a zero-volume tensor of the data's dtype (zero_volume_tensor(dtype=...))."
             )
 
 

@@ -179,7 +179,7 @@ def test_save_and_restore_with_many_meetings(tmp_path: Path, monkeypatch: pytest
         np.testing.assert_array_equal(got, mine)
         token = disk.set(FailingDisk(9) if P.rank == 2 else Disk())
         where = "On worker 2: "
-        with pytest.raises(dj.CheckpointError, match=f"as they were. {where}No space left"):
+        with pytest.raises(dj.CheckpointError, match=f"earlier ones are unchanged. {where}No space left"):
             checkpoint.save(tmp_path / "run", mine, spec, 2)
         disk.reset(token)
 

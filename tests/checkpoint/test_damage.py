@@ -50,13 +50,13 @@ def test_damage_is_named(place: str, tmp_path: Path) -> None:
             sentence = r"No such file or directory.*worker-00001"
         case "manifest":
             manifest.write_text(manifest.read_text().replace('"box": [[2, 4]', '"box": [[2, 3]'))
-            sentence = r"manifest\.json is damaged: its checksum does not fit"
+            sentence = r"manifest\.json is damaged: its checksum does not match"
         case "not json":
             manifest.write_text(manifest.read_text()[:-10])
-            sentence = r"manifest\.json is damaged: it is not JSON any more"
+            sentence = r"manifest\.json is damaged: it is not valid JSON"
         case "version":
             manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 99'))
-            sentence = r"is of version 99, and this distdl_jax reads version 2"
+            sentence = r"is of version 99, but this distdl_jax reads version 2"
     dj.simulate(2, program, False)
 
 

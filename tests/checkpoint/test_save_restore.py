@@ -95,7 +95,7 @@ def test_steps_and_latest(tmp_path: Path) -> None:
         assert checkpoint.latest_step(tmp_path / "deep" / "er") == 12345678901
         assert int(checkpoint.restore(tmp_path / "deep" / "er", spec)) == 12345678901
         assert int(checkpoint.restore(tmp_path / "deep" / "er", spec, step=9)) == 9
-        with pytest.raises(dj.InvalidArgumentError, match=r"`step` \(=10\) is none of those .*: 9, 20, 12345678901\."):
+        with pytest.raises(dj.InvalidArgumentError, match=r"`step` \(=10\) is not a step with a checkpoint in .*: 9, 20, 12345678901\."):
             checkpoint.restore(tmp_path / "deep" / "er", spec, step=10)
         return checkpoint.steps(tmp_path / "deep" / "er")
 
@@ -180,8 +180,8 @@ def test_save_refuses_wrong_arguments(tmp_path: Path) -> None:
         one = jnp.ones(1)
         last = P.rank == 1
         refused(lambda: checkpoint.save(tmp_path, ["text"], [spec]), r"`tree\[0\]` \(='text'\) must be an array")
-        refused(lambda: checkpoint.save(tmp_path, jnp.ones(1, "int4"), spec), "of a dtype that")
-        refused(lambda: checkpoint.save(tmp_path, {}, {}), r"`specs` \(=\{\}\) must hold a TensorSpec")
+        refused(lambda: checkpoint.save(tmp_path, jnp.ones(1, "int4"), spec), "with a dtype that")
+        refused(lambda: checkpoint.save(tmp_path, {}, {}), r"`specs` \(=\{\}\) must have at least one TensorSpec")
         refused(lambda: checkpoint.save(tmp_path, {"a": one}, {"b": spec}), "`specs` must have the structure of `tree`")
         refused(lambda: checkpoint.save(tmp_path, one, spec, step=-1), r"`step` \(=-1\) must be 0 or more")
         refused(lambda: checkpoint.save(3.5, one, spec), r"`path` \(=3.5\) must be the path of a folder")
@@ -190,7 +190,7 @@ def test_save_refuses_wrong_arguments(tmp_path: Path) -> None:
         refused(lambda: checkpoint.save(tmp_path / str(P.rank), one, spec), "All workers must have the same `path`")
         refused(
             lambda: checkpoint.save(tmp_path, jnp.ones(1, "int32" if last else "float32"), spec),
-            "of one dtype on all workers that hold some of it, but is float32 on worker 0 and int32 on worker 1",
+            "have one dtype on all workers that hold a part of it, but is float32 on worker 0 and int32 on worker 1",
         )
         refused(
             lambda: checkpoint.save(tmp_path, {"a": one} | ({} if last else {"b": one}), spec),
@@ -226,9 +226,9 @@ def test_restore_refuses_wrong_arguments(tmp_path: Path) -> None:
             lambda: restore({"a": spec, "b": spec}), r"`specs\['b'\]` is one spec, but 2 leaves were saved below it"
         )
         wrong = TensorSpec((3,), P)
-        refused(lambda: restore({"a": wrong, "b": None}), r"`specs\['a'\]` says the global shape \(3,\), but .* \(2,\)")
+        refused(lambda: restore({"a": wrong, "b": None}), r"`specs\['a'\]` has the global shape \(3,\), but .* \(2,\)")
         refused(lambda: restore({"a": "x"}), r"`specs\['a'\]` \(='x'\) must be a TensorSpec, or None")
-        refused(lambda: checkpoint.restore(tmp_path / "no", spec), "no holds no complete checkpoint")
+        refused(lambda: checkpoint.restore(tmp_path / "no", spec), "no has no complete checkpoint")
         refused(lambda: checkpoint.restore(tmp_path / str(P.rank), spec), "All workers must have the same `path`")
         refused(lambda: checkpoint.restore(tmp_path, spec, step=P.rank), "All workers must have the same `step`")
         assert restore({"a": spec, "b": None}) == {"a": jnp.ones(1), "b": None}

@@ -55,7 +55,7 @@ def test_invalid_paths_are_refused(name: str) -> None:
         for wrong in ("a\0b", "\udc00\ud800", b"a\0"):
             for path in (wrong, wrong if dj.Partition().rank == 1 else "fine"):
                 kind, text = raised(lambda path=path: CALLS[name](path))  # type: ignore[misc]
-                assert kind is dj.InvalidArgumentError and "must be a path, without NUL" in text
+                assert kind is dj.InvalidArgumentError and "must be a valid path, without NUL" in text
         kind, text = raised(lambda: CALLS[name](3.5 if dj.Partition().rank else "fine"))
         assert kind is dj.InvalidTypeError and text.startswith("On worker 1: `path` (=3.5)")
 
@@ -73,7 +73,7 @@ def test_a_relative_path_in_a_folder_that_is_gone(name: str, tmp_path: Path, mon
         kind, text = raised(lambda: CALLS[name]("run"))
         assert kind is dj.CheckpointError
         assert text.endswith(
-            "`path` (='run') is relative to the folder that the program works in, which has been removed."
+            "`path` (='run') is relative to the working folder, which has been removed."
         )
 
     try:
@@ -126,7 +126,7 @@ def test_a_file_with_the_name_of_a_step(tmp_path: Path) -> None:
 
     def program() -> None:
         _, text = raised(lambda: CALLS["restore"](tmp_path))
-        assert text == f"{tmp_path} holds no complete checkpoint."
+        assert text == f"{tmp_path} has no complete checkpoint."
         kind, text = raised(lambda: checkpoint.restore(tmp_path / "step-0000000005", spec()))
         assert kind is dj.CheckpointError and "Not a directory" in text
         CALLS["save"](tmp_path)

@@ -218,7 +218,7 @@ def one(shape: tuple[int, ...]) -> TensorSpec:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"source": IMAGES, "spec": (4, 5), "batch_size": 2}, r"is of global shape \(4, 5\), but a sample .* \(4, 6\)"),
+        ({"source": IMAGES, "spec": (4, 5), "batch_size": 2}, r"has global shape \(4, 5\), but a sample .* \(4, 6\)"),
         ({"source": IMAGES, "spec": (3, 4, 6), "batch_size": 2}, "says 3 samples in a batch, but `batch_size` is 2"),
         ({"source": IMAGES, "spec": (4, 6)}, r"`batch_size` \(=None\) must be an integer"),
         ({"source": IMAGES, "spec": (4, 6), "batch_size": 12, "drop_last": True}, "leaves no batch of the 11 samples"),
@@ -262,7 +262,7 @@ def test_the_state_of_another_iterator(batch: int, changed: dict[str, Any]) -> N
     if batch == 0:
         next(batches(**arguments | changed, state=state))
         return
-    with pytest.raises(dj.InvalidArgumentError, match=r"`state` \(epoch 1, batch 2\) is that of an iterator with"):
+    with pytest.raises(dj.InvalidArgumentError, match=r"`state` \(epoch 1, batch 2\) belongs to an iterator with"):
         batches(**arguments | changed, state=state)
 
 
@@ -273,11 +273,11 @@ def test_a_state_beyond_the_end(prefetch: int) -> None:
     its = batches(LABELS, one(()), 4, epochs=2)
     assert len([*its]) == 6 and [*batches(LABELS, one(()), 4, epochs=2, state=its.state)] == []
     for epoch, batch in ((0, 3), (2, 1), (3, 0)):
-        with pytest.raises(dj.InvalidArgumentError, match=r"`state` \(.*\) lies beyond the"):
+        with pytest.raises(dj.InvalidArgumentError, match=r"`state` \(.*\) is beyond the"):
             batches(LABELS, one(()), 4, epochs=2, state={"epoch": epoch, "batch": batch})
     spec = {"x": one((4, 6)), "y": one(())}
     assert [*batches(Loader(), spec, state={"epoch": 0, "batch": 3}, prefetch=prefetch)] == []
-    with pytest.raises(dj.InvalidArgumentError, match="lies beyond the last of the 3 batches that `source` makes"):
+    with pytest.raises(dj.InvalidArgumentError, match="is beyond the last of the 3 batches of `source`"):
         next(batches(Loader(), spec, state={"epoch": 0, "batch": 4}, prefetch=prefetch))
 
 

@@ -134,7 +134,7 @@ def test_a_pipe_in_a_zarr_store(place: str, tmp_path: Path) -> None:
     path = tmp_path / "x.zarr" / place
     path.unlink(missing_ok=True)
     os.mkfifo(path)
-    with pytest.raises(dj.CheckpointError, match=f"{place} is no file, but"):
+    with pytest.raises(dj.CheckpointError, match=f"{place} is not a file, but"):
         read(open_array(tmp_path / "x.zarr", "x"), ((0, 4),))
 
 

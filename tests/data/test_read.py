@@ -60,7 +60,7 @@ def test_paths_and_names(tmp_path: Path) -> None:
     assert read(tmp_path / "one.npy", ((1, 3),)).tolist() == [1, 2]
     assert read(open_array(tmp_path / "two.npz", "b"), ((0, 2),)).tolist() == [0, 0]
     for name in (None, "c"):
-        with pytest.raises(dj.InvalidArgumentError, match=r"`name` \(=.*\) must be that of an array in .*'a', 'b'"):
+        with pytest.raises(dj.InvalidArgumentError, match=r"`name` \(=.*\) must be the name of an array in .*'a', 'b'"):
             open_array(tmp_path / "two.npz", name)
     with pytest.raises(OSError):
         read(str(tmp_path / "none.npy"), ((0, 1),))
@@ -77,7 +77,7 @@ def test_names_in_hdf5_files(tmp_path: Path) -> None:
         file["elsewhere"] = h5py.ExternalLink("y.h5", "x")
     for name in ("group/x", "/group/x", "soft", "group/beside"):
         assert read(open_array(tmp_path / "x.h5", name), ((1, 3),)).tolist() == [1, 2]
-    with pytest.raises(dj.InvalidArgumentError, match=r"`name` \(='elsewhere'\) must be that of an array in"):
+    with pytest.raises(dj.InvalidArgumentError, match=r"`name` \(='elsewhere'\) must be the name of an array in"):
         open_array(tmp_path / "x.h5", "elsewhere")
 
 
@@ -122,8 +122,8 @@ def test_nothing_else_is_read() -> None:
     [
         (("x", None), "No such file"),
         ((3, None), r"`source` \(=3\) must be an array, or the path"),
-        ((WHOLE, ((0, 1),)), r"`box` \(=\(\(0, 1\),\)\) is no box of an array of shape \(7, 5, 6\)"),
-        ((WHOLE, ((0, 8), (0, 1), (0, 1))), "is no box of an array of shape"),
+        ((WHOLE, ((0, 1),)), r"`box` \(=\(\(0, 1\),\)\) is not a box of an array of shape \(7, 5, 6\)"),
+        ((WHOLE, ((0, 8), (0, 1), (0, 1))), "is not a box of an array of shape"),
         ((WHOLE, (1, 2, 3)), r"`box` \(=\(1, 2, 3\)\) must hold a range"),
         ((WHOLE, ((0, 1),) * 3, [(1, 1)]), r"`halo` \(=\[\(1, 1\)\]\) must hold widths of 0 or more for each of the 3"),
         ((WHOLE, ((0, 1),) * 3, [(0, -1)] * 3), "must hold widths of 0 or more for each of the 3 dimensions"),

@@ -104,7 +104,7 @@ def test_a_memory_map_of_the_program(tmp_path: Path) -> None:
     command = [sys.executable, tmp_path / "program.py", tmp_path / "x.npy"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "x.npy has been cut while it is a memory map: it has 600 bytes" in done.stdout
+    assert "x.npy has been truncated while it is a memory map: it has 600 bytes" in done.stdout
 
 
 def test_pickled_and_copied(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_teams_and_workers_outside() -> None:
 @pytest.mark.simulated(2)
 def test_what_does_not_fit_is_refused_on_all_workers() -> None:
     P = dj.Partition()
-    with pytest.raises(dj.PlanError, match=r"On worker 0: `x` is complex64\[2\], but complex numbers have no largest"):
+    with pytest.raises(dj.PlanError, match=r"On worker 0: `x` is complex64\[2\], but complex numbers have no order"):
         dj.functional.all_max(jnp.ones(2, "complex64"), P)
     for op in ("max", "mean", "prod"):
         with pytest.raises(dj.PlanError, match="`x` must have the same shape and dtype on all workers"):

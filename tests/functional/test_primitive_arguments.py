@@ -44,8 +44,8 @@ def test_what_no_message_can_hold_is_named() -> None:
     for values, sentence in (
         (keys, r"\(of dtype key<fry>\) must be an array of numbers; give jax.random.key_data of random keys"),
         (np.full((2, 2), "a"), r"\(of dtype <U1\) must be an array of numbers\."),
-        (jnp.ones((2, 2), jnp.int4), r"\(of dtype int4\) must be of a dtype of whole bytes, .* not of 4 bits\."),
-        (jnp.ones((2, 2), jnp.float4_e2m1fn), r"\(of dtype float4_e2m1fn\) must be of a dtype of whole bytes"),
+        (jnp.ones((2, 2), jnp.int4), r"\(of dtype int4\) must have a dtype of whole bytes, .* not of 4 bits\."),
+        (jnp.ones((2, 2), jnp.float4_e2m1fn), r"\(of dtype float4_e2m1fn\) must have a dtype of whole bytes"),
     ):
         with pytest.raises(dj.InvalidTypeError, match=rf"`xs\[0\]` {sentence}"):
             nn.Concatenate(P)(values, values)

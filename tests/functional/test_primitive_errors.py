@@ -197,5 +197,5 @@ def test_bad_blocks(name: str) -> None:
 def test_partitions_of_different_communicators() -> None:
     """Ranks of two communicators don't compare."""
     here, elsewhere = dj.Partition(), dj.Partition(MPI.COMM_WORLD.Dup())
-    with pytest.raises(dj.InvalidArgumentError, match="`P_y` stands on another communicator"):
+    with pytest.raises(dj.InvalidArgumentError, match="`P_y` is on another communicator"):
         F.broadcast(array(2), here, elsewhere)

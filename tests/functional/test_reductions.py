@@ -151,7 +151,7 @@ def test_refusals() -> None:
         ("`ddof` (=-1) must be 0 or more.", called(F.std, ddof=-1), dj.InvalidArgumentError),
         ("`x` must hold real numbers, but is complex", called(F.var, x=complex_numbers), dj.PlanError),
         (
-            "`x` must hold real numbers, of which one is the largest, but is complex",
+            "`x` must hold real numbers, which have an order, but is complex",
             called(F.min, x=complex_numbers),
             dj.PlanError,
         ),

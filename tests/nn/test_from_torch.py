@@ -171,7 +171,7 @@ def test_names() -> None:
         ("`state_dict` holds '1.weight', for which `layer` has no place.", arrays | {"1.weight": np.ones(2)}, linear),
         ("`state_dict['weight']` must be 2 x 3, for DistributedLinear", arrays | {"weight": np.ones((3, 2))}, linear),
         ("`state_dict['weight']` must be 2 x 3, for DistributedPo", {"weight": np.ones((2, 3, 2))}, pointwise),
-        ("`state_dict` holds 'weight_hr_l0', which is no parameter", {"weight_hr_l0": np.ones(2)}, linear),
+        ("`state_dict` holds 'weight_hr_l0', which is not a parameter", {"weight_hr_l0": np.ones(2)}, linear),
         ("`state_dict` must hold 'a.b.1.bias', for", {"a.b.1.weight": arrays["weight"]}, {"a": {"b": linear}}),
         ("`state_dict` must hold 'weight' of a module, for DistributedLinear(3", {}, nn.Sequential(linear)),
         (
@@ -190,7 +190,7 @@ def test_names() -> None:
             {"a": no_bias, "b": {"c": linear}},
         ),
         ("`state_dict['a.weight']` must be 2 x 3, for", {"a.weight": np.ones((3, 2))}, {"a": no_bias}),
-        ("`state_dict` holds 'a..weight_hr_l0', which is no", {"a..weight_hr_l0": np.ones(2)}, {"a": linear}),
+        ("`state_dict` holds 'a..weight_hr_l0', which is not a", {"a..weight_hr_l0": np.ones(2)}, {"a": linear}),
         (
             "`state_dict` holds 'third.bias', for which",
             {"first.weight": arrays["weight"], "third.bias": np.ones(1)},
@@ -243,7 +243,7 @@ def test_what_is_no_state_dict() -> None:
     one = on(1, 1).partition(dj.planning_world(1))
     linear = nn.DistributedLinear(one, one, one, 2, 2, bias=False)
     for sentence, given in (
-        ("`state_dict` (=None) must be a dictionary of arrays by their names", None),
+        ("`state_dict` (=None) must be a dictionary of arrays by name", None),
         ("`state_dict` (={3: ", {3: np.ones(2)}),
         (
             "`state_dict['weight']` must be an array of numbers, but has the dtype <U1.",

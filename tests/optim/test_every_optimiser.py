@@ -26,7 +26,7 @@ LISTED = {
 """What the page knows to be wrong, and plain steps don't show."""
 
 NO_SPECS = {"flatten"}
-"""Right on blocks, but with a state that is no block of anything."""
+"""Right on blocks, but with a state that is not a block of any tensor."""
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "optimisers.md"
@@ -84,7 +84,7 @@ def test_the_page_agrees_with_the_specs_of_the_state(name: str) -> None:
     if P.allgather_data(differs)[0]:
         return
     if name in NO_SPECS:
-        with pytest.raises(dj.PlanError, match="is no block of anything"):
+        with pytest.raises(dj.PlanError, match="is not a block of any tensor"):
             dj.specs_like(state, every[0][1], specs)
         return
     gathered_state = dj.gather(state, dj.specs_like(state, every[0][1], specs))

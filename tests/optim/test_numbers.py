@@ -78,5 +78,5 @@ def test_a_search_of_parameters_that_are_called_as_what_it_keeps() -> None:
         _, state = optimiser.update(gradient, state, params, value=value, grad=gradient, value_fn=loss)
         found, _ = dj.optim.value_and_grad_from_state(loss)(params, state=state)
         assert found < value
-    with pytest.raises(dj.InvalidArgumentError, match="`state` must hold a value and a gradient, of one line search"):
+    with pytest.raises(dj.InvalidArgumentError, match="`state` must hold a value and a gradient, from one line search"):
         dj.optim.value_and_grad_from_state(loss)(params, state=optax.sgd(1.0).init(params))

@@ -153,7 +153,7 @@ def test_misfits_are_refused_on_all_workers() -> None:
             "a": good["a"],
             "b": [jnp.ones(4)] * 2,
         },
-        r"but `specs\['b'\]` is a TensorSpec, and `tree` has no leaf there": {"a": good["a"], "b": []},
+        r"but `specs\['b'\]` is a TensorSpec, but `tree` has no leaf there": {"a": good["a"], "b": []},
         r"`specs` must have the structure of `tree`": [1],
         r"`tree\['b'\]\[0\]` \(='text'\) must be an array of numbers, or a number": good | {"b": ["text"]},
         r"(?s)`tree\['b'\]\[0\]` \(=Array.*random key": good | {"b": [jax.random.key(0)]},

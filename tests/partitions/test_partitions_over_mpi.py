@@ -37,7 +37,7 @@ def test_partitions_of_other_communicators():
     assert P.allgather_data(comm.rank) == [comm.rank % 2 + 2, comm.rank % 2]
     first, second = P.allgather_data([1, 2])
     assert first == second and first is not second  # whoever changes one does not change the other
-    with pytest.raises(dj.InvalidArgumentError, match="stands on another communicator"):
+    with pytest.raises(dj.InvalidArgumentError, match="is on another communicator"):
         P.create_partition_union(dj.Partition())
     half.Free()
     # What was made from a communicator outlives it, and a new one with the same handle is another world.

@@ -42,8 +42,8 @@ def test_a_missing_leaf_is_refused(function: str, tmp_path: Path, monkeypatch: p
         w = jnp.ones(2)
         two = {"v": w, "w": w}
         cases: list[tuple[Any, Any, Any, str]] = [
-            ([w], [None], spec, r"`specs` is a TensorSpec, and `tree` has no leaf there"),
-            ({"w": w}, {"w": None}, {"w": spec}, r"`specs\['w'\]` is a TensorSpec, and `tree` has no leaf there"),
+            ([w], [None], spec, r"`specs` is a TensorSpec, but `tree` has no leaf there"),
+            ({"w": w}, {"w": None}, {"w": spec}, r"`specs\['w'\]` is a TensorSpec, but `tree` has no leaf there"),
             ({"w": w}, {"w": {}}, {"w": spec}, r"`specs\['w'\]` is a TensorSpec"),
             ({"w": [w]}, {"w": []}, {"w": [spec]}, r"`specs\['w'\]\[0\]` is a TensorSpec"),
             (two, {"v": w}, {"v": spec, "w": spec}, r"`specs\['w'\]` is a TensorSpec"),

@@ -120,7 +120,7 @@ def test_specs_are_values():
     ("shape", "partition", "kind", "sentence"),
     [
         ((3,), lambda P: P.grid([2, 1]), dj.InvalidArgumentError, "`global_shape` (=(3,)) must have as many"),
-        ((3, -1), lambda P: P.grid([2, 1]), dj.InvalidArgumentError, "`global_shape` (=(3, -1)) must not hold"),
+        ((3, -1), lambda P: P.grid([2, 1]), dj.InvalidArgumentError, "`global_shape` (=(3, -1)) must not have"),
         ((3, 1.5), lambda P: P.grid([2, 1]), dj.InvalidTypeError, "`global_shape` (=(3, 1.5)) must be a sequ"),
         (3, lambda P: P, dj.InvalidTypeError, "`global_shape` (=3) must be a sequence of integers"),
         ((3,), lambda P: "world", dj.InvalidTypeError, "`partition` (='world') must be a partition"),

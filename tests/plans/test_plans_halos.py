@@ -140,10 +140,10 @@ def test_periodic_ranges_are_not_clipped():
     [
         (lambda g: needed_ranges(g, [[(1, 1)]]), r"`halos` \(of length 1\) must have one entry for each of 2"),
         (lambda g: needed_ranges(g, [[(1, 1)]] * 2), "one pair of widths for each of 2 dimensions"),
-        (lambda g: needed_ranges(g, [[(-3, 0), (0, 0)]] * 2), "takes more than there is from a block of 2"),
+        (lambda g: needed_ranges(g, [[(-3, 0), (0, 0)]] * 2), "removes more than there is from a block of 2"),
         (
             lambda g: needed_ranges(ProductGrid.balanced((0, 4), (2, 1), (0, 1)), [[(1, 0), (1, 1)]] * 2, (True, True)),
-            "`halos` asks for entries around the blocks in dimension 0, which is periodic and has no entries",
+            "`halos` requests entries around the blocks in dimension 0, which is periodic and has no entries",
         ),
         (lambda g: Halos(g, (((0, 4),), ((0, 4),))), "`needed` has"),
         (lambda g: Halos(g, g.ranges, (True,)), "`periodic`"),

@@ -247,7 +247,7 @@ def test_arguments_of_one_worker_are_refused_by_all() -> None:
             r"`b` must hold floating or complex numbers, but .* int32\[2\]",
             {"b": np.ones(2, np.int32 if mine else float)},
         ),
-        (r"`b` must be an array, .* but workers give \[1, 2\]", {"b": [np.ones(2)] * (1 + mine)}),
+        (r"`b` must be an array, .* but workers pass \[1, 2\]", {"b": [np.ones(2)] * (1 + mine)}),
     ):
         given = {"A": lambda x: x, "b": jnp.ones(2), "P_x": P} | options
         with pytest.raises(dj.InvalidArgumentError, match=sentence):

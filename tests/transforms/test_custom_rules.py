@@ -64,7 +64,7 @@ def test_a_derivative_that_moves_data_backward_only_is_not_transposed(name: str)
         "linearize": lambda x: dj.linearize(total, x)[0],
     }
     said = (
-        rf"dj.{name} can't pass through .* at test_custom_rules.py:\d+ in total: backward it moves data, .*replicated"
+        rf"dj.{name} can't pass through .* at test_custom_rules.py:\d+ in total: in the backward pass it moves data, .*replicated"
     )
     with pytest.raises(dj.InvalidArgumentError, match=said) as raised:
         jax.jit(run[name])(x)

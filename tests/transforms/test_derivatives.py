@@ -266,7 +266,7 @@ def test_what_jax_can_not_transpose_names_what_to_write() -> None:
     ]
     for program in programs:
         with pytest.raises(
-            TypeError, match=r"call dj\.linear_transpose; in place of a jax\.custom_jvp .* jax\.custom_vjp"
+            TypeError, match=r"call dj\.linear_transpose; instead of a jax\.custom_jvp .* jax\.custom_vjp"
         ):
             program()
 

@@ -195,12 +195,12 @@ MISTAKES = {  # what is said under jax.jit and under dj.jit
     cond_branches_differ: ("worker 0 has ended its program, after",) * 2,
     scan_lengths_differ: ("worker 0 has ended its program, after", "without its part in that. Nothing was run."),
     while_lengths_differ: ("worker 0 has ended its program, after",) * 2,
-    unused_output: ("dj.grad and dj.value_and_grad, in place of JAX's", "let the loss use every output on every"),
+    unused_output: ("dj.grad and dj.value_and_grad in place of JAX's", "let the loss use every output on every"),
     different_functions: ("(4 x float", "The workers call different functions: call 3 is"),
     traced_on_one: ("is about to run all_sum_reduce", "Worker 1 traces traced_on_one"),
     traced_on_one_that_sends_nothing: (
         "for a loop that one of them leaves first.",
-        "Or `traced_on_one_that_sends_nothing.<lambda>` has been called on all, and is traced anew on some:",
+        "Or `traced_on_one_that_sends_nothing.<lambda>` has been called on all, and is traced again on some:",
     ),
     both_send_first: ("neither can go on", "The plan of both_send_first.swap"),
     tags_differ: ("the message has tag 7, and one with tag 8 is expected",) * 2,
@@ -348,10 +348,10 @@ def test_bad_arguments_are_refused_in_a_sentence():
         with pytest.raises(kind) as error:
             dj.simulate(n, program)
         assert words in str(error.value)
-    with pytest.raises(dj.SetupError, match=r"can't call dj\.simulate in its turn"):
+    with pytest.raises(dj.SetupError, match=r"can't call dj\.simulate itself"):
         dj.simulate(2, dj.simulate, 2, print)
     with pytest.raises(dj.InvalidArgumentError, match=r"this worker is a thread of dj\.simulate"):
-        dj.simulate(2, dj.Partition, "a communicator")
+        dj.simulate(2, dj.Partition, "is an MPI communicator")
 
 
 @pytest.mark.parametrize("wrap", [jax.grad, lambda fun: jax.jit(jax.grad(fun))], ids=["eager", "jit"])
@@ -370,7 +370,7 @@ def test_a_movement_that_is_missing_in_the_backward_pass(wrap):
         P.allgather_data(0)
         return gradient.tolist()
 
-    with pytest.raises(dj.PlanError, match=r"is missing there: dj\.grad and dj\.value_and_grad, in place of JAX's"):
+    with pytest.raises(dj.PlanError, match=r"is missing there: use dj\.grad and dj\.value_and_grad in place of JAX's"):
         dj.simulate(2, program, wrap)
     assert dj.simulate(2, program, dj.grad) == [[1, 1, 1], [2, 2, 2]]
 

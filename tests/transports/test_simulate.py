@@ -128,7 +128,7 @@ def test_an_old_python_that_parses_in_one_thread_only_is_named(monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 11, 2))
     with pytest.raises(SystemError) as error:
         dj.simulate(2, program)
-    assert "take a newer one" in error.value.__notes__[1]
+    assert "use a newer one" in error.value.__notes__[1]
 
 
 def test_programs_of_ended_workers_are_freed():

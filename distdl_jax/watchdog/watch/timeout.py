@@ -337,10 +337,10 @@ class Situation:
             past = tuple(w for w in state.waits_for if states[w].kind == "executing")
             if state.kind == "agreeing" and past:
                 return [
-                    f"Worker {worker} asks for the others' values, which happens only while a function is traced, or "
-                    f"runs without jit; {workers_text(past)} did not come to that. Most often a shape, a dtype or a "
-                    "static argument of a jax.jit function has changed on some workers only; dj.jit finds that at "
-                    f"once. Or a call without jit is missing on {workers_text(past)}. {ONE_PROGRAM}"
+                    f"Worker {worker} asks for what others hold, which happens only while a function is traced, or runs "
+                    f"without jit; {workers_text(past)} did not come to that. Most often a shape, a dtype or a static "
+                    "argument of a jax.jit function has changed on some workers only; dj.jit finds that at once. Or a "
+                    f"call without jit is left out on {workers_text(past)}. {ONE_PROGRAM}"
                 ]
         return []
 

@@ -222,6 +222,6 @@ def test_what_does_not_fit_is_refused_on_all_workers() -> None:
     assert "1 or more" in refusal(4, lambda P: planned(P, 0), ValueError)
     assert "names dimension 4" in refusal(4, lambda P: planned(P, 2, (1, 4)), ValueError)
     x = jax.numpy.zeros(3)
-    assert "must be as many" in refusal(2, lambda P: F.roll(x, P.grid([2, 1]), (1, 2), (0, 1, 0)), ValueError)
+    assert "must have the same length" in refusal(2, lambda P: F.roll(x, P.grid([2, 1]), (1, 2), (0, 1, 0)), ValueError)
     assert "must be an integer or a sequence" in refusal(2, lambda P: F.roll(x, P.grid([2]), 1.5, 0), TypeError)
     assert "the channels, 1" in refusal(2, lambda P: F.pixel_shuffle(x, P.grid([2, 1, 1]), 2, (1, 2)), ValueError)

@@ -148,10 +148,10 @@ def test_plans_and_refusals() -> None:
         return plan_associative_scan({worker: (first[worker], second[worker]) for worker in first}, P.grid([2, 1]))
 
     assert len(both(dj.planning_world(2), 2, 3)) == 2
-    assert "cut alike along dimension 0" in refusal(2, lambda P: both(P, 3, 2), dj.PlanError)
+    assert "equal blocks along dimension 0" in refusal(2, lambda P: both(P, 3, 2), dj.PlanError)
     x = np.ones(2)
     assert "`f`" in refusal(2, lambda P: F.associative_scan(None, x, P.grid([2])), TypeError)
-    assert "an array or more" in refusal(2, lambda P: F.associative_scan(max, (), P.grid([2])), ValueError)
+    assert "at least one array" in refusal(2, lambda P: F.associative_scan(max, (), P.grid([2])), ValueError)
     assert "names dimension 1" in refusal(2, lambda P: F.cumsum(x, P.grid([2]), 1), ValueError)
     assert "`reverse` (=3)" in refusal(2, lambda P: F.cumsum(x, P.grid([2]), 0, 3), TypeError)
     assert "real numbers, but is bool" in refusal(

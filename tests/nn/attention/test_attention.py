@@ -118,9 +118,9 @@ def test_refusals() -> None:
     make = nn.DistributedMultiHeadAttention
     x = jnp.ones((1, 1, 8))
     for sentence, work in {
-        "A cache takes `causal` (=True), and a sequence that is not split": lambda P: make(P, 8, 4).init_cache(1, 5),
+        "A cache requires `causal` (=True), and a sequence that is not split": lambda P: make(P, 8, 4).init_cache(1, 5),
         "`key` (=None) must be a random key in training": lambda P: make(P, 8, 2, dropout=0.1)({}, x),
-        "`memory` takes a layer that is not `causal`, and no `cache`.": lambda P: make(P, 8, 2, causal=True)(
+        "`memory` requires a layer that is not `causal`, and no `cache`.": lambda P: make(P, 8, 2, causal=True)(
             {}, x, memory=x
         ),
     }.items():
@@ -135,7 +135,7 @@ def test_refusals_when_it_is_called() -> None:
     params, x = layer.init(jax.random.key(0), float), jnp.ones((1, 2, 4))
     for sentence, told in {
         "`attn_mask` must be of bool or floating, 2 x 4 or 1 x 2 x 2 x 4": {"attn_mask": np.zeros((2, 3), bool)},
-        "On worker 1: `attn_mask` must be an array on all workers where it is on one": (
+        "On worker 1: `attn_mask` must be an array on all workers if it is on one": (
             {} if P.rank else {"attn_mask": np.zeros((2, 4), bool)}
         ),
         r"`memory` \(of shape \(2, 4, 4\)\) must have the samples of `x`": {"memory": jnp.ones((2, 2, 4))},
@@ -157,7 +157,7 @@ def test_refusals_of_caches() -> None:
     for name, its in good.items():
         wrong = [its.astype(complex), jnp.zeros((*its.shape, 2), its.dtype), *([its[:, :3]] if its.ndim == 2 else [])]
         for cache in ({**good, name: each} for each in wrong):
-            with pytest.raises(dj.PlanError, match=rf'`cache\["{name}"\]` must be .*as `init_cache` makes it, but is '):
+            with pytest.raises(dj.PlanError, match=rf'`cache\["{name}"\]` must be .*as returned by `init_cache`, but is '):
                 layer(params, x, cache=cache)
         with pytest.raises(dj.PlanError, match=rf'`cache\["{name}"\]` must be .*, but is not there'):
             layer(params, x, cache={other: its for other, its in good.items() if other != name})
@@ -165,10 +165,10 @@ def test_refusals_of_caches() -> None:
             layer(params, x, cache={**good, name: [1]})
     with pytest.raises(dj.PlanError, match='`cache` holds "more", but must hold'):
         layer(params, x, cache={**good, "more": x})
-    with pytest.raises(dj.PlanError, match="`x` has 5 elements of the sequence, but `cache` has places for 4"):
+    with pytest.raises(dj.PlanError, match="`x` has 5 elements of the sequence, but `cache` has a capacity of 4"):
         layer(params, jnp.ones((1, 5, 4)), cache=good)
     for cache in ({}, []):
-        with pytest.raises(dj.InvalidTypeError, match=r"`cache` .* must be a dictionary that `init_cache` makes"):
+        with pytest.raises(dj.InvalidTypeError, match=r"`cache` .* must be a dictionary from `init_cache`"):
             layer(params, x, cache=cache)
     for dtype in ("int8", "bool", "complex64", "nothing"):
         with pytest.raises(dj.InvalidTypeError, match=r"`dtype` .* must be a "):

@@ -251,7 +251,7 @@ def test_refusals_when_it_is_called() -> None:
     x = jnp.ones((1, 2, 4))
     with pytest.raises(dj.PlanError, match=r"On worker 1: `key_padding_mask` \(=bool\[1, 3\]\) must be bool\[1, 2\]"):
         layer(params, x, key_padding_mask=np.zeros((1, 2 + P.rank), bool))
-    with pytest.raises(dj.PlanError, match="on all workers where it is on one, but is"):
+    with pytest.raises(dj.PlanError, match="on all workers if it is on one, but is"):
         layer(params, x, key_padding_mask=None if P.rank else np.zeros((1, 2), bool))
     alone = nn.DistributedMultiHeadAttention(P.grid([1, 1, 2]), 4, 2, causal=True)
     with pytest.raises(

@@ -300,7 +300,7 @@ def test_initializers_on_request():
 @pytest.mark.simulated(1)
 def test_an_initializer_of_another_shape_is_refused():
     P = dj.Partition().grid([1, 1])
-    with pytest.raises(dj.InvalidArgumentError, match=r"`initializer` .* the shape that it is given, \(2, 3\), but"):
+    with pytest.raises(dj.InvalidArgumentError, match=r"`initializer` .* the requested shape, \(2, 3\), but"):
         dj.init_block(
             lambda key, shape, dtype: jnp.ones(shape[::-1], dtype), jax.random.key(0), dj.TensorSpec((2, 3), P)
         )

@@ -139,7 +139,7 @@ def test_a_key_is_checked(name: str) -> None:
     """Also where nothing is drawn from it; None where something is."""
     draws = ("DistributedLinear", "DistributedConv1d", "DistributedMultiHeadAttention", "DistributedSpectralConv1d")
     for key in (0, "key", jnp.zeros(2), *([None] if name in (*draws, "DistributedConvTranspose1d") else [])):
-        with pytest.raises(dj.InvalidTypeError, match=r"`key` .* must be a random key, as jax.random.key\(0\) makes"):
+        with pytest.raises(dj.InvalidTypeError, match=r"`key` .* must be a random key, such as jax.random.key\(0\)"):
             LAYERS[name](dj.planning_world(4)).init(key)
 
 

@@ -188,11 +188,11 @@ def uneven(x: jax.Array) -> jax.Array:
 
 REFUSED: dict[str, tuple[Any, Any]] = {
     "`x_spec` (='x') must be a TensorSpec.": (dj.InvalidTypeError, lambda P: linear(P).output_spec("x")),
-    "must be of a tensor on P_x, 2 x 1": (
+    "must be the spec of a tensor on P_x, 2 x 1": (
         dj.InvalidArgumentError,
         lambda P: nn.Repartition(part(P, 2, 1), part(P, 1, 2)).output_spec(dj.TensorSpec((4, 4), part(P, 1, 2))),
     ),
-    "and without copies.": (
+    ", without copies.": (
         dj.InvalidArgumentError,
         lambda P: nn.AllGather(part(P, 2), 0).output_spec(dj.TensorSpec((4,), part(P, 2), replicated=True)),
     ),
@@ -236,7 +236,7 @@ def test_placeholders_like_something() -> None:
     P = dj.Partition()
     assert dj.zero_volume_tensor(like=dj.TensorSpec((7,), P)).shape == (7, 0)
     assert dj.zero_volume_tensor(like=dj.TensorSpec((), P)).shape == (0,)
-    with pytest.raises(dj.InvalidArgumentError, match=r"Give one of `batch_size` \(=3\) and `like`"):
+    with pytest.raises(dj.InvalidArgumentError, match=r"Give only one of `batch_size` \(=3\) and `like`"):
         dj.zero_volume_tensor(3, like=jnp.ones(3))
     with pytest.raises(dj.InvalidTypeError, match=r"`like` \(=\(3, 4\)\) must be an array or a TensorSpec"):
         dj.zero_volume_tensor(like=(3, 4))

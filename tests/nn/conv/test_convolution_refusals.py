@@ -33,7 +33,7 @@ ARGUMENTS = (
     ({"padding": ((1, 1, 1), (1, 1, 1))}, "`padding` (=((1, 1, 1), (1, 1, 1))) must be"),
     ({"padding": [1.5, 1]}, "`padding` (=[1.5, 1]) must be"),
     ({"padding": "full"}, "`padding` (='full') must be 'same', 'valid'"),
-    ({"padding": "same", "stride": 2}, "takes a stride of 1, but `stride` is (2, 2)"),
+    ({"padding": "same", "stride": 2}, "requires a stride of 1, but `stride` is (2, 2)"),
     ({"padding_mode": "mirror"}, "`padding_mode` (='mirror') must be one of ('zeros', 'circular', 'reflect'"),
     ({"in_channels": 0}, "`in_channels` (=0) must be an integer, 1 or more"),
     ({"groups": 0}, "`groups` (=0) must be an integer, 1 or more"),
@@ -50,7 +50,7 @@ def test_arguments_of_a_convolution(changed: dict[str, Any], sentence: str) -> N
 PARTITIONS = (
     ([(1, 2, 2)], {}, "`P_x` (1 x 2 x 2) must have 4 dimensions: batch, channels, and 2"),
     ([(1, 2, 1, 1), (1, 4, 1, 1)], {},
-     "`P_W` is not given, and does not follow from `P_x`, 1 x 2 x 1 x 1 (0, 1), and `P_y`, 1 x 4 x 1 x 1 (0-3)"),
+     "`P_W` is not given, and can't be derived from `P_x`, 1 x 2 x 1 x 1 (0, 1), and `P_y`, 1 x 4 x 1 x 1 (0-3)"),
     ([(1, 2, 1, 1)], {"split": "out_features"},
      "`split` (='out_features') must be 'in_channels', 'out_channels', or None"),
     ([(1, 1, 1, 1), (1, 2, 1, 1)], {"split": "in_channels"},
@@ -58,7 +58,7 @@ PARTITIONS = (
     ([(1, 2, 1, 1)], {"split": "in_channels", "groups": 2},
      "must be 'out_channels' or None, where `P_x` is 1 x 2 x 1 x 1, `P_y` 1 x 2 x 1 x 1 and there are groups"),
     ([(1, 2, 1, 1), (1, 2, 1, 1), (2, 1, 1, 1)], {"split": "out_channels"},
-     "`split` (='out_channels') must be None where `P_W` is given"),
+     "`split` (='out_channels') must be None if `P_W` is given"),
     ([(1, 1, 2, 2), (1, 1, 4, 1), (1, 1, 2, 2)], {},
      "`P_y` (1 x 1 x 4 x 1) must split batch and features as `P_x` (1 x 1 x 2 x 2) does"),
     ([(2, 1, 1, 1), (1, 2, 1, 1), (2, 1, 1, 1)], {}, "`P_y` (1 x 2 x 1 x 1) must split batch and"),
@@ -92,7 +92,7 @@ def test_partitions_must_be_partitions_of_one_world() -> None:
         other = dj.planning_world(2, P.rank).grid([1, 1, 1])
         return nn.DistributedConv1d(P.grid([1, 1, 1]), other, other, **arguments)
 
-    assert "`P_y` stands on another communicator" in refusal(2, two_worlds, dj.InvalidArgumentError)
+    assert "`P_y` is on another communicator" in refusal(2, two_worlds, dj.InvalidArgumentError)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ POOLS = (
     ({"kernel_size": 2, "dilation": 0}, "`dilation` (=0) must be an integer, 1 or more"),
     ({"kernel_size": 2, "padding": -1}, "`padding` (=-1) must be 'same', 'valid'"),
     ({"kernel_size": 2, "padding": ((0, 1), (0, 2))},
-     "`padding` (=((0, 1), (0, 2))) must be at most 1 where the kernel is 2 and the dilation 1"),
+     "`padding` (=((0, 1), (0, 2))) must be at most 1 for a kernel of 2 and a dilation of 1"),
 )  # fmt: skip
 
 

@@ -169,9 +169,9 @@ def test_what_does_not_fit_is_named() -> None:
         ({"top_k": 4}, r"`top_k` \(=4\) must be at most `num_experts` \(=3\)"),
         ({"capacity_factor": 0}, r"`capacity_factor` \(=0\) must be a number above 0, or None"),
         ({"capacity_factor": float("nan")}, r"`capacity_factor` \(=nan\)"),
-        ({"group_axes": (0, -1)}, r"`group_axes` \(=\(0, -1\)\) must name dimensions of tokens, 0 to 0"),
+        ({"group_axes": (0, -1)}, r"`group_axes` \(=\(0, -1\)\) must be dimensions of tokens, 0 to 0"),
         ({"num_experts": 0}, r"`num_experts` \(=0\) must be 1 or more"),
-        ({"expert": Gated(4, 4), "hidden_dim": 3}, r"`hidden_dim` \(=3\) is of the default expert"),
+        ({"expert": Gated(4, 4), "hidden_dim": 3}, r"`hidden_dim` \(=3\) belongs to the default expert"),
         ({"expert": jnp.tanh}, r"`expert` .* must have `init\(key, dtype\)`"),
         ({"activation": 3}, r"`activation` \(=3\) must be a function"),
     ):

@@ -30,7 +30,7 @@ def test_without_it(monkeypatch, tmp_path):
 @needs_it
 def test_one_that_was_compiled_for_something_else_is_left_out_with_a_warning(monkeypatch, tmp_path):
     monkeypatch.setattr(shared_library, "made_for", lambda: "another jaxlib")
-    with pytest.warns(RuntimeWarning, match="must have been compiled for another jaxlib, but says .*, jaxlib"):
+    with pytest.warns(RuntimeWarning, match="must have been compiled for another jaxlib, but was for .*, jaxlib"):
         assert shared_library.loaded.__wrapped__() is None
     monkeypatch.setattr(shared_library, "path", lambda: tmp_path / "broken.so")
     (tmp_path / "broken.so").write_text("no library")
@@ -54,7 +54,7 @@ def test_a_folder_without_it_is_refused(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("ONEDNN_ROOT", str(tmp_path))
     assert command.main() == 1
     error = capsys.readouterr().err
-    assert error.startswith(f"The environment variable ONEDNN_ROOT (={str(tmp_path)!r}) must be a folder that has inc")
+    assert error.startswith(f"The environment variable ONEDNN_ROOT (={str(tmp_path)!r}) must be a folder with inc")
 
 
 @needs_it
@@ -166,5 +166,5 @@ def test_what_can_not_be_loaded_is_not_left_behind(monkeypatch, tmp_path, capsys
     monkeypatch.setattr(command, "build", lambda: tmp_path / "made.so")
     (tmp_path / "made.so").write_text("no library")
     assert command.main() == 1
-    assert capsys.readouterr().err.startswith("What was compiled can't be loaded: ")
+    assert capsys.readouterr().err.startswith("The compiled library can't be loaded: ")
     assert not (tmp_path / "made.so").exists()

@@ -157,7 +157,7 @@ def test_each_elements_loss_and_what_is_no_number() -> None:
 def test_refusals_when_it_is_called() -> None:
     P = dj.Partition()
     grid, x = P.grid([1, 2]), jnp.ones((3, 1))
-    with pytest.raises(dj.PlanError, match=r"`include_background` \(=False\) leaves no class: `prediction` has 1 in"):
+    with pytest.raises(dj.PlanError, match=r"`include_background` \(=False\) leaves no classes: `prediction` has 1 in"):
         nn.DistributedDiceLoss(grid, include_background=False)(x[:, P.rank :], x[:, P.rank :])
     with pytest.raises(dj.PlanError, match="`alpha` has 3 entries, but `prediction` has 2 classes"):
         nn.DistributedFocalLoss(grid, alpha=[1, 2, 3], use_softmax=True)(x, jnp.zeros(3, int))

@@ -84,7 +84,7 @@ def test_refusals_when_it_is_called() -> None:
     P = dj.Partition()
     grid = P.grid([1, 2])
     x = jnp.ones((3, 2))
-    with pytest.raises(dj.PlanError, match="On worker 1: `target` has shape 3 x 3, but must have that of"):
+    with pytest.raises(dj.PlanError, match="On worker 1: `target` has shape 3 x 3, but must have the shape of"):
         nn.DistributedMSELoss(grid)(x, jnp.ones((3, 2 + P.rank)))
     with pytest.raises(dj.PlanError, match="On worker 0: `target` has shape 4, but integer labels must be 3, one for"):
         nn.DistributedCrossEntropyLoss(grid)(x, jnp.ones(4 - P.rank, int))
@@ -123,7 +123,7 @@ def test_specs_that_do_not_fit() -> None:
     P, other = world.grid([2, 2]), world.grid([4, 1])
     loss = nn.DistributedCrossEntropyLoss(P)
     for spec in (dj.TensorSpec((5, 6), other), dj.TensorSpec((6,), P, replicated=0)):
-        with pytest.raises(dj.InvalidArgumentError, match=r"`logits_spec` .* must be of blocks on P_x, 2 x 2"):
+        with pytest.raises(dj.InvalidArgumentError, match=r"`logits_spec` .* must be the spec of blocks on P_x, 2 x 2"):
             loss.label_spec(spec)
     with pytest.raises(dj.InvalidTypeError, match="`logits_spec`"):
         loss.label_spec(P)  # type: ignore[arg-type]

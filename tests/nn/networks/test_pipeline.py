@@ -144,7 +144,7 @@ def test_what_is_refused() -> None:
     assert "`stages[1]`" in sentence(
         lambda P: [nn.DistributedLayerNorm(P.grid([1]), 3), jnp.tanh], 1, dj.InvalidTypeError
     )
-    assert "must say its `input_partition`" in sentence(lambda P: [nn.Sequential(jnp.tanh)], 1)
+    assert "must have an `input_partition`" in sentence(lambda P: [nn.Sequential(jnp.tanh)], 1)
     split = refusal(
         3,
         lambda P: nn.Pipeline(
@@ -158,4 +158,4 @@ def test_what_is_refused() -> None:
         lambda P: pipeline(P, 4).output_spec(dj.TensorSpec((6, 3), P.grid([1, 1]))),
         dj.PlanError,
     )
-    assert "6 samples on worker 0: each worker must have as many, a multiple of `microbatches` (=4)" in uneven
+    assert "6 samples on worker 0: all workers must have the same number, a multiple of `microbatches` (=4)" in uneven

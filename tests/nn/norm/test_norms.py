@@ -249,7 +249,7 @@ def test_refusals_when_it_is_called() -> None:
         layer(params, jnp.ones((4, 2 - P.rank), "int32"))
     with pytest.raises(dj.PlanError, match=r"`x` \(of shape \(1, 3\)\) must have more than one value per channel"):
         layer(params, jnp.ones((1, 2 - P.rank)))
-    with pytest.raises(dj.InvalidArgumentError, match=r"`state` \(=None\) must be given where `training` is False"):
+    with pytest.raises(dj.InvalidArgumentError, match=r"`state` \(=None\) must be given if `training` is False"):
         layer(params, jnp.ones((4, 2 - P.rank)), training=False)
     x, state = jnp.ones((4, 2 - P.rank)), layer.init_state(float)
     some = {name: its for name, its in state.items() if name == "running_mean" or P.rank == 0}

@@ -193,7 +193,7 @@ def test_carries_keep_their_shapes_and_dtypes() -> None:
 
 def test_a_carry_of_another_partition_is_refused() -> None:
     P = dj.planning_world(4)
-    with pytest.raises(dj.InvalidArgumentError, match=r"`x_spec` .* must be of a tensor on P_x"):
+    with pytest.raises(dj.InvalidArgumentError, match=r"`x_spec` .* must be the spec of a tensor on P_x"):
         nn.DistributedGRUCell(P.grid([2, 2]), 2, 3).init_carry(dj.TensorSpec((2, 2, 1), P.grid([2, 2, 1])))
 
 
@@ -208,7 +208,7 @@ def test_refusals_when_it_is_called() -> None:
     with pytest.raises(dj.PlanError, match=r"On worker 0: `carry\[1\]` must hold real floating-point .* but is int"):
         lstm(lstm.init(jax.random.key(0)), x, carry=(h, h.astype(int)))
     with pytest.raises(
-        dj.InvalidTypeError, match=r"(?s)`carry` .* must be the arrays \(h, c\), as `init_carry` makes it"
+        dj.InvalidTypeError, match=r"(?s)`carry` .* must be the arrays \(h, c\), as returned by `init_carry`"
     ):
         lstm(lstm.init(jax.random.key(0)), x, carry=h)
     with pytest.raises(dj.PlanError, match="`x` must have length 2 in dimension 1, balanced over 2 workers"):
@@ -224,5 +224,5 @@ def test_what_pytorch_has_is_read() -> None:
     params = dj.from_torch(state_dict, layer)
     for name, n in sizes.items():
         np.testing.assert_array_equal(params[name], drawn((20, n)).reshape(4, 5, n)[:, 3:])
-    with pytest.raises(dj.InvalidArgumentError, match="weight_ih_l0_reverse', which is no parameter"):
+    with pytest.raises(dj.InvalidArgumentError, match="weight_ih_l0_reverse', which is not a parameter"):
         dj.from_torch(state_dict | {"rnn.weight_ih_l0_reverse": drawn((20, 3))}, layer)

@@ -220,9 +220,9 @@ def test_refusals() -> None:
     for sentence, work in {
         "`norm` (='unitary') must be None, 'backward', 'ortho' or 'forward'.": transform("fft", norm="unitary"),
         "`axes` (=(2,)) names dimension 2, but the partition": transform("ifft", axes=2),
-        "`axes` (=()) must name a dimension or more.": transform("rfft", axes=()),
+        "`axes` (=()) must have one dimension or more.": transform("rfft", axes=()),
         "`n` (=0) must be 1 or more.": transform("irfft", n=0),
-        "`axis` (=0) must not be given together with `axes` (=1): it is one of them.": transform("fft", axes=1, axis=0),
+        "`axis` (=0) must not be given together with `axes` (=1).": transform("fft", axes=1, axis=0),
         "`s` (=(3,)) must have a length of 1 or more for each of the 2 dimensions": transform(
             "fftn", s=(3,), axes=(0, 1)
         ),
@@ -240,7 +240,7 @@ def test_refusals() -> None:
         return lambda P: kind(P_x.partition(P), **sizes, modes=modes).plan(held)
 
     for sentence, work in {
-        "`modes` (=(4, 4)) must be at most (3, 5) for features of 6 x 8: half of a length": layer(
+        "`modes` (=(4, 4)) must be at most (3, 5) for features of 6 x 8: half of the length": layer(
             4, on(1, 1, 2, 2), (2, 2, 3, 4)
         ),
         "`x` (of shape (2, 3, 6, 8)) must have 2 channels.": layer(2, on(1, 1, 2, 2), (2, 3, 3, 4)),

@@ -91,14 +91,14 @@ def test_what_the_package_writes_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 40, (9).to_bytes(8, "little") + b"{not json", b"\0" * 8])
 def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(content)
-    with pytest.raises(dj.CheckpointError, match=r"x is no safetensors file, or it is damaged"):
+    with pytest.raises(dj.CheckpointError, match=r"x is not a safetensors file, or it is damaged"):
         read_header(PlainFile(str(tmp_path / "x")))
 
 
 def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
     written(tmp_path / "x", {"a": np.ones(4)})
     (tmp_path / "x").write_bytes((tmp_path / "x").read_bytes()[:-1])
-    with pytest.raises(dj.CheckpointError, match=r"x is damaged: it should have \d+ bytes, and has \d+"):
+    with pytest.raises(dj.CheckpointError, match=r"x is damaged: it should have \d+ bytes, but has \d+"):
         read_header(PlainFile(str(tmp_path / "x")))
 
 

@@ -46,7 +46,7 @@ def test_workers_that_are_threads_are_not_measured() -> None:
         return dj.advise([CONV], (2, 2, 8, 8), workers=dj.Partition()).verdict
 
     for verdict in dj.simulate(2, program):
-        assert verdict.startswith("Nothing was measured, since the workers are no processes")
+        assert verdict.startswith("Nothing was measured, since the workers are not separate")
 
 
 def test_why() -> None:
@@ -63,7 +63,7 @@ def test_why() -> None:
 
 def test_memory_limits() -> None:
     """In bytes, as text, and as the machine's; too little is refused with the least that would do."""
-    with pytest.raises(PlanError, match=r"`memory` \(100 B\) is too little.*the least needs [0-9.]+ KiB"):
+    with pytest.raises(PlanError, match=r"`memory` \(100 B\) is too little.*the smallest needs [0-9.]+ KiB"):
         dj.advise(RESIDUAL, (2, 3, 9, 8), workers=2, memory="100 B")
     most = dj.advise(RESIDUAL, (2, 3, 9, 8), workers=2).placement.memory
     assert dj.advise(RESIDUAL, (2, 3, 9, 8), workers=2, memory=most).placement.memory <= most

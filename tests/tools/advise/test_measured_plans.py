@@ -103,7 +103,7 @@ def test_ctrl_c_ends_measuring_after_a_round(worker: int, monkeypatch: pytest.Mo
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(measure.Trial, "seconds", seconds)
     advice = advise(measure=60)
-    assert "Ctrl-C ended measuring after 2 rounds" in advice.verdict and advice.faster.rounds == 2
+    assert "Ctrl-C stopped measuring after 2 rounds" in advice.verdict and advice.faster.rounds == 2
     assert signal.getsignal(signal.SIGINT) == before
 
 

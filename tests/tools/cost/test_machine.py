@@ -31,7 +31,7 @@ def test_seconds_are_a_sum_of_four_products() -> None:
         ("flops", "80 Gflop/s", dj.InvalidTypeError, "80e9 for 80 Gflop/s"),
         ("memory_bandwidth", True, dj.InvalidTypeError, "must be a number of bytes per second"),
         ("memory", float("nan"), dj.InvalidArgumentError, "4e9 for 4 GB"),
-        ("source", 3, dj.InvalidTypeError, "must be a text"),
+        ("source", 3, dj.InvalidTypeError, "must be a string"),
     ],
 )
 def test_a_number_in_another_unit_is_refused(name: str, value: object, error: type[Exception], words: str) -> None:
@@ -93,7 +93,7 @@ def test_a_table_a_picture_and_json_show_each_layer() -> None:
         assert layer.title in cost.table() and layer.title in drawn.svg
         assert row["amounts"]["flops_forward"] == layer.amounts.flops_forward.tolist()
         assert row["activations"] == cost.activations[layer.place].tolist()
-    assert "not for ranking" in cost.table()
+    assert "not suited for ranking" in cost.table()
 
 
 @pytest.mark.world(2)
@@ -108,5 +108,5 @@ def test_a_machine_is_measured_by_all_workers(world_size: int) -> None:
 @pytest.mark.world(1)
 @pytest.mark.simulated(2)
 def test_a_machine_is_not_measured_by_one_worker_or_by_threads(world_size: int) -> None:
-    with pytest.raises(dj.InvalidArgumentError, match="two workers or more, each a process"):
+    with pytest.raises(dj.InvalidArgumentError, match="two or more workers, each a separate process"):
         dj.machine.measure()

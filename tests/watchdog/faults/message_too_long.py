@@ -2,7 +2,7 @@
 
 workers: 2
 says: Worker 1: MPI failed in a compiled program, at message_too_long.py
-says: of another length or dtype: the workers run different programs
+says: another length or dtype: the workers run different programs
 """
 
 import mpi4jax

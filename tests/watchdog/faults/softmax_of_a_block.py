@@ -3,7 +3,7 @@
 workers: 2
 says: softmax
 says: works along dimension 1 of the block (reduce_max), which is split over 2 workers
-says: nn.Local(function) says that each block is meant
+says: nn.Local(function) applies it to each block separately
 """
 
 from parts import dj, jax, jnp
