@@ -49,9 +49,9 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m distdl_jax",
         usage="%(prog)s [--simulate N] program.py ... | -m module ... | -c code ... | advise | doctor | machine ...",
         description="Run a program as one worker of a job that a launcher (mpirun, mpiexec, srun) has started; or, "
-                    "with --simulate, on several workers in this process, each a thread, without a launcher. Or "
-                    "diagnose an installation, a launch or a machine, or ask for the partitions of a network: see "
-                    "doctor --help and advise --help.",
+        "with --simulate, on several workers in this process, each a thread, without a launcher. Or "
+        "diagnose an installation, a launch or a machine, or ask for the partitions of a network: see "
+        "doctor --help and advise --help.",
     )
     parser.add_argument("--simulate", metavar="N", type=_workers, help="the number of workers, 1 or more")
     parser.add_argument("program", help="the program's file; or -m and a module, or -c and code")

@@ -280,8 +280,9 @@ def checked_path(path: Any) -> str:
     try:
         text = os.fsdecode(path)
     except TypeError:
-        raise InvalidTypeError(f"`path` (={path!r}) must be the path of a folder: a string or a "
-                               "pathlib.Path.") from None
+        raise InvalidTypeError(
+            f"`path` (={path!r}) must be the path of a folder: a string or a pathlib.Path."
+        ) from None
     if not text:
         raise InvalidArgumentError("`path` (='') must name a folder; '.' is the working folder.")
     try:

@@ -166,9 +166,7 @@ def plan_reduction(
     if op in ("sum", "mean"):
         return ReductionPlan(blocks, axes, n if op == "mean" else 1, sums)
     if n == 0:
-        raise PlanError(
-            f"`x` ({shape_text(grid.extent)}) must have an entry along dimensions {axes}."
-        )
+        raise PlanError(f"`x` ({shape_text(grid.extent)}) must have an entry along dimensions {axes}.")
     if not is_differentiable(dtype):
         return ExtremumAlongPlan(blocks, axes, n, ExtremumPlan(sums.teams, sums.inputs, op == "max"), op == "max")
     pairs = {worker: ShapeDtype((*shape, 2), wide) for worker, shape in shapes.items()}
@@ -225,13 +223,13 @@ _SUM = _REDUCTION | {
 _EXTREMUM = _REDUCTION | {
     "numbers": "real numbers",
     "moves": "One number for each entry of the result is compared over the team; in the backward pass, two are summed, "
-             "and tied\nentries, on all workers, share the gradient equally, as in jnp.",
+    "and tied\nentries, on all workers, share the gradient equally, as in jnp.",
     "refused": ", or the tensor\nhas no entries along `axes`",
 }
 _VARIANCE = _REDUCTION | {
     "numbers": "real numbers",
     "moves": "Two numbers for each entry of the result are sent to each worker of the team, in one movement: the mean "
-             "and the\nsquared deviations of each block, which are combined without cancellation.",
+    "and the\nsquared deviations of each block, which are combined without cancellation.",
     "arguments": "- `ddof`: subtracted from the number of entries in the divisor; 1 for the unbiased variance.\n",
     "returns": "floating-point, also of integers; NaN if `ddof` leaves no entry",
     "source": "Chan, Golub and LeVeque (1983)",

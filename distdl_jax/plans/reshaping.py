@@ -155,8 +155,7 @@ class Reshaping:
         return union(self.owned.ranks, self.needed.ranks)
 
     def in_shape(self, rank: int) -> tuple[int, ...]:
-        """Return the shape in which a worker's block of x is viewed: a length for each group, 0 if it has none.
-        """
+        """Return the shape in which a worker's block of x is viewed: a length for each group, 0 if it has none."""
         return self._shape(0, self.owned, rank)
 
     def out_shape(self, rank: int) -> tuple[int, ...]:

@@ -95,7 +95,9 @@ def test_steps_and_latest(tmp_path: Path) -> None:
         assert checkpoint.latest_step(tmp_path / "deep" / "er") == 12345678901
         assert int(checkpoint.restore(tmp_path / "deep" / "er", spec)) == 12345678901
         assert int(checkpoint.restore(tmp_path / "deep" / "er", spec, step=9)) == 9
-        with pytest.raises(dj.InvalidArgumentError, match=r"`step` \(=10\) is not a step with a checkpoint in .*: 9, 20, 12345678901\."):
+        with pytest.raises(
+            dj.InvalidArgumentError, match=r"`step` \(=10\) is not a step with a checkpoint in .*: 9, 20, 12345678901\."
+        ):
             checkpoint.restore(tmp_path / "deep" / "er", spec, step=10)
         return checkpoint.steps(tmp_path / "deep" / "er")
 

@@ -72,9 +72,7 @@ def test_a_relative_path_in_a_folder_that_is_gone(name: str, tmp_path: Path, mon
     def program() -> None:
         kind, text = raised(lambda: CALLS[name]("run"))
         assert kind is dj.CheckpointError
-        assert text.endswith(
-            "`path` (='run') is relative to the working folder, which has been removed."
-        )
+        assert text.endswith("`path` (='run') is relative to the working folder, which has been removed.")
 
     try:
         dj.simulate(2, program)

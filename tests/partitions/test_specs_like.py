@@ -117,9 +117,7 @@ def test_other_leaves_and_refusals() -> None:
         dj.specs_like(state, {"w": jnp.ones(3) if P.rank == 0 else w}, {"w": spec})
     with pytest.raises(dj.PlanError, match=r"but `state\['b'\]` is there on worker 0 and missing"):
         dj.specs_like({"a" if P.rank else "b": w}, {"w": w}, {"w": spec})
-    with pytest.raises(
-        dj.PlanError, match=r"`state\['all'\]` has no corresponding parameter, and has shape \(2,\) on"
-    ):
+    with pytest.raises(dj.PlanError, match=r"`state\['all'\]` has no corresponding parameter, and has shape \(2,\) on"):
         dj.specs_like({"all": w}, {"w": w}, {"w": spec})
 
 

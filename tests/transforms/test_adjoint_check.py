@@ -228,9 +228,7 @@ def test_under_plain_jit_the_sentence_says_what_kind_of_constant_it_is() -> None
     def one(x: Any) -> Any:
         return jnp.sum(dj.functional.all_gather(x[jnp.zeros(x.size, int)], P_line, 0))
 
-    with pytest.raises(
-        Exception, match=r"maps over nothing there: it moves a constant\. y\[arr"
-    ):
+    with pytest.raises(Exception, match=r"maps over nothing there: it moves a constant\. y\[arr"):
         jax.jit(jax.vmap(one))(jnp.ones((4, P.rank < 2), float))
 
 

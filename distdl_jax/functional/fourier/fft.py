@@ -175,8 +175,11 @@ def rfftn(
     **(
         _REAL
         | _ALONG_ALL
-        | {"lengths": _TO_ANY_LENGTH + "\n- `s`: the length along each of `axes`. Default: x's; along the last one, as "
-                                       "`n`."}
+        | {
+            "lengths": _TO_ANY_LENGTH
+            + "\n- `s`: the length along each of `axes`. Default: x's; along the last one, as "
+            "`n`."
+        }
     ),
     x="[[10.0, -2.0], [-4.0, 0.0]]",
     y="[[1.0, 2.0]]",
@@ -203,9 +206,7 @@ def _one_of(axes: Axes, axis: int | None) -> Axes:
     if axis is None:
         return axes
     if axes != -1:
-        raise InvalidArgumentError(
-            f"`axis` (={axis!r}) must not be given together with `axes` (={axes!r})."
-        )
+        raise InvalidArgumentError(f"`axis` (={axis!r}) must not be given together with `axes` (={axes!r}).")
     return checked_integer("axis", axis)
 
 

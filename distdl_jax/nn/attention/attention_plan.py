@@ -249,9 +249,7 @@ def _on_all(name: str, arguments: ParamShapeDtypes) -> dict[int, ShapeDtype]:
     given = {worker: each[name] for worker, each in arguments.items() if name in each}
     if given and len(given) < len(arguments):
         missing = min(arguments.keys() - given.keys())
-        raise PlanError(
-            f"On worker {missing}: `{name}` must be an array on all workers if it is on one, but is None."
-        )
+        raise PlanError(f"On worker {missing}: `{name}` must be an array on all workers if it is on one, but is None.")
     return given
 
 

@@ -70,7 +70,7 @@ def check_cache(entries: Mapping[int, Mapping[str, ShapeDtype]], x: ShapeDtypes,
                 sizes = f"{' x '.join(map(str, shape))} " if shape else ""
                 raise PlanError(
                     f'On worker {worker}: `cache["{name}"]` must be {sizes}{words}, as returned by `init_cache`, but '
-                    f'is {'not there' if entry is None else f'{entry.dtype}{list(entry.shape)}'}.'
+                    f"is {'not there' if entry is None else f'{entry.dtype}{list(entry.shape)}'}."
                 )
         names = [name.removeprefix(PREFIX) for name in each if name.startswith(PREFIX)]
         if others := [name for name in names if name not in _KINDS]:

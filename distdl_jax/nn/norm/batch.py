@@ -130,8 +130,9 @@ class DistributedBatchNorm(ChannelNorm):
                 "layer.init_state() makes one."
             )
         if not (state is None or isinstance(state, Mapping)):
-            raise InvalidTypeError(f"`state` (={state!r}) must be a dictionary, from `init_state` or the previous "
-                                   "call.")
+            raise InvalidTypeError(
+                f"`state` (={state!r}) must be a dictionary, from `init_state` or the previous call."
+            )
         if self.P_x.rank is None:
             outside(self.P_x.world, x)
             return x if state is None else (x, state)

@@ -256,8 +256,9 @@ def plan_sampling(
             continue
         p, size = P_x.shape[d], owned.extent[d]
         if size == 0 and along_d.outputs:
-            raise PlanError(f"`x` (of shape {owned.extent}) must have at least one element along dimension {d} to "
-                            "read.")
+            raise PlanError(
+                f"`x` (of shape {owned.extent}) must have at least one element along dimension {d} to read."
+            )
         needed.append(tuple(along_d.block(p, i).needed(size) for i in range(p)))
     periodic = tuple(each is not None and each.periodic for each in taps)
     fetch = plan_ranges("sampling", x, P_x, Halos(owned, tuple(needed), periodic))

@@ -249,8 +249,9 @@ def _npz(file: PlainFile, plain: IO[bytes]) -> dict[str, ArrayInFile]:
             name = member.filename.removesuffix(".npy")
             with archive.open(member) as stream:
                 if stream.read(6) != _NPY:
-                    raise CheckpointError(f"{file.path} is not an npz file: its member {member.filename!r} is not an "
-                                          "array.")
+                    raise CheckpointError(
+                        f"{file.path} is not an npz file: its member {member.filename!r} is not an array."
+                    )
             if member.compress_type != zipfile.ZIP_STORED:
                 with archive.open(member) as stream:
                     arrays[name] = _npy(file, name, stream, None, member.file_size)

@@ -157,8 +157,9 @@ def chosen(path: str, arrays: Mapping[str, Any], name: str | None) -> Any:
     if name is None and len(arrays) == 1:
         return next(iter(arrays.values()))
     if name is None or name not in arrays:
-        raise InvalidArgumentError(f"`name` (={name!r}) must be the name of an array in {path}. It holds "
-                                   f"{some(arrays)}.")
+        raise InvalidArgumentError(
+            f"`name` (={name!r}) must be the name of an array in {path}. It holds {some(arrays)}."
+        )
     return arrays[name]
 
 

@@ -19,7 +19,7 @@ def advise_on_file(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m distdl_jax advise",
         description="Print partitions that make a training step of a network fast. The file, a Python program, defines "
-                    "`network`, a list as for dj.advise, and `x_shape`, the global shape of the input.",
+        "`network`, a list as for dj.advise, and `x_shape`, the global shape of the input.",
     )
     parser.add_argument("file", help="the Python file; what it does under `if __name__ == '__main__'` is not run")
     parser.add_argument("--workers", type=int, required=True, help="the number of workers")

@@ -26,13 +26,17 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m distdl_jax doctor",
         description="Check the installation, the launch and the machine: alone, under a launcher as a job is started, "
-                    "or for workers in one process. The exit status is 1 if an error was found.",
+        "or for workers in one process. The exit status is 1 if an error was found.",
     )
     help_of_simulate = "check dj.simulate with N workers, without MPI"
     parser.add_argument("--simulate", metavar="N", type=_workers, help=help_of_simulate)
     parser.add_argument("--json", action="store_true", help="print the findings, and the hosts, as JSON")
-    parser.add_argument("--checkpoints", metavar="DIR", default=os.getcwd(), help="the folder for checkpoints "
-                                                                                  "(default: the current one)")
+    parser.add_argument(
+        "--checkpoints",
+        metavar="DIR",
+        default=os.getcwd(),
+        help="the folder for checkpoints (default: the current one)",
+    )
     options = parser.parse_args(arguments)
     return _simulated(options) if options.simulate else _over_mpi(options)
 

@@ -93,8 +93,9 @@ def jax_and_devices() -> Iterator[Finding]:
         ("jax_numpy_rank_promotion", "raise", "layers, which add biases of one dimension, are rejected."),
     ):
         if getattr(jax.config, option, None) == value:
-            yield Finding("warning", "jax", f"{option.upper()}={value} is set: {text}", "Unset it, except for "
-                                                                                        "debugging.")
+            yield Finding(
+                "warning", "jax", f"{option.upper()}={value} is set: {text}", "Unset it, except for debugging."
+            )
     gpus = visible_gpus(os.environ)
     if count > 1:
         text = f"This process has {count} JAX devices, but a worker is one process with one device."

@@ -107,8 +107,9 @@ def _read(data: jax.profiler.ProfileData) -> Recording:
                 program, number = str(stats.get("hlo_module", "")), int(stats.get("program_id", 0))
                 events.append(Event(event.name, program, number, start, end))
     if not began:
-        raise SetupError("This JAX's profiler doesn't report its start time, so workers can't be compared by its "
-                         "times.")
+        raise SetupError(
+            "This JAX's profiler doesn't report its start time, so workers can't be compared by its times."
+        )
     events.sort(key=lambda event: (event.start, event.end))
     return Recording(tuple(sorted(steps)), tuple(events)).moved(lambda time: began + time)
 

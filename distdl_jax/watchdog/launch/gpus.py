@@ -97,7 +97,7 @@ def choose_gpu(
         return Choice(
             {},
             problem=f"{host} has {there} for {here}: start at most one worker for each GPU, or set "
-                    "DISTDL_JAX_GPUS=share, to share GPUs and memory. JAX_PLATFORMS=cpu computes on CPUs.",
+            "DISTDL_JAX_GPUS=share, to share GPUs and memory. JAX_PLATFORMS=cpu computes on CPUs.",
         )
     return Choice(added, f"distdl_jax: {line}" if number == 0 else "")
 
@@ -159,8 +159,11 @@ def gpu_messages(everyone: Sequence[WorkerGpu]) -> str:
         return ""
     if first.use_cuda_mpi in ("1", "true", "on"):
         return "MPI reads the GPUs' memory (MPI4JAX_USE_CUDA_MPI=1)"
-    aware = {True: "is built with CUDA", False: "is built without CUDA", None: "does not report whether it supports "
-                                                                               "CUDA"}
+    aware = {
+        True: "is built with CUDA",
+        False: "is built without CUDA",
+        None: "does not report whether it supports CUDA",
+    }
     return f"GPU messages are copied through the host; the MPI library {aware[first.cuda_aware]}"
 
 

@@ -157,7 +157,9 @@ def test_refusals_of_caches() -> None:
     for name, its in good.items():
         wrong = [its.astype(complex), jnp.zeros((*its.shape, 2), its.dtype), *([its[:, :3]] if its.ndim == 2 else [])]
         for cache in ({**good, name: each} for each in wrong):
-            with pytest.raises(dj.PlanError, match=rf'`cache\["{name}"\]` must be .*as returned by `init_cache`, but is '):
+            with pytest.raises(
+                dj.PlanError, match=rf'`cache\["{name}"\]` must be .*as returned by `init_cache`, but is '
+            ):
                 layer(params, x, cache=cache)
         with pytest.raises(dj.PlanError, match=rf'`cache\["{name}"\]` must be .*, but is not there'):
             layer(params, x, cache={other: its for other, its in good.items() if other != name})
