@@ -26,7 +26,7 @@ from pathlib import Path
 from distdl_jax.watchdog.launch.supervisor import supervise, worker_command
 
 COMMANDS = {"machine": ("tools.cost", None), "doctor": ("tools.doctor", 60.0)}
-"""The commands in place of a program, and their modules; and within how many seconds MPI must have started: None for
+"""The commands in place of a program, and their modules; and the seconds for MPI's start: None for
 DISTDL_JAX_TIMEOUT."""
 
 

@@ -213,8 +213,7 @@ def name_and_params(eqn: Any) -> tuple[str, dict[str, Any]]:
 
 
 def constant_arguments(eqn: Any) -> int:
-    """Return how many of the first arguments of a function with its own derivative are constants, which are not
-    differentiated.
+    """Return how many first arguments of a function with its own derivative are constants, not differentiated.
 
     Private: its parameter `num_consts`, 0 if it is missing; of an object that an operation holds, `in_avals`: its first
     two are trees of constants. A `jax.extend` for interpreters would replace it.

@@ -67,8 +67,7 @@ class LocalLeaf(NamedTuple):
 
 
 class OwnBlock(NamedTuple):
-    """A block that this worker writes: its leaf's number, its box and form, and a function that copies it to the
-    host."""
+    """A block that this worker writes: its leaf's number, box and form, and a function that copies it to the host."""
 
     leaf: int
     box: Box

@@ -29,8 +29,7 @@ from distdl_jax.validation import check_same
 
 
 def export(path: str | os.PathLike[str], tree: Any, specs: Any) -> None:
-    """Write one safetensors file with the whole of every leaf; nothing is gathered, since each worker writes its own
-    bytes.
+    """Write one safetensors file with the whole of every leaf; nothing is gathered, each worker writes its own bytes.
 
     Any program that reads safetensors can read it, without MPI and without this library. A tensor's name is its path in
     the tree, with dots, as in PyTorch: `tree["conv1"]["weight"]` is `conv1.weight`, and `tree[0]["bias"]` is `0.bias`.

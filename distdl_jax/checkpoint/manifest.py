@@ -52,8 +52,7 @@ def worker_note(worker: int) -> str:
 
 
 def chunk_of(shape: Sequence[int], itemsize: int) -> int:
-    """Return how many bytes of a block of `shape` share a checksum: the smallest amount to read in order to trust any
-    of them.
+    """Return how many bytes of a block of `shape` share a checksum: the least to read in order to trust any.
 
     It is a power of two, an eighth of the shortest contiguous range that is read in parts, so that a worker that needs
     a part of each range reads little more.
@@ -168,8 +167,8 @@ class Manifest:
     def from_json(cls, text: bytes, where: str) -> Manifest:
         """Return the manifest in a text, which messages call `where`.
 
-        Readers rely on the checks here: blocks lie in the files, and files in the folder; the blocks of a leaf cover
-        it, and don't overlap.
+        Readers rely on these checks: blocks are in files, and files in the folder; the blocks of a leaf cover it, and
+        don't overlap.
 
         **Raises:** `CheckpointError` if it is not a manifest, is damaged, or of an unknown version.
         """

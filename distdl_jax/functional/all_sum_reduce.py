@@ -228,8 +228,7 @@ def replicated(tree: Any, P: Partition, axes: int | Sequence[int] | None = None)
     >>> float(jax.grad(lambda scale: (replicated(scale, P) * jax.numpy.arange(3.0)).sum())(2.0))
     3.0
 
-    Source: Hewett and Grady (2020): the adjoint of a copy is a sum. `TensorSpec(..., replicated=...)` describes such
-    values.
+    Source: Hewett and Grady (2020): the adjoint of a copy is a sum. `TensorSpec(..., replicated=...)` describes it.
     """
     check_partitions(P=P)
     along = _along(P, axes)

@@ -66,8 +66,7 @@ class _Task:
 class Replication:
     """One worker's part of a broadcast (`is_broadcast`), or otherwise a sum-reduction, between a source and its copies.
 
-    - `as_root`, `as_member`: the tasks in the team of which this worker is the root, and in the team in which it holds
-      a copy.
+    - `as_root`, `as_member`: the tasks in the team with this worker as root, and in the team in which it holds a copy.
     - `root_first`: whether the team of which it is the root comes first in the order of all teams.
     - `source`, `copy`: this worker's blocks on the source's side, and on the copies' side; zero-volume if it is in
       no such team.
@@ -341,8 +340,7 @@ def sum_reduce(
 
     The adjoint of the broadcast from P_y to P_x: with P_y of shape q_0 x ... x q_{E-1}, E <= D, every q, counted from
     the last dimension, is 1 or equal to P_x's size there. The worker of P_y at an index gets the sum over the workers
-    of P_x with the same index in every dimension with more than one worker in P_y. Its adjoint is `broadcast(dy, P_y,
-    P_x)`.
+    of P_x with the same index in all dimensions with several workers in P_y. Its adjoint is `broadcast(dy, P_y, P_x)`.
 
     **Arguments:**
 
@@ -356,8 +354,7 @@ def sum_reduce(
     **Returns:** in P_y the sum; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
 
     **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if the
-    shapes don't fit; `PlanError` if the terms of a sum differ in shape or dtype, or a placeholder doesn't match the
-    data.
+    shapes don't fit; `PlanError` if the terms of a sum differ in shape or dtype, or a placeholder doesn't match.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> def program():

@@ -82,8 +82,7 @@ def grid_sample(
     - `padding_mode`: the values outside of x: "zeros", "border" (the nearest entry), or "reflection".
     - `align_corners`: whether -1 and 1 are the centres of the first and the last entry, or their outer edges.
     - `max_displacement`: the largest distance between a point and the position of its output, in entries of x: a
-      number, or one for each feature dimension in the order of x's. The position is that of the identity in
-      `affine_grid`.
+      number, or one for each feature dimension in the order of x's. As in `affine_grid` for the identity.
 
     **Returns:** this worker's block of the output, of x's dtype, which may be empty; outside P_x, `x`.
 
@@ -124,8 +123,7 @@ def plan_grid_sample(
 
 
 def affine_grid(theta: Array, P_x: Partition, size: Sequence[int], align_corners: bool = False) -> Array:
-    """Return this worker's block of the grid of affine maps: `torch.nn.functional.affine_grid`. There is no
-    communication.
+    """Return this worker's block of the grid of affine maps, without communication: `torch.nn.functional.affine_grid`.
 
     Output o of m along a dimension is at 2 o / (m - 1) - 1 with `align_corners`, and at (2 o + 1) / m - 1 without; the
     map sends it to the point that `grid_sample` reads.

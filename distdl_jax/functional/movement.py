@@ -56,8 +56,7 @@ class Movement(Protocol):
 class NonlinearMovement(Movement, Protocol):
     """A nonlinear movement: its derivative depends on the input.
 
-    In the backward pass, its adjoint moves the result of `before_adjoint`, from which `after_adjoint` computes the
-    cotangent.
+    Backward, its adjoint moves the result of `before_adjoint`, from which `after_adjoint` computes the cotangent.
     """
 
     def adjoint_input(self, y: ShapeDtype) -> ShapeDtype:

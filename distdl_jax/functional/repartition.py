@@ -76,8 +76,7 @@ def repartition(x: Array, P_x: Partition, P_y: Partition, *, preserve_batch: boo
     - `x`: this worker's block if it is in P_x: D dimensions, one dtype on all of P_x; workers with the same index in a
       dimension hold the same length there. Blocks may be empty. Elsewhere a zero-volume array, floating or complex if
       and only if the data is.
-    - `P_x`, `P_y`: partitions with as many dimensions as the tensor; teams may be equal, permuted, overlapping or
-      disjoint.
+    - `P_x`, `P_y`: partitions with as many dimensions as the tensor; equal, permuted, overlapping or disjoint teams.
     - `preserve_batch`: whether a zero-volume output keeps the first dimension of the worker's input.
 
     **Returns:** in P_y the balanced block; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.

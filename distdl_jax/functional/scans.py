@@ -260,8 +260,7 @@ def _run(plans: Sequence[ScanPlan], world: World, leaves: Leaves, along: _Along)
     if n and moved[0].shape[along.axis]:
         before = (jnp.broadcast_to(along.last(y), own[i].shape) for i, y in enumerate(along.scan(moved)))
         own = list(along.combine(list(before), own))
-    # Every worker's results depend on the whole movement, however much it needs; otherwise some would not run the
-    # adjoint.
+    # Every worker's results depend on the whole movement, used or not; otherwise some would not run the adjoint.
     return [tie(y, *moved) for y in own]
 
 

@@ -136,8 +136,7 @@ def _checked_line(segment_ids: Any, num_segments: int) -> tuple[Rows, int]:
 _BY_SEGMENT = """
 **Arguments:**
 
-- `x`: this worker's block if it is in P_x, which may be unbalanced or empty, of $numbers. Elsewhere a zero-volume
-  array.
+- `x`: this worker's block if it is in P_x, maybe unbalanced or empty, of $numbers. Elsewhere a zero-volume array.
 - `P_x`: the partition of x.
 - `segment_ids`: the segment numbers of all entries of the whole tensor along `axis`, 0 to `num_segments` - 1, the same
   on every worker: integers in numpy, $ids.
@@ -174,8 +173,7 @@ _ONE_FOR_EACH = {
 def segment_max(
     x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
 ) -> Array:
-    """Return the maximum over entries of a split tensor with the same number: `jax.ops.segment_max` of the whole
-    tensor.
+    """Return the maximum over entries of a split tensor with the same number: a split `jax.ops.segment_max`.
 
     y[a.., i, b..] = the largest x[a.., e, b..] with segment_ids[e] = i; if there is none, the smallest number of the
     dtype, minus infinity for floating ones. An entry is sent to the worker that owns its segment if it is on another
@@ -189,8 +187,7 @@ def segment_max(
 def segment_min(
     x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
 ) -> Array:
-    """Return the minimum over entries of a split tensor with the same number: `jax.ops.segment_min` of the whole
-    tensor.
+    """Return the minimum over entries of a split tensor with the same number: a split `jax.ops.segment_min`.
 
     The counterpart of `segment_max`; if no entry has the number, the largest number of the dtype.
     """

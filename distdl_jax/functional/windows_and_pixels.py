@@ -121,8 +121,8 @@ def depth_to_space(
 ) -> Array:
     """Turn channels of a tensor on `P_x` into features, in the order of TensorFlow and ONNX (DepthToSpace, mode DCR).
 
-    An image N x H x W x r r C becomes N x H r x W r x C. It differs from `pixel_shuffle` in that the C channels of a
-    pixel are adjacent:
+    An image N x H x W x r r C becomes N x H r x W r x C. Unlike in `pixel_shuffle`, the C channels of a pixel are
+    adjacent:
 
         y[n, h r + i, w r + j, c] = x[n, h, w, (i r + j) C + c]
 
@@ -150,8 +150,7 @@ def space_to_depth(
 
 
 class _Kind(NamedTuple):
-    """One of the functions: the name of its factor, the destination of the factors, and whether they precede the
-    channels."""
+    """A function: the name of its factor, the destination of the factors, and whether they precede the channels."""
 
     parameter: str
     to_features: bool
@@ -358,7 +357,7 @@ def window_mask(x: Array, P_x: Partition, window_size: Sizes, shift: Sizes, axes
 
 
 def _regions(P_x: Partition, extent: tuple[int, ...], sizes: Mapping[int, int], by: Mapping[int, int]) -> np.ndarray:
-    """Return a number for each token of this worker's windows, with a bit for each dimension that it wrapped around."""
+    """Return a number for each token of this worker's windows: a bit for each dimension that it wrapped around."""
     assert P_x.rank is not None
     index = index_of(P_x.rank, P_x.shape)
     dims = len(sizes)

@@ -17,8 +17,7 @@ def edges_of_cells(cells: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int6
     Two nodes are neighbours if both are corners of a cell: for triangles and tetrahedra that gives the edges, for cells
     with more corners the diagonals too.
 
-    In this order balanced blocks of edges are mostly on the workers that own the receivers, if nodes are in balanced
-    blocks too.
+    In this order balanced blocks of edges are mostly on the workers that own the receivers, if nodes are balanced too.
 
     **Arguments:**
 

@@ -296,8 +296,7 @@ def scale_by_trust_ratio(
 ) -> optax.GradientTransformation:
     """Return `optax.scale_by_trust_ratio` of whole tensors, the basis of LAMB and LARS.
 
-    Each tensor's update is scaled by `trust_coefficient` |parameter| / (|update| + `eps`), or by 1 if one of the norms
-    is 0.
+    Each tensor's update is scaled by `trust_coefficient` |parameter| / (|update| + `eps`), or by 1 if a norm is 0.
 
     **Arguments:**
 

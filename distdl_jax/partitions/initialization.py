@@ -97,7 +97,7 @@ def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DT
     - `spec`: the tensor's `TensorSpec`.
     - `dtype`: of the tensor.
 
-    **Returns:** this worker's block, zero-volume if it holds none. Uniform numbers are equal bit for bit, others up to
+    **Returns:** this worker's block, zero-volume if it holds none. Uniform numbers are bit-equal, others up to
     rounding.
 
     **Raises:** `InvalidTypeError`, on every worker, if `initializer` is not callable, `key` not a random key, `dtype`

@@ -19,7 +19,7 @@ P = TypeVar("P")
 
 
 class Leaf(NamedTuple):
-    """A leaf of a tree: its path, in the form of `jax.tree_util.keystr`, its value, and its spec; None if `specs` omits
+    """A leaf of a tree: its path, in the form of `jax.tree_util.keystr`, its value, its spec; None if `specs` omits
     it."""
 
     path: str
@@ -57,8 +57,7 @@ def like_specs(specs: Any, leaves: Iterable[Any]) -> Any:
 
 
 def match(paths: Iterable[P], specs: Mapping[P, TensorSpec | None]) -> tuple[dict[P, P], list[P]]:
-    """Return, by the leaf's path, the path of each leaf's spec, its own or one above it; and the TensorSpecs without a
-    leaf.
+    """Return, by the leaf's path, the path of each leaf's spec, its own or one above; and TensorSpecs without a leaf.
 
     Leaves without a spec are omitted. Paths are JAX's, or their texts from `keystr`.
 

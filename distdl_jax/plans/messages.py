@@ -138,8 +138,7 @@ class ExchangePlan:
     out_disjoint: bool = True
 
     def reverse(self) -> ExchangePlan:
-        """Return the plan of the adjoint movement, from needed back to owned blocks, in which overlapping pieces add
-        up.
+        """Return the plan of the adjoint, from needed back to owned blocks, in which overlapping pieces add up.
 
         Round for round the same with send and receive swapped, so it can't deadlock either. `reverse` undoes itself.
 

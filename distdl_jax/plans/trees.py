@@ -110,8 +110,7 @@ def doubling_steps(
         return sum(stop - start for start, stop in runs)
 
     def pieces(runs: list[Range], at: int, ends: bool) -> tuple[Piece, ...]:
-        """Return the pieces of the sender's first entries, `runs`, written at `at`, or for `ends` at their final
-        places."""
+        """Return the pieces of the sender's first entries, `runs`, at `at`, or for `ends` at their final places."""
         pieces, source = [], 0
         for start, stop in runs:
             size = (*shape[:d], stop - start, *shape[d + 1 :])

@@ -34,8 +34,7 @@ class WindowedAxis:
     balanced blocks, however the input is split.
 
     - `size`: the global extent of the input.
-    - `kernel`, `stride`, `dilation`: 1 or more. A kernel may be even: only `padding` determines the positions of
-      windows.
+    - `kernel`, `stride`, `dilation`: 1 or more. A kernel may be even: only `padding` places the windows.
     - `padding`: (low, high), each 0 or more.
     - `periodic`: whether the padding wraps around (circular padding), any number of times.
 

@@ -127,8 +127,7 @@ def fixed_point(
     - `x0`: this worker's blocks of the initial z, an array or a tree of arrays; floating or complex, blocks may be
       uneven and empty. None of it may be a copy of another worker's entries. It is not differentiated. Elsewhere
       zero-volume arrays.
-    - `P_x`: the participating workers: those of z, and all others to which f moves data, or from which it moves
-      parameters.
+    - `P_x`: the participating workers: those of z, and all others to which f moves data, or parameters from.
     - `tol`, `atol`: the iteration ends when the norm of the last change of z is at most max(tol times the norm of z,
       atol). Numbers, the same on all workers.
     - `maxiter`: the maximum number of steps, for each of the forward and the backward pass.

@@ -65,8 +65,7 @@ def as_program(fun: Callable[..., Any], *args: Any) -> tuple[Traced, Leaves, Any
 
 
 def _run(fun: Traced, consts: Leaves, *args: Leaves, whole_in: Any = None) -> Leaves:
-    """Return the leaves of a program's result; with a world, it is differentiated either as a whole or not at all,
-    everywhere."""
+    """Return the leaves of a program's result; with a world, differentiated as a whole or not at all, everywhere."""
     leaves = [*consts, *jax.tree.leaves(args)]
     with body_scope():
         if whole_in is None:
@@ -102,8 +101,7 @@ class Equation:
         return sums
 
     def limit(self, square: Array) -> Array:
-        """Return the limit for the square of a norm at which the iteration ends, from the square of the norm it is
-        relative to."""
+        """Return the limit for a squared norm at which the iteration ends, from the squared norm it is relative to."""
         limit = jnp.maximum(jnp.square(self.limits.tol) * square, jnp.square(self.limits.atol))
         return limit.astype(self.dtype)
 

@@ -143,8 +143,7 @@ _start.defvjp(lambda x: (_start(x), None), lambda _, cotangents: (tie(*cotangent
 
 @jax.custom_vjp
 def _saved(link: Array) -> Array:
-    """Return `link`, which the backward pass needs, so that `jax.checkpoint` recomputes its dependencies on every
-    worker."""
+    """Return `link`, needed in the backward pass, so that `jax.checkpoint` recomputes its dependencies everywhere."""
     return link
 
 

@@ -155,8 +155,7 @@ _CHECKED = (
 
 
 class DataFlow(ABC, Generic[T]):
-    """Facts about the values of a program, derived from facts about its arguments; a subclass has the rule for an
-    equation.
+    """Facts about the values of a program, from those about its arguments; a subclass has the rule for an equation.
 
     - `of_literals`, `of_constants`, `unknown`: the facts about literals, constants, and unknown values.
     """

@@ -1,5 +1,4 @@
-"""Marks in traced programs: identities that locate movements and layers, and reject transformations that JAX can't do
-there.
+"""Marks in traced programs: identities that locate movements and layers, and reject unsupported transformations.
 
 A movement is differentiated by its adjoint. JAX alone would reject `jax.jvp` and `jax.linear_transpose` with messages
 about its internals; the marks at both ends of a movement tell what to call instead. The operations around one send, and
@@ -149,8 +148,7 @@ _passed = identity("passed_to_layer", identity("tangent_of_a_parameter"))
 def tied_to_params(y: Any, params: Any) -> Any:
     """Return a layer's output; if it is empty, it is made to depend on the empty parameters.
 
-    Other workers compute theirs from the parameters. So if JAX differentiates values computed from y there, it does so
-    here.
+    Other workers compute theirs from the parameters. So if JAX differentiates with respect to y there, it does here.
     """
     if not isinstance(y, Array) or y.size:
         return y

@@ -34,8 +34,7 @@ class Mixing(NamedTuple):
 
 
 class Value(NamedTuple):
-    """A value's dimensions; operations of which it is a partial result; whether it depends on positions in the
-    block."""
+    """A value's dimensions; operations of which it is a partial result; whether it depends on positions."""
 
     dims: tuple[Dim, ...]
     partial: frozenset[Mixing] = frozenset()

@@ -1,5 +1,4 @@
-"""Movements under `jax.vmap`, and `jax.jacrev`, which maps: all workers that exchange messages must use the same batch
-size.
+"""Movements under `jax.vmap`, and `jax.jacrev`, which maps: communicating workers must use the same batch size.
 
 n tensors at once are sent in one message, n times as long. With another n on the other side the received block differs
 from the sent one; nothing else would detect that outside `dj.jit`. So while it is traced or run eagerly each worker

@@ -59,8 +59,7 @@ class World(Protocol):
         contribution: Any,
         decide: Callable[[dict[int, Any]], Any] = dict,
     ) -> Any:
-        """Return the decision of the first worker of `team` on all contributions (by world rank); for use while
-        tracing.
+        """Return the first worker's decision on all contributions of `team` (by world rank); for use while tracing.
 
         Collective in `team`. `label` is the subject, with the same text on all of them: workers with different subjects
         detect that, and raise. `decide` runs only on the first worker, and its result is sent to all.
@@ -103,9 +102,7 @@ class Transport(Protocol):
         """
 
     def reduce(self, x: Array, team: Workers, op: Reduction) -> Array:
-        """Return the reduction of the workers' `x`, on the first worker of `team`; elsewhere an array that depends on
-        it.
-        """
+        """Return the reduction of the workers' `x`, on the first of `team`; elsewhere an array that depends on it."""
 
     def allreduce(self, x: Array, team: Workers, op: Reduction) -> Array:
         """Return the reduction of the workers' `x`, on every worker of `team`."""
@@ -114,6 +111,4 @@ class Transport(Protocol):
         """Return `x` for uses after the messages sent so far, for which others may wait."""
 
     def operation(self, equation: Any) -> Operation | None:
-        """Return the communication of an equation in a traced program; None if it is not one of this transport's
-        operations.
-        """
+        """Return the communication of an equation in a traced program; None if it is not this transport's."""

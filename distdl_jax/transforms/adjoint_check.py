@@ -1,5 +1,4 @@
-"""The check that all workers run the same adjoints: derivatives are compared while tracing, and chained if they
-differ."""
+"""The check that all workers run the same adjoints: derivatives are compared in tracing, and chained if different."""
 
 from __future__ import annotations
 
@@ -262,11 +261,9 @@ def _decide(name: str, reports: Mapping[int, _Report]) -> _Report:
 
 
 def _custom_rules(program: ClosedJaxpr) -> list[Any]:
-    """Return the equations of a traced function that have a user's derivative, except for those that test for
-    differentiation.
+    """Return equations of a traced function with a user's derivative, except those that test for differentiation.
 
-    These, such as equinox's loops, may reject a derivative with respect to all arguments; the compared programs contain
-    theirs.
+    These, such as equinox's loops, may reject a derivative by all arguments; the compared programs contain theirs.
     """
 
     def rule(eqn: Any) -> CustomVjp | None:

@@ -68,8 +68,7 @@ class BlockFunction(Static):
         return jax.tree.map(jnp.asarray, self.fun(*trees, **options))
 
     def _check(self, x: Any = None, *others: Any, **options: Any) -> None:
-        """Reject a function that mixes a split dimension of its first argument, a block on P, except by partial
-        sums."""
+        """Reject a function that mixes a split dimension of its first argument, except by partial sums."""
         split = {d: p for d, p in enumerate(self.P.shape) if p > 1}
         if not split or not hasattr(x, "shape") or len(x.shape) != self.P.dim or is_elementwise(self.fun, self.P.dim):
             return
@@ -83,8 +82,7 @@ class BlockFunction(Static):
             raise InvalidArgumentError(text)
 
     def _agreed(self, trees: Any, options: Any) -> tuple[Any, Any]:
-        """Return the result of `fun`, on the workers of P, and the shapes and dtypes of its result on the first of
-        them.
+        """Return the result of `fun`, on the workers of P, and its shapes and dtypes on the first of them.
 
         All workers meet. If `fun` raises on one, that one raises the same, and all others a `PlanError`.
         """

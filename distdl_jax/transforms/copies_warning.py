@@ -208,8 +208,7 @@ def _is_of_mean(eqn: Any) -> bool:
 class Drift(NamedTuple):
     """A parameter that a program updates from the gradient of this worker's own copy, and of its own data.
 
-    - `parameter`: a digest of its value. `data`: the digests of the gradient's dependencies without a movement in
-      between, by name.
+    - `parameter`: a digest of its value. `data`: of the gradient's dependencies without a movement between, by name.
     - `is_telling`: whether equal values imply a copy: not for a few numbers, or zeros and ones.
     """
 
@@ -221,8 +220,7 @@ class Drift(NamedTuple):
 class _Update(NamedTuple):
     """Knowledge about a value.
 
-    - `of`: the corresponding argument, possibly scaled or updated; None for any other value. `is_updated`: from a
-      gradient.
+    - `of`: its argument, possibly scaled or updated; None for any other value. `is_updated`: from a gradient.
     - `own`: the arguments it depends on without a movement in between, as bits.
     - `gradients`: the arguments whose own gradients it depends on in this way, as bits.
     """

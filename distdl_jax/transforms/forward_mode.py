@@ -85,8 +85,7 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False, par
     **Returns:** `(value, derivative)`, or `(value, derivative, aux)` with `has_aux`. `derivative(*tangents)` is this
     worker's blocks of f'(x) v; all workers call it. This does not run `fun` again.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if the derivative's arguments don't match
-    `primals`.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if its arguments don't match `primals`.
 
     >>> import jax.numpy as jnp
     >>> value, derivative = linearize(lambda x: x**2, jnp.array([1.0, 3.0]))

@@ -90,8 +90,7 @@ def _bind(transport: Transport, program: ClosedJaxpr, values: list[Any]) -> list
 
     as_one = jax.custom_vjp(opaque_call)
     as_one.defvjp(forward, backward)
-    # A `cond` must not get an index with a tangent, which JAX gives every result of a function with a custom
-    # derivative.
+    # A `cond` must not get an index with a tangent, as JAX gives all results of functions with custom derivatives.
     return [x if is_inexact(x) else jax.lax.stop_gradient(x) for x in as_one(*values)]
 
 

@@ -64,8 +64,7 @@ class Local(Static):
 class Followed(NamedTuple):
     """The effect of functions, in order, on a block.
 
-    - `mixed`, `partial`: the operation that mixes a dimension, and that of which the result is partial; each with its
-      function.
+    - `mixed`, `partial`: the operation that mixes, and the one of which the result is partial; each with its function.
     - `result`: the knowledge about the result.
     """
 
@@ -114,8 +113,7 @@ def refusal(
     """Return why functions must not be called on blocks; None if they may.
 
     - `split`: the split dimensions of the block, and their numbers of workers.
-    - `may_be_partial`: whether results may be partial, to be added later. A number always may be: it is a part of a
-      loss.
+    - `may_be_partial`: whether results may be partial, to be added later. A number always may be: a part of a loss.
     - `may_merge`: whether dimensions may be merged in another order than in the whole tensor.
     """
     if followed is None:

@@ -63,7 +63,7 @@ def test_a_derivative_that_moves_data_backward_only_is_not_transposed(name: str)
         "hvp": lambda x: dj.hvp(total, (x,), (x,)),
         "linearize": lambda x: dj.linearize(total, x)[0],
     }
-    said = rf"dj.{name} can't pass through .* at test_custom_rules.py:\d+ in total: in the backward pass it moves data, .*replicated"
+    said = rf"dj.{name} can't pass through .* at test_custom_rules.py:\d+ in total: .*it moves data, .*replicated"
     with pytest.raises(dj.InvalidArgumentError, match=said) as raised:
         jax.jit(run[name])(x)
     assert len(set(P.allgather_data(str(raised.value)))) == 1

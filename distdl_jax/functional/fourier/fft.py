@@ -134,8 +134,7 @@ def irfft(
 ) -> Array:
     """Compute the real inverse of `rfft` on `P_x` along `axes`: `jnp.fft.irfft`.
 
-    The numbers along the last of `axes` are the frequencies 0 to m - 1 of a real tensor; the missing ones are their
-    conjugates.
+    The numbers along the last of `axes` are the frequencies 0 to m - 1 of a real tensor; the others are conjugates.
     """
     return _transform("irfft", x, P_x, _one_of(axes, axis), norm, n)
 

@@ -99,8 +99,7 @@ class AttentionPlan(BlocksPlan):
       heads; `scatter`: the movement of sums of the heads' outputs back.
     - `of_params`: for each parameter, the workers that hold copies of it.
     - `regions`: by world rank, the samples, the heads and the queries of a worker.
-    - `places`, `key_places`: by world rank, the positions in the sequence of the queries and keys that it has
-      projected.
+    - `places`, `key_places`: by world rank, the positions in the sequence of its projected queries and keys.
     - `shape`: of all weights: samples, heads, queries and keys.
     - `steps`: the rounds of the ring, which bring the keys and values of further blocks.
     - `to_heads`: the exchange of heads for sequence.

@@ -133,11 +133,9 @@ def gradients(
 
 
 def _over_pieces(step: Callable[..., Any], carry: Any, keys: Keys, axes: Sequence[int]) -> tuple[Any, list[Any]]:
-    """Run `step(carry, piece)`, which returns a carry and outputs, over pieces of the keys, with one loop over whole
-    pieces.
+    """Run `step(carry, piece)`, which returns a carry and outputs, over pieces of the keys, whole ones in a loop.
 
-    The outputs of the loop are joined along `axes`. Factors depend on the numbers of their keys, so there is no loop
-    then.
+    The outputs of the loop are joined along `axes`. Factors depend on the keys' numbers: no loop then.
     """
     whole, t, outputs = _whole_pieces(keys), keys.k.shape[1], []
     if whole and keys.factors is None:

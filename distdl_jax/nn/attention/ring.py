@@ -1,5 +1,4 @@
-"""Ring attention: keys and values arrive from other workers block by block, in the forward and again in the backward
-pass.
+"""Ring attention: keys and values arrive from other workers block by block, forward and again backward.
 
 No worker stores more of the sequence than its own block: neither the blocks that passed, nor scores. In the backward
 pass, blocks are fetched again, the gradients of their keys and values are sent back, and weights are recomputed from
@@ -50,8 +49,7 @@ class Extras(NamedTuple):
 
 @dataclass(frozen=True)
 class Dropping:
-    """Dropout of weights: they are set to 0 with probability `p`, and divided by 1 - p otherwise, independently of the
-    partition.
+    """Dropout of weights: set to 0 with probability `p`, or else divided by 1 - p, independently of the partition.
 
     Weights stay where `jax.random.bernoulli(key, 1 - p, shape)` is true, for the whole batch, all heads, queries and
     keys: `shape`. - `samples`, `heads`, `queries`: the ranges of this worker.

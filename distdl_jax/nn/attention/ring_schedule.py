@@ -9,7 +9,7 @@ instead of p - 1 for the last one.
 In a zig-zag order of the sequence (blocks i and 2p - 1 - i on worker i) the work is balanced without sending queries.
 But users would have to permute their sequences; and 4 workers with as many key heads as heads would send 18 blocks of
 rows instead of 14, and 36 backward instead of 26: queries are half as large as keys and values, and gradients of keys
-need not be sent.
+stay.
 
 Source: Liu et al. (2023), arXiv:2310.01889 (ring); Li et al. (2023), arXiv:2310.03294 (load balancing).
 """

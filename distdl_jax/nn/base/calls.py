@@ -17,8 +17,7 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 def layer_call(call: Call) -> Call:
-    """Decorate a layer's `__call__`: accept x alone if there are no parameters, and reject other calls with a clear
-    message.
+    """Decorate a layer's `__call__`: accept x alone if there are no parameters, and reject other calls.
 
     Tracebacks of its errors omit frames of the library.
     """

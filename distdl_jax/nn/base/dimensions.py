@@ -20,8 +20,7 @@ def in_dimensions(template: str, **values: str | Sequence[str]) -> Callable[[C],
     For D dimensions the template has these names, besides the class's `$name`:
 
     - `$D`: D, as in `DistributedConv${D}d`.
-    - `$n`, `$m`, `$k`, `$P`, `$Q`: the product n_{D-1} x ... x n_0, and likewise for the other letters; `$ones`: of
-      ones.
+    - `$n`, `$m`, `$k`, `$P`, `$Q`: the product n_{D-1} x ... x n_0, and so on; `$ones`: of ones.
     - `$grid`, `$lengths`: for an example, the workers along the features, and the features' lengths; `$unit`,
       `$threes`: as many ones and threes.
     - the names of `values`: a text that may itself use all of these, or one text for each of D = 1, 2, ...

@@ -205,11 +205,9 @@ class BaseLayer(Static):
         return spec_of_blocks(name_and_line(self), self.plan(x).after(x), self.output_partition or P_x, self._copied)
 
     def draw(self, x_spec: TensorSpec, *, dtype: DTypeLike = jnp.float32) -> Drawing:
-        """Draw the layer, from its plan: the owners of all blocks before and after, and the boxes that are sent, with
-        bytes.
+        """Draw the layer, from its plan: the owners of all blocks before and after, and the boxes sent, with bytes.
 
-        There is no communication, and every worker gets the same picture. Of more than 64 workers, only the first 64
-        are drawn.
+        There is no communication, and every worker gets the same picture. Only the first 64 workers are drawn.
 
         - `x_spec`: the global shape and the partition of the input.
         - `dtype`: of the input, for the byte counts; an input of indices has int32.
@@ -267,8 +265,7 @@ class PartitionedLayer(BaseLayer):
         - `x`: the shapes and dtypes of the blocks, by world rank, for the layer's workers at least.
         - `params`: the shapes and dtypes of their parameters. Default: from `param_specs`, in x's dtype.
 
-        **Returns:** the plan; its `outputs` are the blocks that the layer's workers hold afterwards. All others keep
-        theirs.
+        **Returns:** the plan; its `outputs` are the resulting blocks of the layer's workers. All others keep theirs.
 
         **Raises:** `PlanError` if x or a parameter does not fit.
         """

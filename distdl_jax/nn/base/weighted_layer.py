@@ -140,8 +140,7 @@ def check_not_split(split: str | None) -> None:
 
 
 def moves_features(P: Partition, axis: int, work: Partition, side: int) -> bool:
-    """Say whether `P` cuts, along `axis`, the features that `work` does not, on the workers of the other side of
-    `work`.
+    """Say whether `P` cuts, along `axis`, the features that `work` does not, on the workers of its other side.
 
     - `side`: 2 for P_in, the inputs: x is gathered along `axis` before the product. 1 for P_out, the outputs: products
       are summed, and scattered along `axis`.

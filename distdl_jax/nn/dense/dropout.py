@@ -26,8 +26,7 @@ class Dropout(ParameterFreeLayer):
     """Set elements to 0 with probability p in training, and divide the others by 1 - p; in evaluation, do nothing.
 
     For a given key, the same elements are dropped whatever the partition: those of `jax.random.bernoulli(key, 1 - p,
-    shape)` for the shape of the whole tensor. Each worker generates the numbers of its own block. There is no
-    communication.
+    shape)` for the shape of the whole tensor. Each worker generates its own block's numbers, without communication.
 
     **Arguments:**
 

@@ -120,8 +120,8 @@ class DistributedLinear(WeightedLayer):
     r"""An affine map y = x W^T + b whose input, output and weight are split over workers.
 
     The blocks of x are sent down the columns of P_W, each worker multiplies by its block of W, and the products are
-    summed along the rows of P_W into the blocks of y. Forward results and gradients equal the sequential layer's, block
-    for block.
+    summed along the rows of P_W into the blocks of y. Results and gradients equal the sequential layer's, block for
+    block.
 
     | tensor | global shape | partition |
     |---|---|---|

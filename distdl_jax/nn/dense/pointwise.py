@@ -61,8 +61,7 @@ class PointwisePlan(BlocksPlan):
 
 
 def channel_product(x: Array, weight: Array, dim: int, wide: np.dtype) -> Array:
-    """Return the product of `weight`, n_out x n_in, with dimension `dim` of x, in the order of x's dimensions, in
-    `wide`.
+    """Return the product of `weight`, n_out x n_in, with dimension `dim` of x, in x's order of dimensions, in `wide`.
 
     Both have one dtype.
     """
@@ -96,8 +95,7 @@ class DistributedPointwise(AffineLayer):
     have any length in all dimensions, including 0; y's follow x's, and are balanced along `dim`. The output has the
     common dtype of x and the parameters; half precisions are summed in float32.
 
-    `DistributedLinear` splits W over a grid of workers, for matrices too large for one; initial weights for a key are
-    the same.
+    `DistributedLinear` splits W over a grid of workers, for matrices too large for one, with the same initial weights.
 
     **Arguments:**
 

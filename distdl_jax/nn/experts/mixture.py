@@ -110,8 +110,8 @@ class DistributedMixtureOfExperts(PartitionedLayer):
     - `load_balancing_loss`: n_x * sum over the experts of (share of assignments, before any is dropped) * (mean
       probability), over all tokens: 1 if balanced. Its gradient goes through the probabilities.
     - `router_z_loss`: the mean over all tokens of logsumexp(logits)^2.
-    - `tokens_per_expert`: int32, n_x: the number of assignments to each expert. Assignments beyond the capacity of a
-      group were dropped.
+    - `tokens_per_expert`: int32, n_x: the number of assignments to each expert. Those beyond the capacity of a group
+      were dropped.
 
     Per call a worker sends its slots to the experts, n_x * slots * n_e, and a number for each slot; as much returns. If
     a group is cut over workers, they gather n_x * k numbers for each row of its tokens. With a state, 2 n_x + 1 numbers
@@ -132,8 +132,7 @@ class DistributedMixtureOfExperts(PartitionedLayer):
     - `expert`: a custom expert, instead of `hidden_dim` and `activation`: a hashable object with `init(key, dtype)`,
       which returns a dictionary of the arrays of one expert, and `expert(params, tokens)`, from n x n_e to n x any
       number of features. It runs under `jax.vmap` over the experts of a worker. Rows without a token are 0.
-    - `P_W`: the workers with experts, a partition of one dimension, which may differ from those of P_x. Default: all of
-      P_x.
+    - `P_W`: the workers with experts, a partition of one dimension, of any workers. Default: all of P_x.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid; when applied,
     `PlanError`.

@@ -152,8 +152,7 @@ class MixturePlan(BlocksPlan):
     - `dispatch`: its sizes; `expert`: the computation of an expert; `normalize`: whether a token's gates sum to 1.
     - `to_tokens`: the broadcast of the router to the workers with tokens.
     - `to_rows`: the gathering of counts, along the split dimensions of a group; None if there are none.
-    - `to_experts`, `places_to_experts`: the all-to-all of tokens and of their positions to the experts; `to_slots`:
-      back.
+    - `to_experts`, `places_to_experts`: the all-to-all of tokens and their positions to the experts; `to_slots`: back.
     - `sum_losses`, `sum_counts`: the sums for the losses, onto the first worker.
     - `dtype`: of the output.
     """

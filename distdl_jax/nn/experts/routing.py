@@ -23,8 +23,7 @@ class Choices(NamedTuple):
 
     - `experts`, `gates`: groups x tokens x k, the numbers of the experts, and the weights of their outputs.
     - `chosen`: groups x tokens x k x experts, 1 if that expert is chosen, otherwise 0.
-    - `sums`: of the probability of each expert over all tokens, and finally of the squared logarithm of the partition
-      sum.
+    - `sums`: of the probability of each expert over all tokens, and of the squared logarithm of the partition sum.
     """
 
     experts: Array

@@ -167,8 +167,7 @@ class DistributedGraphNetBlock(Static):
     def plan(
         self, nodes: ShapeDtypes, edges: ShapeDtypes, params: Mapping[int, Params] | None = None
     ) -> GraphNetBlockPlan:
-        """Plan from the shapes and dtypes of all workers' blocks: without communication, with the same result on every
-        worker.
+        """Plan from the shapes and dtypes of all workers' blocks: without communication, equal on every worker.
 
         **Raises:** `PlanError` if an input or a parameter does not fit.
         """

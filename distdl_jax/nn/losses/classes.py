@@ -108,8 +108,7 @@ class LossOverClasses(Loss):
         return jnp.log(plan_all_sum_reduce(lines, self.P_x, 1).run(world, total)) + top
 
     def _surprise(self, pair: Pair, log_sum: Array, x: Array, labels: Array, counts: Array | bool = True) -> Array:
-        """Return -log p of each sample's label if this worker has the label's class, and the sample counts; otherwise
-        0.
+        """Return -log p of each sample's label if this worker has its class, and the sample counts; otherwise 0.
 
         Entries that don't count are not read, so infinities in them do no harm.
         """

@@ -151,8 +151,7 @@ class Run(NamedTuple):
     copied: tuple[int, ...] = ()
 
     def check(self, x: Any, team: Workers) -> None:
-        """Reject, on all of `team`, functions that mix entries along a split dimension of a block `x`; see
-        `nn.Local`."""
+        """Reject, on all of `team`, functions that mix a split dimension of a block `x`; see `nn.Local`."""
         if all(is_elementwise(function, self.P.dim) for function in self.functions):
             return
         followed = follow(self.functions, x)  # everywhere, since it might move data

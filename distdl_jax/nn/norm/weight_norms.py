@@ -122,8 +122,7 @@ class WeightNorm(Wrapper):
     >>> sorted(params), params["weight_g"].shape
     (['bias', 'weight_g', 'weight_v'], (2,))
 
-    Source: Salimans and Kingma (2016), arXiv:1602.07868; PyTorch's weight_norm (whose g also has dimensions of length
-    1).
+    Source: Salimans and Kingma (2016), arXiv:1602.07868; PyTorch's weight_norm (whose g also has dimensions of 1).
     """
 
     layer: Layer
@@ -151,8 +150,7 @@ class WeightNorm(Wrapper):
     def init(self, key: Array, dtype: DTypeLike = jnp.float32) -> dict[str, Array]:
         """Return this worker's blocks of the layer's initial parameters, with g = |v|, so the weight is the layer's.
 
-        If the weight is split along other dimensions than `dim`, it is collective among its workers, which sum the
-        squares.
+        If the weight is split along other dimensions than `dim`, its workers sum the squares collectively.
         """
         params = dict(self.layer.init(key, dtype))
         v = params.pop(self.name)

@@ -82,8 +82,7 @@ class Recurrent(PartitionedLayer):
 
         - `params`: this worker's parameters, from `init`.
         - `x`: this worker's block on P_x, which may be empty; outside P_x a zero-volume array.
-        - `carry`: this worker's blocks of the carry, from `init_carry`, or the previous call; outside P_x zero-volume
-          arrays.
+        - `carry`: this worker's blocks of the carry, from `init_carry` or the previous call; zero-volume outside P_x.
 
         **Returns:** this worker's block of y; with `carry`, the pair of y and the new carry, in the dtypes of the old
         one; outside P_x, `x` and `carry`.

@@ -101,8 +101,7 @@ class Concatenate(Static):
             return self.plan(blocks).run(self.P_x.world, xs)
 
     def plan(self, xs: Sequence[ShapeDtypes]) -> ConcatenationPlan:
-        """Plan from the shapes and dtypes of each tensor's blocks: without communication, with the same result on every
-        worker.
+        """Plan from the shapes and dtypes of each tensor's blocks: without communication, equal on every worker.
 
         **Raises:** `PlanError` if blocks don't match.
         """

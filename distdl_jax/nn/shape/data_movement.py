@@ -73,8 +73,7 @@ class _Primitive(ParameterFreeLayer):
         return self._function(x, **self._arguments)
 
     def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
-        """Plan the layer for all workers' blocks, by world rank: without communication, with the same result on every
-        worker."""
+        """Plan the layer for all workers' blocks, by world rank: without communication, equal on every worker."""
         return self._planned(x, **self._arguments)
 
 
@@ -207,8 +206,7 @@ class HaloExchange(_Primitive, function=functional.halo_exchange, plan=plan_halo
         self._store(P_x=P_x, halo=widths if P_x.active else (), periodic=wraps)
 
     def plan(self, x: ShapeDtypes, params: Any = None, *, halos: Mapping[int, Halo] | None = None) -> Plan:
-        """Plan the layer for all workers' blocks, by world rank: without communication, with the same result on every
-        worker.
+        """Plan the layer for all workers' blocks, by world rank: without communication, equal on every worker.
 
         A worker knows only its own widths, so `halos` must give the widths of all workers of P_x, by world rank.
         """

@@ -294,8 +294,7 @@ class DistributedCrop(DistributedPad):
     **Arguments:**
 
     - `P_x`: the partition of input and output, with as many dimensions as x.
-    - `cropping`: pairs (low, high) for the last dimensions of x, in the order of the dimensions: how many entries to
-      remove.
+    - `cropping`: pairs (low, high) for the last dimensions of x, in the order of the dimensions: what to remove.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid; `PlanError` if
     x doesn't fit.

@@ -82,8 +82,7 @@ def slabs(shape: Sequence[int], part: Box, itemsize: int, row: int, slab: int) -
 def runs(shape: Sequence[int], part: Box, first: int | None = None) -> tuple[int, Iterator[int]]:
     """Return the length of the runs of elements in `part` of a block of `shape`, and the start of each.
 
-    `first`: the dimension along which a run lies; `part` must be whole in the following ones. Default: the first
-    possible one.
+    `first`: the dimension along which a run lies; `part` must be whole in the following ones. Default: the first one.
 
     >>> length, starts = runs((4, 6), ((1, 3), (2, 4)))
     >>> length, list(starts)

@@ -1,7 +1,6 @@
 """Whole training steps of plans, on the workers of a job: in rounds, with one step of each plan, in shuffled order.
 
-The faster plan is decided by paired differences of the times of rounds; plans that are significantly slower are
-dropped.
+The faster plan is decided by paired differences of rounds' times; significantly slower plans are dropped.
 """
 
 from __future__ import annotations

@@ -267,8 +267,7 @@ def cost(
     - `network`: a layer, or a network of layers.
     - `x_spec`: the global shape and the partition of its input.
     - `machine`: for an estimate of seconds: a `Machine`, or a name for `dj.machine.load`. None: no seconds.
-    - `optimiser`: which determines the optimiser state: "adam", "adamw", "sgd", "momentum", "rmsprop", "adagrad" or
-      "lion".
+    - `optimiser`: for its state: "adam", "adamw", "sgd", "momentum", "rmsprop", "adagrad" or "lion".
     - `backward`: whether gradients are computed and parameters updated; otherwise only the forward pass.
     - `dtype`: of the input and of the parameters; an input of indices has int32.
     - `compiled`: whether to compile the step of the worker that needs most memory, which takes as long as in the job;

@@ -58,8 +58,7 @@ class Trace(NamedTuple):
     - `read`, `written`: bytes of the arguments, and of the result.
     - `stored`: what is stored for the backward pass.
     - `forward`: the communication in the forward pass, in order.
-    - `of_params`, `of_both`: the same for the gradient of the parameters, and for the gradients of both x and
-      parameters.
+    - `of_params`, `of_both`: the same for the gradient of the parameters, and for those of both x and parameters.
     """
 
     flops: int = 0

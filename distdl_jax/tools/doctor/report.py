@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from distdl_jax.plans.shape_dtype import ranks_text
 
 VERDICTS = ("ok", "note", "warning", "error")
-"""From good to bad. A note needs no action; a warning costs time or memory; an error stops programs, or makes their
-results wrong."""
+"""From good to bad. A note needs no action; a warning costs time or memory; an error stops programs, or spoils
+results."""
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,7 @@ class Met:
 def meet(timed: Mapping[int, Sequence[Activity]]) -> Met:
     """Return the workers that messages waited for, by world rank; none for operations whose partners are not recorded.
 
-    A message starts when both workers have arrived; a sender that is done before its receiver arrives did not wait for
-    it.
+    A message starts when both workers have arrived; a sender that is done before that did not wait.
     """
     starts = {worker: np.array([each.start for each in several], np.int64) for worker, several in timed.items()}
     until = {worker: start.copy() for worker, start in starts.items()}
@@ -71,8 +70,7 @@ def meet(timed: Mapping[int, Sequence[Activity]]) -> Met:
 
 
 def _meetings(timed: Mapping[int, Sequence[Activity]]) -> tuple[list[Arrow], list[list[Place]]]:
-    """Return all messages, those between two workers in order, and the team operations, matching the n-th ones of a
-    team.
+    """Return all messages, those between two workers in order, and team operations, matching the n-th of a team.
 
     Raises `LookupError` if partners are missing.
     """

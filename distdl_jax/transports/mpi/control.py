@@ -109,8 +109,8 @@ def _by_worker(team: Workers, contributions: dict[bytes, Workers]) -> Contributi
 class ControlChannel:
     """The agreements of one worker in one world, over a mailbox that nothing else uses.
 
-    - `sent`, `received`: the number of messages to, and from, each other worker: the watchdog's proof that none is on
-      its way.
+    - `sent`, `received`: the number of messages to, and from, each other worker: proof for the watchdog that none is
+      pending.
     """
 
     def __init__(self, mailbox: Mailbox, rank: int, monitor: Monitor) -> None:

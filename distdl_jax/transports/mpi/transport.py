@@ -151,8 +151,7 @@ class MPITransport:
         return _together([_assembled(parts, expected), *rest])
 
     def broadcast(self, x: Array, team: Workers) -> Array:
-        # mpi4jax.bcast returns the root's input and hides the operation's own result: bind the primitive, to tie the
-        # two.
+        # mpi4jax.bcast returns the root's input and hides the operation's own result: bind it, to tie the two.
         comm = as_parameter(self._communicators.of_team(team))
         results = []
         for chunk in _chunks(_as_sendable(x)):

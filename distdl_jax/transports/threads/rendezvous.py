@@ -30,8 +30,7 @@ from distdl_jax.watchdog.watch.clock import LINES, last_line
 
 
 class WorkerStopped(BaseException):
-    """Ends a worker whose run has ended: another worker failed, or the user interrupted it. No `Exception`, so
-    uncaught."""
+    """Ends a worker whose run has ended: another failed, or the user interrupted it. Not an `Exception`."""
 
 
 class Rendezvous:

@@ -74,8 +74,7 @@ def simulate(n: int, program: Callable[..., R], *args: Any) -> list[R]:
 
 
 def _free_programs() -> None:
-    """Free programs compiled for workers that no longer exist: JAX's caches key them by world, and never use them
-    again.
+    """Free programs compiled for former workers: JAX's caches key them by world, and never use them again.
 
     The caches belong to the process. They are kept if an MPI world is open: a worker that traced again a function that
     the others have cached would wait for them.
@@ -108,8 +107,7 @@ def simulate_script(n: int, path: str, arguments: Sequence[str] = ()) -> None:
 
 
 class _MainOfEachWorker(ModuleType):
-    """Replace `__main__` in `sys.modules`: in a worker's thread it has that worker's names, for pickle and
-    dataclasses."""
+    """Replace `__main__` in `sys.modules`: a worker's thread sees that worker's names, for pickle and dataclasses."""
 
     def __init__(self) -> None:
         super().__init__("__main__")

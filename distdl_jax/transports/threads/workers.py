@@ -40,8 +40,7 @@ OLD_PYTHON = "Python before 3.11.8 can't parse Python in several threads at once
 class Workers:
     """The workers of one world. They run programs, one after another, until one fails; call `close` at the end.
 
-    - `stands_for`: the world that they represent while they trace programs with its partitions; such workers need no
-      devices.
+    - `stands_for`: the world that they represent to trace programs with its partitions, without devices.
     - `each_turn`: called a few times a second while they run.
     """
 
@@ -118,8 +117,7 @@ class Workers:
                 jax.default_device(self._devices[rank]) if self._devices else nullcontext(),
             ):
                 self._results[rank] = _result_or_exit(program, args)
-                # Computations on data of another device run later, in another thread: they are part of the program,
-                # too.
+                # Computations on another device's data run later, in another thread: part of the program, too.
                 jax.effects_barrier()
             self._rendezvous.leave(rank)
         except BaseException as raised:

@@ -104,8 +104,7 @@ class Happening(NamedTuple):
 
 
 def play_back(programs: Mapping[int, Program]) -> tuple[list[Happening], dict[int, Operation]]:
-    """Return the completed operations, in order, up to a mismatch, and the operations in which workers are left
-    waiting.
+    """Return the completed operations, in order, up to a mismatch, and those in which workers are left waiting.
 
     A loop's body is simulated once; for a conditional, the first branch.
     """

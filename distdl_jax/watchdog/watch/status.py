@@ -61,8 +61,7 @@ class Waiting:
 
 
 class Dispatched(NamedTuple):
-    """A token of the program of a call; the call, by its number in a world (None: it does not count); and the
-    function's name."""
+    """A token of a call's program; the call, by its number in a world (None: not counted); the function's name."""
 
     buffers: list[Any]
     log: CallLog | None

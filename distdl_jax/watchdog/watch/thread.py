@@ -1,7 +1,6 @@
 """The thread that runs the turns of every agent of this process, and the actions at the end of the program.
 
-All effects of a world of several workers on the process are here: a thread, a handler of `atexit`, and
-`sys.excepthook`.
+All effects of a world of several workers on the process are here: a thread, an `atexit` handler, `sys.excepthook`.
 """
 
 from __future__ import annotations
@@ -133,8 +132,7 @@ class WatchdogThread:
         if self._waits_since[0] != waiting.number:
             self._waits_since, self._told = (waiting.number, now), 0.0
         seconds = now - self._waits_since[1]
-        # The others' states are not known yet; two may report, since one of them may be the one that the others wait
-        # for.
+        # The others' states are not known yet; two may report, since the others may wait for one of them.
         speaks = status.rank in sorted({status.rank, *waiting.waits_for})[:2]
         if speaks and (line := last_line(lines_within(self._limit), seconds)) > self._told:
             self._told = line

@@ -49,8 +49,7 @@ class Run:
     """A run of a program: its number, since when it has been seen, the thread that dispatched it, its own token if it
     runs concurrently with the thread, and the thread's tokens meanwhile.
 
-    The next communicating program finds other tokens. (Others are called without a Python frame, except for the first
-    time.)
+    The next communicating program finds other tokens. (Others have no Python frame, except for the first time.)
 
     - `where`, `function`: once it has lasted for a while, its line, and the function of its program, if known.
     - `log`, `call`: the call of its program, by its number in a world, if known.
@@ -197,9 +196,7 @@ def main_stack() -> list[Line]:
 
 
 def _innermost_line(idents: Iterable[int]) -> list[Line]:
-    """Return the innermost line of the first of these threads that runs Python; `faulthandler` writes at most 100
-    threads.
-    """
+    """Return the innermost line of the first of these threads in Python; `faulthandler` writes at most 100 threads."""
     frames = sys._current_frames()
     frame = next((frames[ident] for ident in idents if ident in frames), None)
     return [] if frame is None else [Line(frame.f_code.co_filename, str(frame.f_lineno), frame.f_code.co_name)]

@@ -327,8 +327,7 @@ class Situation:
         return lines
 
     def _without_a_plan(self, waiting: int) -> list[str]:
-        """Tell the most frequent cause if the programs were not compared: a worker has left, or traces what another one
-        runs."""
+        """Tell the usual cause if programs were not compared: a worker has left, or traces what another one runs."""
         states = self.states
         left = tuple(w for w, state in sorted(states.items()) if state.kind == "left")
         if left and states[waiting].kind == "executing":
@@ -337,7 +336,7 @@ class Situation:
             past = tuple(w for w in state.waits_for if states[w].kind == "executing")
             if state.kind == "agreeing" and past:
                 return [
-                    f"Worker {worker} asks for what others hold, which happens only while a function is traced, or runs "
+                    f"Worker {worker} asks for what others hold, which happens while a function is traced, or runs "
                     f"without jit; {workers_text(past)} did not come to that. Most often a shape, a dtype or a static "
                     "argument of a jax.jit function has changed on some workers only; dj.jit finds that at once. Or a "
                     f"call without jit is left out on {workers_text(past)}. {ONE_PROGRAM}"
