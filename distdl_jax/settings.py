@@ -200,7 +200,7 @@ def warning_of_unknown(everyone: Sequence[Reading]) -> str | None:
 
 def settings_table() -> str:
     """Return all settings, as the table in docs/settings.md."""
-    lines = ["| variable | default | accepted | what it is for | alike on all workers |", "|---|---|---|---|---|"]
+    lines = ["| variable | default | accepted | purpose | same on all workers |", "|---|---|---|---|---|"]
     for setting in SETTINGS.values():
         same = "yes" if setting.same else "no"
         lines.append(f"| `{setting.name}` | {setting.default} | {setting.accepts} | {setting.purpose} | {same} |")
