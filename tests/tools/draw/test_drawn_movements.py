@@ -221,7 +221,7 @@ def test_thousands_of_workers_are_summed_up(grids: Any) -> None:
     P_x, P_y = (P.grid(grid) for grid in grids)
     drawing = nn.Repartition(P_x, P_y).draw(dj.TensorSpec((size, size), P_x))
     parsed(drawing.svg)
-    assert f"{size - 64:,} more of the" in drawing.text and "messages with workers that are left out" in drawing.text
+    assert f"{size - 64:,} more of the" in drawing.text and "messages with omitted workers" in drawing.text
 
 
 def test_a_convolution_and_a_product_on_4096_workers_are_drawn() -> None:
