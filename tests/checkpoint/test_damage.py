@@ -92,7 +92,7 @@ def test_a_file_that_is_short(tmp_path: Path) -> None:
         with disk_used(Lossy() if P.rank == 1 else Disk()):
             refused(
                 lambda: checkpoint.save(tmp_path, jnp.ones(2), TensorSpec((4,), P)),
-                r"worker-00001\.safetensors should have \d+ bytes, and has \d+",
+                r"worker-00001\.safetensors should have \d+ bytes, but has \d+",
                 dj.CheckpointError,
             )
 

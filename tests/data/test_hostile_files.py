@@ -122,7 +122,7 @@ def test_paths_of_other_kinds_are_refused(kind: str, make: Callable[[Path], None
     if kind in ("h5", "zarr"):
         pytest.importorskip("h5py" if kind == "h5" else "zarr")
     make(tmp_path / f"x.{kind}")
-    with pytest.raises(dj.CheckpointError, match=rf"x\.{kind} is (no file, but|damaged)"):
+    with pytest.raises(dj.CheckpointError, match=rf"x\.{kind} is (not a file, but|damaged)"):
         open_array(tmp_path / f"x.{kind}")
 
 

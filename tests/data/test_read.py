@@ -91,7 +91,7 @@ def test_a_program_that_goes_to_another_folder(kind: str, tmp_path: Path, monkey
 
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
-    with pytest.raises(dj.SetupError, match=r"takes h5py: pip install 'distdl_jax\[hdf5\]'"):
+    with pytest.raises(dj.SetupError, match=r"requires h5py: pip install 'distdl_jax\[hdf5\]'"):
         open_array("x.h5")
 
 

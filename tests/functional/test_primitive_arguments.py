@@ -42,7 +42,7 @@ def test_what_no_message_can_hold_is_named() -> None:
     P = dj.Partition().grid([1, 1])
     keys = jax.random.split(jax.random.key(0), (2, 2))
     for values, sentence in (
-        (keys, r"\(of dtype key<fry>\) must be an array of numbers; give jax.random.key_data of random keys"),
+        (keys, r"\(of dtype key<fry>\) must be an array of numbers; for random keys, pass jax.random.key_data"),
         (np.full((2, 2), "a"), r"\(of dtype <U1\) must be an array of numbers\."),
         (jnp.ones((2, 2), jnp.int4), r"\(of dtype int4\) must have a dtype of whole bytes, .* not of 4 bits\."),
         (jnp.ones((2, 2), jnp.float4_e2m1fn), r"\(of dtype float4_e2m1fn\) must have a dtype of whole bytes"),

@@ -215,7 +215,7 @@ def test_what_does_not_fit_is_refused_on_all_workers() -> None:
         return plan_window_partition(images((1, 6, 8, 2), P.grid([1, 2, 2, 1])), P.grid([1, 2, 2, 1]), window, axes)
 
     assert planned(dj.planning_world(4), 2).output(3).shape == (1, 1, 2, 2, 2, 2)
-    assert "must divide `x` (of shape 1 x 6 x 8 x 2), but dimension 1 is no multiple of 4" in refusal(
+    assert "must divide `x` (of shape 1 x 6 x 8 x 2), but dimension 1 is not a multiple of 4" in refusal(
         4, lambda P: planned(P, 4), dj.PlanError
     )
     assert "one for each of the dimensions (1, 2)" in refusal(4, lambda P: planned(P, (2, 2, 2)), ValueError)

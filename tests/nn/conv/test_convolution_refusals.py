@@ -107,7 +107,7 @@ def test_classes_of_one_algorithm_take_no_other(kind: str, shapes: Any, asked: s
     layer = getattr(nn, f"Distributed{kind}Conv2d")
     arguments = {"in_channels": 4, "out_channels": 6, "kernel_size": 3}
     sentence = refusal(4, lambda P: layer(*(P.grid(s) for s in shapes), **arguments), dj.InvalidArgumentError)
-    assert sentence == f"P_x, P_y and P_W ask for the {asked} algorithm, but this class is the {kind.lower()} one."
+    assert sentence == f"P_x, P_y and P_W need the {asked} algorithm, but this class implements the {kind.lower()} one."
 
 
 POOLS = (

@@ -79,7 +79,7 @@ OTHER = RIGHT._replace(gpu="GPU-b")
 @pytest.mark.parametrize(
     ("everyone", "says"),
     [
-        ([RIGHT, RIGHT], "Workers 0, 1 on node0 have one GPU"),
+        ([RIGHT, RIGHT], "Workers 0, 1 on node0 share one GPU"),
         ([OTHER, RIGHT._replace(bridge=False)], "Worker 1 computes on a GPU, but mpi4jax was compiled without CUDA"),
         ([OTHER, RIGHT._replace(use_cuda_mpi="1")], "MPI4JAX_USE_CUDA_MPI is 1 on worker 1"),
         ([OTHER._replace(xla_flags=""), RIGHT], XLA_FLAG),
@@ -107,5 +107,5 @@ def test_two_workers_on_one_gpu_are_refused_on_both(monkeypatch):
     from mpi4py import MPI
 
     monkeypatch.setattr(launch_checks, "_worker_gpu", lambda: RIGHT)
-    with pytest.raises(dj.SetupError, match="Workers 0, 1 on node0 have one GPU"):
+    with pytest.raises(dj.SetupError, match="Workers 0, 1 on node0 share one GPU"):
         launch_checks.check_workers_agree(MPI.COMM_WORLD)
