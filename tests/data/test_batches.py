@@ -219,7 +219,7 @@ def one(shape: tuple[int, ...]) -> TensorSpec:
     ("arguments", "sentence"),
     [
         ({"source": IMAGES, "spec": (4, 5), "batch_size": 2}, r"has global shape \(4, 5\), but a sample .* \(4, 6\)"),
-        ({"source": IMAGES, "spec": (3, 4, 6), "batch_size": 2}, "says 3 samples in a batch, but `batch_size` is 2"),
+        ({"source": IMAGES, "spec": (3, 4, 6), "batch_size": 2}, "has 3 samples in a batch, but `batch_size` is 2"),
         ({"source": IMAGES, "spec": (4, 6)}, r"`batch_size` \(=None\) must be an integer"),
         ({"source": IMAGES, "spec": (4, 6), "batch_size": 12, "drop_last": True}, "leaves no batch of the 11 samples"),
         ({"source": iter([]), "spec": (4, 6), "batch_size": 2}, "must be None if `source` is an iterable"),

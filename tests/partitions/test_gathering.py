@@ -148,7 +148,7 @@ def test_misfits_are_refused_on_all_workers() -> None:
     good = {"a": jnp.ones(4), "b": [jnp.ones(4)]}
     wrong = {
         r"On worker 1: `tree\['b'\]\[0\]` has shape \(3,\), but its spec \(4 on 3 workers, replicated along \(0,\)\) "
-        r"says \(4,\)": good | {"b": [jnp.ones(3)]},
+        r"gives \(4,\)": good | {"b": [jnp.ones(3)]},
         r"must have the same leaves .* but `tree\['b'\]\[1\]` is missing from `tree` on worker 0 and of the spec": {
             "a": good["a"],
             "b": [jnp.ones(4)] * 2,

@@ -55,7 +55,7 @@ REFUSED: dict[type[Exception], list[tuple[Any, str]]] = {
             lambda P: P.create_partition_inclusive([0, 1]).broadcast_data(
                 1, root=1, P_data=P.create_partition_inclusive([1, 3])
             ),
-            "`root` (=1) is worker 3 in `P_data`, but the partition of 2 workers does not hold that worker",
+            "`root` (=1) is worker 3 in `P_data`, which is not in the partition of 2 workers",
         ),
     ],
     InvalidTypeError: [

@@ -113,7 +113,7 @@ def test_other_leaves_and_refusals() -> None:
         dj.specs_like(state, {"w": w}, {"v": spec})
     with pytest.raises(dj.InvalidTypeError, match=r"`param_specs\['w'\]` \(=3\) must be a TensorSpec, or None"):
         dj.specs_like(state, {"w": w}, {"w": 3})
-    with pytest.raises(dj.PlanError, match=r"`params\['w'\]` has shape \(3,\), but its spec .* says \(2,\) on this"):
+    with pytest.raises(dj.PlanError, match=r"`params\['w'\]` has shape \(3,\), but its spec .* gives \(2,\) on this"):
         dj.specs_like(state, {"w": jnp.ones(3) if P.rank == 0 else w}, {"w": spec})
     with pytest.raises(dj.PlanError, match=r"but `state\['b'\]` is there on worker 0 and missing"):
         dj.specs_like({"a" if P.rank else "b": w}, {"w": w}, {"w": spec})

@@ -22,7 +22,7 @@ def test_a_whole_of_the_wrong_shape_raises_on_every_worker(root):
     spec = TensorSpec((7, 5), P.grid([2, 2]))
     with pytest.raises(dj.PlanError) as caught:
         dj.scatter(jnp.ones((5, 7)) if P.rank == root else dj.zero_volume_tensor(), spec, root=root)
-    assert "has shape (5, 7), but its spec (7 x 5 on 2 x 2 workers) says (7, 5)" in str(caught.value)
+    assert "has shape (5, 7), but its spec (7 x 5 on 2 x 2 workers) gives (7, 5)" in str(caught.value)
     assert dj.gather(block(np.ones((7, 5)), spec.partition), spec).shape == ((7, 5) if P.rank == 0 else (0,))
 
 

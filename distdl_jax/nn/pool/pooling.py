@@ -35,7 +35,7 @@ from distdl_jax.validation import Padding, Sizes
 def check_ordered(dtype: np.dtype) -> None:
     """Reject data without an order."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
-        raise PlanError(f"`x` must hold real numbers, which have a maximum, but is {dtype}.")
+        raise PlanError(f"`x` must hold real numbers, which have an order, but is {dtype}.")
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def test_maxima_of_booleans() -> None:
         (
             nn.DistributedGlobalMaxPool,
             "complex64",
-            "`x` must hold real numbers, which have a maximum, but is complex64",
+            "`x` must hold real numbers, which have an order, but is complex64",
         ),
         (lambda P: nn.DistributedPad(P, [(1, 1)], value=300), "uint8", "`value` (=300) must be a number that `x`, of"),
         (lambda P: nn.DistributedPad(P, [(1, 1)], value=0.5), "int32", "`value` (=0.5) must be a number that `x`"),

@@ -54,9 +54,9 @@ PARTITIONS = (
     ([(1, 2, 1, 1)], {"split": "out_features"},
      "`split` (='out_features') must be 'in_channels', 'out_channels', or None"),
     ([(1, 1, 1, 1), (1, 2, 1, 1)], {"split": "in_channels"},
-     "`split` (='in_channels') must be 'out_channels' or None, where `P_x` is 1 x 1 x 1 x 1, `P_y` 1 x 2 x 1 x 1"),
+     "`split` (='in_channels') must be 'out_channels' or None if `P_x` is 1 x 1 x 1 x 1, `P_y` 1 x 2 x 1 x 1"),
     ([(1, 2, 1, 1)], {"split": "in_channels", "groups": 2},
-     "must be 'out_channels' or None, where `P_x` is 1 x 2 x 1 x 1, `P_y` 1 x 2 x 1 x 1 and there are groups"),
+     "must be 'out_channels' or None if `P_x` is 1 x 2 x 1 x 1, `P_y` 1 x 2 x 1 x 1 and there are groups"),
     ([(1, 2, 1, 1), (1, 2, 1, 1), (2, 1, 1, 1)], {"split": "out_channels"},
      "`split` (='out_channels') must be None if `P_W` is given"),
     ([(1, 1, 2, 2), (1, 1, 4, 1), (1, 1, 2, 2)], {},
@@ -128,7 +128,7 @@ def test_arguments_of_a_pooling(changed: dict[str, Any], sentence: str) -> None:
 
 def test_dimensions_of_a_pooling() -> None:
     sentence = refusal(4, lambda P: nn.DistributedAvgPool2d(P.grid([2, 2]), 2), dj.InvalidArgumentError)
-    assert sentence.startswith("`P_x` (2 x 2) must have 4 dimensions: batch, channels, and 2 of features")
+    assert sentence.startswith("`P_x` (2 x 2) must have 4 dimensions: batch, channels, and 2 feature dimensions")
 
 
 def test_repr_names_the_algorithm() -> None:

@@ -223,7 +223,7 @@ def test_refusals() -> None:
         "`axes` (=()) must have one dimension or more.": transform("rfft", axes=()),
         "`n` (=0) must be 1 or more.": transform("irfft", n=0),
         "`axis` (=0) must not be given together with `axes` (=1).": transform("fft", axes=1, axis=0),
-        "`s` (=(3,)) must have a length of 1 or more for each of the 2 dimensions": transform(
+        "`s` (=(3,)) must have a length of 1 or more for each of the 2 transformed dimensions": transform(
             "fftn", s=(3,), axes=(0, 1)
         ),
     }.items():
