@@ -99,7 +99,7 @@ class Manager:
     def restore(self, specs: Any, step: int | None = None) -> Any:
         """Call `dj.checkpoint.restore`, once all saved checkpoints are on disk. Collective.
 
-        The run continues from that step: the next `save` of a step not above the later ones sets them aside, under the
+        The run continues from that step: the next `save` of a step below the last later one sets them aside, under the
         names `step-....abandoned-...`, which you may remove.
         """
         self.wait()

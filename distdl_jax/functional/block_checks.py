@@ -37,7 +37,7 @@ def common_shape_dtype(name: str, shape_dtypes: Mapping[int, ShapeDtype], who: s
 
 
 def outside(world: World, x: T, name: str = "x") -> T:
-    """Return the argument `name` of a worker outside of an operation, which must be a placeholder or a number.
+    """Return the argument `name`, a placeholder or a number, of a worker outside of an operation, unchanged.
 
     A block would be returned as if it were the result. The other workers don't wait: no worker agrees with this one.
     """

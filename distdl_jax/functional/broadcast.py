@@ -310,7 +310,7 @@ def broadcast(
     partitions are the same and no index moves, `x` itself, without communication.
 
     **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if the
-    shapes don't fit; `PlanError` if a placeholder doesn't match the data.
+    shapes don't fit; `PlanError` if a placeholder is not of the data's kind.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> def program():
@@ -354,7 +354,8 @@ def sum_reduce(
     **Returns:** in P_y the sum; in P_x only, a zero-volume array of the data's dtype; in neither, `x`.
 
     **Raises:** `InvalidTypeError` if a flag is not True or False; `InvalidArgumentError`, on every worker, if the
-    shapes don't fit; `PlanError` if the terms of a sum differ in shape or dtype, or a placeholder doesn't match.
+    shapes don't fit; `PlanError` if the terms of a sum differ in shape or dtype, or a placeholder is not of the
+    data's kind.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> def program():

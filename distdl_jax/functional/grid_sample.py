@@ -82,7 +82,8 @@ def grid_sample(
     - `padding_mode`: the values outside of x: "zeros", "border" (the nearest entry), or "reflection".
     - `align_corners`: whether -1 and 1 are the centres of the first and the last entry, or their outer edges.
     - `max_displacement`: the largest distance between a point and the position of its output, in entries of x: a
-      number, or one for each feature dimension in the order of x's. As in `affine_grid` for the identity.
+      number, or one for each feature dimension in the order of x's. The position is that of `affine_grid` for the
+      identity.
 
     **Returns:** this worker's block of the output, of x's dtype, which may be empty; outside P_x, `x`.
 

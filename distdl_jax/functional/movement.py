@@ -50,7 +50,7 @@ class Movement(Protocol):
         """Return the movement F* with <F x, y> = <x, F* y>, summed over all workers."""
 
     def batched(self, n: int) -> Movement:
-        """Return the same movement for `n` stacked tensors."""
+        """Return the same movement for `n` tensors, stacked in front."""
 
 
 class NonlinearMovement(Movement, Protocol):

@@ -122,8 +122,8 @@ def plan_associative_scan(
 
 
 _ALONG_AXIS = """
-Each worker scans its own block, and gets the last result of every preceding block: with p workers along `axis`, up to p
-- 1 slices of one entry. $derivative
+Each worker scans its own block, and gets the last result of every preceding block: with p workers along `axis`, up to
+p - 1 slices of one entry. $derivative
 
 **Arguments:**
 

@@ -159,7 +159,7 @@ def masked_places(**trees: Any) -> tuple[str, ...]:
 
 
 def different_masks(places: Mapping[int, Sequence[str]]) -> str | None:
-    """Return an error about masks that differ between workers, given by rank as `masked_places`, or None."""
+    """Return an error if masks, given by rank as in `masked_places`, differ between workers; None if they are equal."""
     (first, expected), *others = sorted(places.items())
     for worker, found in others:
         if different := sorted({*expected} ^ {*found}):

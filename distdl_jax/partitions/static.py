@@ -73,5 +73,5 @@ class Static(metaclass=StaticType):
         jax.tree_util.register_static(cls)
 
     def _store(self, **values: Any) -> None:
-        """Set fields during construction, normalized so that equal values compare equal."""
+        """Set fields during construction, normalised so that equal values compare equal."""
         vars(self).update(values)

@@ -72,7 +72,7 @@ class TensorSpec:
         self._store(global_shape=shape, partition=partition, replicated=axes, _placeholders={})
 
     def _store(self, **values: Any) -> None:
-        """Set fields during construction, normalized so that equal specs compare equal."""
+        """Set fields during construction, normalised so that equal specs compare equal."""
         vars(self).update(values)
 
     @property

@@ -58,7 +58,7 @@ class ShapeDtype(NamedTuple):
         return prod(self.shape)
 
     def batched(self, n: int) -> ShapeDtype:
-        """Return the shape and dtype of `n` of them stacked."""
+        """Return the shape and dtype of `n` of them, stacked in front."""
         return ShapeDtype((n, *self.shape), self.dtype)
 
     def __repr__(self) -> str:

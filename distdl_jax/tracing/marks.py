@@ -148,7 +148,7 @@ _passed = identity("passed_to_layer", identity("tangent_of_a_parameter"))
 def tied_to_params(y: Any, params: Any) -> Any:
     """Return a layer's output; if it is empty, it is made to depend on the empty parameters.
 
-    Other workers compute theirs from the parameters. So if JAX differentiates with respect to y there, it does here.
+    Other workers compute theirs from the parameters. So if JAX differentiates what depends on y there, it does here.
     """
     if not isinstance(y, Array) or y.size:
         return y

@@ -220,7 +220,7 @@ class Drift(NamedTuple):
 class _Update(NamedTuple):
     """Knowledge about a value.
 
-    - `of`: its argument, possibly scaled or updated; None for any other value. `is_updated`: from a gradient.
+    - `of`: the argument that it is, possibly scaled or updated; None for others. `is_updated`: from a gradient.
     - `own`: the arguments it depends on without a movement in between, as bits.
     - `gradients`: the arguments whose own gradients it depends on in this way, as bits.
     """

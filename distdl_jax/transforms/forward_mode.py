@@ -85,7 +85,7 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False, par
     **Returns:** `(value, derivative)`, or `(value, derivative, aux)` with `has_aux`. `derivative(*tangents)` is this
     worker's blocks of f'(x) v; all workers call it. This does not run `fun` again.
 
-    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if its arguments don't match `primals`.
+    **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if `tangents` don't match `primals`.
 
     >>> import jax.numpy as jnp
     >>> value, derivative = linearize(lambda x: x**2, jnp.array([1.0, 3.0]))
@@ -245,7 +245,7 @@ def _same_adjoints(
     """Return `derivative` of `fun`, with the same adjoints on all workers; the function that it then differentiates;
     and whether that could be traced.
 
-    To be called with `args`, the first of which is differentiated by.
+    To be called with `args`; `fun` is differentiated with respect to the first of them.
     """
     chosen: list[_LeafFunction] = []
 

@@ -141,7 +141,7 @@ def _differing_calls(calls_of: Mapping[int, tuple[Call, ...]]) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a normalized value, equal for all with the same meaning: 1 to numpy's, (1,) and [1]."""
+    """Return a normalised value, equal for all with the same meaning: 1 to numpy's, (1,) and [1]."""
     if isinstance(value, tuple | list):
         entries = tuple(map(_plain, value))
         return entries[0] if len(entries) == 1 else entries

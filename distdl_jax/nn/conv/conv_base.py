@@ -115,7 +115,7 @@ class DistributedConv(WeightedLayer):
 
     def __post_init__(self, split: str | None) -> None:
         w = self._windows
-        # The fields, normalized so that equal layers compare equal.
+        # The fields, normalised so that equal layers compare equal.
         self._store(kernel_size=w.kernel, stride=w.stride, padding=w.padding, dilation=w.dilation)
         for name in ("groups", "in_channels", "out_channels"):
             number = getattr(self, name)

@@ -155,8 +155,8 @@ class DistributedLinear(WeightedLayer):
 
     **Arguments:**
 
-    - `P_x`, `P_y`, `P_W`: partitions of the shapes above. In P_x and P_y all dimensions between batch and features are
-      1. Default of P_y: P_x; of P_W: as above.
+    - `P_x`, `P_y`, `P_W`: partitions of the shapes above. In P_x and P_y all dimensions between batch and features
+      are 1. Default of P_y: P_x; of P_W: as above.
     - `in_features`, `out_features`: n_in and n_out.
     - `bias`: whether to add b.
     - `replicated`: whether workers of P_x and P_y along the dimension before the features hold copies, not parts.

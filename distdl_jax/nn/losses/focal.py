@@ -31,8 +31,8 @@ class DistributedFocalLoss(LossOverClasses):
     - `P_x`: the partition of the logits. Any dimension may be split, also the classes; blocks may be uneven and empty.
     - `reduction`: "mean", over the logits, or with `use_softmax` over the samples (and features); "sum", or "none".
     - `alpha`: a number from 0 to 1, the weight of target 1, while target 0 has 1 - alpha; with `use_softmax`, the
-      weight of all classes but the first, which has 1 - alpha, or a sequence, one for each class. None for weights of
-      1. (The default in torchvision and in the paper is 0.25.)
+      weight of all classes but the first, which has 1 - alpha, or a sequence, one for each class. None for weights
+      of 1. (The default in torchvision and in the paper is 0.25.)
     - `gamma`: 0 or more. With 0 the loss is the cross entropy.
     - `use_softmax`: whether dimension 1 has classes, for 2 dimensions or more.
 

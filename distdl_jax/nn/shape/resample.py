@@ -115,7 +115,7 @@ class DistributedUpsample(Sampling):
             )
         if self.align_corners and self.mode == "nearest":
             raise InvalidArgumentError("`align_corners` (=True) must be False if `mode` is 'nearest'.")
-        # The fields, normalized so that equal layers compare equal.
+        # The fields, normalised so that equal layers compare equal.
         self._store(size=self._sizes, scale_factor=self._scales, mode="linear" if self.mode in linear else self.mode)
 
     @cached_property
@@ -256,7 +256,7 @@ class DistributedPad(Sampling):
             raise InvalidArgumentError(f"`mode` (={self.mode!r}) must be one of {', '.join(map(repr, PAD_MODES))}.")
         if not isinstance(self.value, Number):
             raise InvalidTypeError(f"`value` (={self.value!r}) must be a number.")
-        self._store(padding=pairs)  # normalized so that equal layers compare equal
+        self._store(padding=pairs)  # normalised so that equal layers compare equal
 
     def _fill(self, dtype: np.dtype) -> Any:
         if self.mode == "constant" and not _can_hold(dtype, self.value):

@@ -26,7 +26,7 @@ class Amounts:
     - `parameters`, `gradients`, `optimiser`: of the parameters, their gradients, and the optimiser state.
     - `bytes_forward`, `bytes_backward`: in messages that the worker sends.
     - `team_bytes_forward`, `team_bytes_backward`: passed to collective operations.
-    - `memory_traffic`: read and written in memory by arithmetic, counting each array once for each.
+    - `memory_traffic`: read and written in memory by arithmetic; each array that is read, or written, counts once.
 
     Counts:
 

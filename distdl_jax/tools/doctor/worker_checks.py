@@ -321,8 +321,11 @@ def _place(path: str) -> tuple[Path, str]:
 
 
 _RELOAD = """
-import jax events = [] jax.monitoring.register_event_listener(lambda event, **_: events.append(event)) jax.jit(lambda x:
-x @ x + 1)(jax.numpy.ones((8, 8))) print("hit" if any(event.endswith("cache_hits") for event in events) else "miss")
+import jax
+events = []
+jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
+jax.jit(lambda x: x @ x + 1)(jax.numpy.ones((8, 8)))
+print("hit" if any(event.endswith("cache_hits") for event in events) else "miss")
 """
 
 

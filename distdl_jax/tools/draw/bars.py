@@ -25,8 +25,8 @@ def bars(
     """Draw a table with a horizontal bar at the end of each row.
 
     - `columns`: the heads of the columns of text, the rows' names first.
-    - `rows`: for each row its cells and the lengths of its bar's parts, from the left, in one unit for all rows: `(["0
-      Conv2d", "4", "1.2 MB"], [1.2e6])`. A row without lengths has no bar.
+    - `rows`: for each row its cells and the lengths of its bar's parts, from the left, in one unit for all rows:
+      `(["0 Conv2d", "4", "1.2 MB"], [1.2e6])`. A row without lengths has no bar.
     - `parts`: the names of a bar's parts, up to six, for a legend. `notes`: sentences below the table.
 
     Bars share one scale; in text they consist of characters, a different one for each part.

@@ -1,7 +1,7 @@
 """SVG as text: shapes, parts side by side or stacked, and the enclosing document.
 
 The background is white whatever the page's. Black text is as readable on each fill as on white, and hatching marks
-received data in grey, too.
+received data, without colours too.
 """
 
 from __future__ import annotations

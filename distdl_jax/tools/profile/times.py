@@ -18,7 +18,7 @@ Place = tuple[int, int]
 
 
 class Arrow(NamedTuple):
-    """A message: the sender, the number of its operation among the sender's, the receiver, and the number among its."""
+    """A message: the sender, its number among the sender's operations, the receiver, the number among that one's."""
 
     sender: int
     sent: int
@@ -255,7 +255,7 @@ def _middles(mine: Activities) -> dict[tuple[str, str], float]:
 
 
 def _order(place: str, name: str) -> tuple[object, ...]:
-    """Return the sort key of layers, before time: places as in the network, the outside, the loss, the rest."""
+    """Return the sort key of layers, before time: places as in the network, other scopes, the loss, the rest."""
     parts = [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in place.split(".") if part]
     return not parts, parts, {LOSS: 1, UPDATE: 2}.get(name, 0)
 

@@ -27,7 +27,7 @@ AGREEMENT = "agreement"
 
 _COMPARE = (
     " Or an output is not used, or not differentiated, on one of them, and an operation of the backward pass is "
-    "missing there: use dj.grad and dj.value_and_grad in place of JAX's, which prevent that, jitted or not."
+    "missing there: dj.grad and dj.value_and_grad, used in place of JAX's, prevent that, jitted or not."
 )
 
 

@@ -168,7 +168,7 @@ def _together(x: Array, result: Array) -> Array:
 
 
 def _first_element(after: Array) -> Array:
-    # Of it behind a barrier: XLA would move the slice into that of `after`, and compute that element separately.
+    # Of it behind a barrier: XLA would move the slice into `after`'s computation, and compute that element separately.
     after = lax.optimization_barrier(after)
     return lax.slice(after, (0,) * after.ndim, (1,) * after.ndim).reshape(1)
 

@@ -272,7 +272,7 @@ def _cycle(view: View) -> Deadlock | None:
 
 
 def _needed(view: View, waiting: int, stuck: set[int], absent: Callable[[State], frozenset[int]]) -> Iterable[int]:
-    """Return a set among `stuck` of which the worker needs at least one to continue; empty if it is not certain."""
+    """Return the workers of `stuck` each of which the worker needs to continue; none if that is not certain."""
     state = view.states[waiting]
     if state.kind == "agreeing":
         others = (w for w in state.waits_for if w in stuck)

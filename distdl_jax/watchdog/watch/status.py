@@ -61,7 +61,7 @@ class Waiting:
 
 
 class Dispatched(NamedTuple):
-    """A token of a call's program; the call, by its number in a world (None: not counted); the function's name."""
+    """The tokens of a call's programs; the call, by its number in a world (None: not counted); the function's name."""
 
     buffers: list[Any]
     log: CallLog | None
