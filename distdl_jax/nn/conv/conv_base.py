@@ -115,7 +115,7 @@ class DistributedConv(WeightedLayer):
 
     def __post_init__(self, split: str | None) -> None:
         w = self._windows
-        # The fields, normalized so that equal layers compare equal.
+        # The fields, normalised so that equal layers compare equal.
         self._store(kernel_size=w.kernel, stride=w.stride, padding=w.padding, dilation=w.dilation)
         for name in ("groups", "in_channels", "out_channels"):
             number = getattr(self, name)
@@ -269,7 +269,7 @@ def given_or_derived(
     channels: dict[str, int],
     groups: int,
 ) -> tuple[Partition, Partition] | tuple[None, None]:
-    """Return P_y and P_W, given or derived from P_x; P_W is None if x and y are on one partition without cut channels.
+    """Return P_y and P_W, given or derived from P_x; both None if x and y are on one partition that cuts no channels.
 
     - `split`, `channels`: the side along which a derived weight is cut, "in_channels" or "out_channels"; and the
       numbers of both channels.

@@ -83,7 +83,7 @@ class DistributedPool(ParameterFreeLayer):
 
     def __post_init__(self) -> None:
         windows = self._windows
-        # The fields, normalized so that equal layers compare equal.
+        # The fields, normalised so that equal layers compare equal.
         self._store(kernel_size=windows.kernel, stride=windows.stride, padding=windows.padding)
         check_features(self.P_x, self.dims)
         for k, d, pair in zip(windows.kernel, windows.dilation, windows.padding, strict=True):

@@ -136,7 +136,7 @@ class AllSumReduce(_Primitive, function=functional.all_sum_reduce, plan=plan_all
         axes_keep: int | Sequence[int] | None = None,
     ) -> None:
         check_partitions(P_x=P_x)
-        # The fields, normalized so that equal layers compare equal.
+        # The fields, normalised so that equal layers compare equal.
         self._store(P_x=P_x, axes_reduce=reduction_axes(P_x.shape, axes_reduce, axes_keep), axes_keep=None)
 
     @property
@@ -201,7 +201,7 @@ class HaloExchange(_Primitive, function=functional.halo_exchange, plan=plan_halo
         check_partitions(P_x=P_x)
         checked_periodic(periodic, P_x.dim)
         widths = checked_halo(halo, P_x.dim, or_none=not P_x.active)
-        # The fields, normalized so that equal layers compare equal.
+        # The fields, normalised so that equal layers compare equal.
         wraps = checked_booleans("periodic", periodic)
         self._store(P_x=P_x, halo=widths if P_x.active else (), periodic=wraps)
 
@@ -265,7 +265,7 @@ class Roll(_Primitive, function=functional.roll, plan=plan_roll):
     def __post_init__(self) -> None:
         super().__post_init__()
         shifts = checked_shifts(self.shift, self.axis, self.P_x)
-        # The fields, normalized so that equal layers compare equal.
+        # The fields, normalised so that equal layers compare equal.
         self._store(shift=tuple(shifts.values()), axis=tuple(shifts))
 
 

@@ -77,8 +77,8 @@ class DistributedUpsample(Sampling):
     **Arguments:**
 
     - `P_x`: the partition of the input, P_n x P_c x P_{D-1} x ... x P_0; `P_y`: the output's, if different.
-    - `size`, `scale_factor`: one of the two: the lengths of the output's features, or the factor of the input's lengths
-      (rounded down); a number, or one for each feature dimension.
+    - `size`, `scale_factor`: one of the two: the lengths of the output's features, or the factor by which the
+      input's are multiplied (the product is rounded down); a number, or one for each feature dimension.
     - `mode`: "nearest", or "linear" ("bilinear", "trilinear"): between two inputs along each feature dimension.
     - `align_corners`: in linear modes, whether the first and last inputs and outputs are aligned, or their cells cover
       the same range.
@@ -115,7 +115,7 @@ class DistributedUpsample(Sampling):
             )
         if self.align_corners and self.mode == "nearest":
             raise InvalidArgumentError("`align_corners` (=True) must be False if `mode` is 'nearest'.")
-        # The fields, normalized so that equal layers compare equal.
+        # The fields, normalised so that equal layers compare equal.
         self._store(size=self._sizes, scale_factor=self._scales, mode="linear" if self.mode in linear else self.mode)
 
     @cached_property
@@ -256,7 +256,7 @@ class DistributedPad(Sampling):
             raise InvalidArgumentError(f"`mode` (={self.mode!r}) must be one of {', '.join(map(repr, PAD_MODES))}.")
         if not isinstance(self.value, Number):
             raise InvalidTypeError(f"`value` (={self.value!r}) must be a number.")
-        self._store(padding=pairs)  # normalized so that equal layers compare equal
+        self._store(padding=pairs)  # normalised so that equal layers compare equal
 
     def _fill(self, dtype: np.dtype) -> Any:
         if self.mode == "constant" and not _can_hold(dtype, self.value):
@@ -294,7 +294,8 @@ class DistributedCrop(DistributedPad):
     **Arguments:**
 
     - `P_x`: the partition of input and output, with as many dimensions as x.
-    - `cropping`: pairs (low, high) for the last dimensions of x, in the order of the dimensions: what to remove.
+    - `cropping`: pairs (low, high) for the last dimensions of x, in the order of the dimensions: how many
+      elements to remove.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid; `PlanError` if
     x doesn't fit.
