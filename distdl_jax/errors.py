@@ -1,4 +1,4 @@
-"""The errors of distdl_jax: all are `DistDLError`, and also a built-in error."""
+"""The errors of distdl_jax: all are `DistDLError`, and each is also a built-in error."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _check_shape(n: int, spec: TensorSpec, expected: Sequence[int], shape: Seque
     if tuple(expected) != tuple(shape):
         raise InvalidArgumentError(
             f"`spec` (number {n}) has global shape {spec.global_shape}, but a sample of `source` has the shape "
-            f"{tuple(shape)}: both must be equal, but for a `batch_size` in front."
+            f"{tuple(shape)}: both must be equal, but for a `batch_size` in front of the spec's."
         )
 
 

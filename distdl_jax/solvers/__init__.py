@@ -121,13 +121,14 @@ def fixed_point(
     **Arguments:**
 
     - `f`: a function of `params` and of z, this worker's blocks of both; it returns blocks like z, of the same
-      structure, shapes and dtypes. The iteration converges if it is a contraction, as a map of the whole tensor. It may
+      structure, shapes and dtypes. The iteration converges if f is a contraction, as a map of the whole tensor. It may
       communicate, and close over arrays, which are differentiated like `params`.
     - `params`: this worker's parameters, any pytree.
     - `x0`: this worker's blocks of the initial z, an array or a tree of arrays; floating or complex, blocks may be
       uneven and empty. None of it may be a copy of another worker's entries. It is not differentiated. Elsewhere
       zero-volume arrays.
-    - `P_x`: the participating workers: those of z, and all others to which f moves data, or parameters from.
+    - `P_x`: the participating workers: those of z, and all others to which f moves data, or from which it moves
+      parameters.
     - `tol`, `atol`: the iteration ends when the norm of the last change of z is at most max(tol times the norm of z,
       atol). Numbers, the same on all workers.
     - `maxiter`: the maximum number of steps, for each of the forward and the backward pass.
@@ -171,7 +172,7 @@ def _outside(P_x: Partition, name: str, tree: Any) -> tuple[Any, Info]:
 def _agree_on_sizes(label: str, P: Partition, name: str, x: Any, check: Callable[[], None]) -> tuple[np.dtype, int]:
     """Return the dtype of inner products of the unknown `x`, an argument called `name`, and the number of its elements.
 
-    All workers of P raise if `check` raises on any.
+    All workers of P raise the error that `check` raises on any.
     """
 
     def contribute() -> list[ShapeDtype]:

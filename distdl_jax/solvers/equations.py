@@ -197,8 +197,7 @@ def _like(values: Sequence[Array], others: Sequence[Array]) -> Leaves:
     return [value.astype(other.dtype) for value, other in zip(values, others, strict=True)]
 
 
-# --- solutions, which are differentiated as a whole
-# -----------------------------------------------------------------------
+# --- solutions, which are differentiated as a whole -------------------------------------------------------------------
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

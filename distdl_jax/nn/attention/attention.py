@@ -49,7 +49,7 @@ Exchange = Literal["ring", "heads", "gather"]
 
 @dataclass(frozen=True)
 class DistributedMultiHeadAttention(PartitionedLayer):
-    r"""Attention over a sequence, with batch, sequence and heads split independently.
+    r"""Attention over a sequence; batch, sequence and heads may be split at the same time.
 
     | tensor | global shape | partition |
     |---|---|---|

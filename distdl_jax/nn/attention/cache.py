@@ -28,7 +28,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "padding": (jnp.bool_, "booleans, of the length of its keys"),
     "length": (jnp.integer, "an integer, a scalar"),
 }
-"""The entries of a cache: a predicate on their dtype, and a description for errors."""
+"""The entries of a cache: the kind of their dtype, and a description for errors."""
 
 
 def cache_specs(work: Partition, batch: int, length: int, heads: int, features: int) -> dict[str, TensorSpec]:

@@ -67,7 +67,7 @@ class EmbeddingPlan(SummedPlan):
 
 @dataclass(frozen=True)
 class DistributedEmbedding(WeightedLayer):
-    r"""A table row for each index, with vocabulary, features and the batch of indices split.
+    r"""A table row for each index; vocabulary, features and the batch of indices may be split.
 
     | tensor | global shape | partition |
     |---|---|---|
@@ -160,7 +160,7 @@ class DistributedEmbedding(WeightedLayer):
     def init(  # type: ignore[override]
         self, key: Array, dtype: DTypeLike = jnp.float32, *, weight_init: Initializer | None = None
     ) -> Params:
-        """Return this worker's block of the initial weight, standard normal as in PyTorch."""
+        """Return this worker's block of the initial weight, standard normal as in PyTorch, for any partition."""
         params = super().init(key, dtype, weight_init=weight_init or jax.nn.initializers.normal(1))
         spec = self.param_specs()["weight"]
         if self.padding_idx is None or spec.box is None:

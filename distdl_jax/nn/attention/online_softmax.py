@@ -163,7 +163,10 @@ def _whole_pieces(keys: Keys) -> int:
 
 
 def _scores(q: Array, keys: Keys) -> tuple[Array, Array | None]:
-    """Return scores, n x key heads x heads of each x queries x keys: -inf where a query doesn't see a key."""
+    """Return scores, n x key heads x heads of each x queries x keys, and where a query doesn't see a key.
+
+    The scores are -inf there; the second result is None without padding, a boolean mask or causality.
+    """
     (n, s, heads, d), (_, t, groups, _) = q.shape, keys.k.shape
     wide = accumulation_dtype(np.dtype(q.dtype))
     products = _dot("ngmd,ntgd->ngmt", _rows(q.astype(wide), groups), keys.k.astype(wide))

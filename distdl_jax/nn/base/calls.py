@@ -17,9 +17,9 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 def layer_call(call: Call) -> Call:
-    """Decorate a layer's `__call__`: accept x alone if there are no parameters, and reject other calls.
+    """Decorate a layer's `__call__`: accept x alone if there are no parameters.
 
-    Tracebacks of its errors omit frames of the library.
+    It raises if parameters are missing, or come after x. Tracebacks of its errors omit frames of the library.
     """
 
     @wraps(call)

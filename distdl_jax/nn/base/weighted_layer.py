@@ -93,8 +93,7 @@ class WeightedLayer(AffineLayer):
         return {name: TensorSpec(shape, getattr(self._parameters, name)) for name, shape in self._shapes.items()}
 
 
-# --- the partition of a weight, derived from the partitions of input and output
-# ------------------------------------------------
+# --- the partition of a weight, derived from the partitions of input and output ---------------------------------------
 
 
 def weight_partition(

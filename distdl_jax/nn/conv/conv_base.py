@@ -269,7 +269,7 @@ def given_or_derived(
     channels: dict[str, int],
     groups: int,
 ) -> tuple[Partition, Partition] | tuple[None, None]:
-    """Return P_y and P_W, given or derived from P_x; P_W is None if x and y are on one partition without cut channels.
+    """Return P_y and P_W, given or derived from P_x; both None if x and y are on one partition that cuts no channels.
 
     - `split`, `channels`: the side along which a derived weight is cut, "in_channels" or "out_channels"; and the
       numbers of both channels.

@@ -60,7 +60,7 @@ class DistributedConvLSTMCell(Recurrent):
             raise InvalidArgumentError(f"`P_x` ({shape_text(self.P_x.shape)}) must have one worker along the channels.")
         for name in ("in_channels", "hidden_channels"):
             checked_integer(name, getattr(self, name), 1)
-        # Normalized so that equal layers compare equal.
+        # Normalised so that equal layers compare equal.
         self._store(kernel_size=self._convolution.kernel_size, dilation=self._convolution.dilation)
 
     @cached_property

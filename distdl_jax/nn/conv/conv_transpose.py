@@ -85,8 +85,8 @@ class DistributedConvTranspose(DistributedConv):
             totals.append((n - 1) * s - low - high + dilation * (k - 1) + extra + 1)
             if n == 0 or totals[d] < 1:
                 raise PlanError(
-                    f"In feature dimension {d}: an input of length {n} with stride {s}, `padding` (={(low, high)}) and "
-                    f"a kernel of {k} has no outputs."
+                    f"In feature dimension {d}: `x` has length {n}, which with stride {s}, `padding` (={(low, high)}) "
+                    f"and a kernel of {k} gives no outputs."
                 )
         return tuple(totals)
 

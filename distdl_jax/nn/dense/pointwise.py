@@ -95,7 +95,8 @@ class DistributedPointwise(AffineLayer):
     have any length in all dimensions, including 0; y's follow x's, and are balanced along `dim`. The output has the
     common dtype of x and the parameters; half precisions are summed in float32.
 
-    `DistributedLinear` splits W over a grid of workers, for matrices too large for one, with the same initial weights.
+    `DistributedLinear` splits W over a grid of workers, for matrices too large for one; for the same key its
+    initial weights are the same.
 
     **Arguments:**
 

@@ -95,7 +95,7 @@ def _layer(
     check_partitions(P=P)
     if P.dim < 3 or set(P.shape[1:-1]) != {1}:
         raise InvalidArgumentError(
-            f"`P` ({shape_text(P.shape)}) must be P_n x 1 x p, with any number of ones between: batch, sequence, and "
+            f"`P` ({shape_text(P.shape)}) must be P_n x 1 x p, with one or more ones between: batch, sequence, and "
             "features."
         )
     p_n, p = P.shape[0], P.shape[-1]

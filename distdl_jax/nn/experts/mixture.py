@@ -127,7 +127,7 @@ class DistributedMixtureOfExperts(PartitionedLayer):
       all, with as many slots as tokens, so nothing is dropped.
     - `group_axes`: the dimensions of x along which each index is a separate group. Default: 0, the samples; none if x
       is tokens x features. () makes all tokens one group.
-    - `normalize`: whether the gates of a token are normalised to sum 1. Default: if k is above 1.
+    - `normalize`: whether the gates of a token are normalised to sum to 1. Default: if k is above 1.
     - `activation`: of the experts' hidden layer.
     - `expert`: a custom expert, instead of `hidden_dim` and `activation`: a hashable object with `init(key, dtype)`,
       which returns a dictionary of the arrays of one expert, and `expert(params, tokens)`, from n x n_e to n x any

@@ -23,7 +23,7 @@ class Choices(NamedTuple):
 
     - `experts`, `gates`: groups x tokens x k, the numbers of the experts, and the weights of their outputs.
     - `chosen`: groups x tokens x k x experts, 1 if that expert is chosen, otherwise 0.
-    - `sums`: of the probability of each expert over all tokens, and of the squared logarithm of the partition sum.
+    - `sums`: of the probability of each expert over all tokens, and last of the squared logarithm of the partition sum.
     """
 
     experts: Array
@@ -63,7 +63,7 @@ def choose(tokens: Array, router: Array, k: int, normalize: bool) -> Choices:
 
 
 def counts_of(chosen: Array, rows: int) -> Array:
-    """Return the choices of each expert in each of this worker's `rows` of tokens: groups x rows x k x experts."""
+    """Return how often each expert is chosen in each of this worker's `rows` of tokens: groups x rows x k x experts."""
     return _by_row(chosen, rows).sum(2, dtype=np.int32)
 
 

@@ -69,7 +69,7 @@ class DistributedGraphConv(AffineLayer):
     - `P_x`: the partition of input and output, of two dimensions or more; those before the nodes are batch dimensions.
     - `in_features`, `out_features`: per node.
     - `senders`, `receivers`: for each edge of the whole graph, the numbers of its nodes, the same on every worker.
-      GCNConv's self-loops must be included.
+      For the result of GCNConv, they must include the edge from each node to itself that it adds.
     - `num_nodes`: the number of nodes.
     - `aggregation`: one of the four. - `root`: whether to add W_root x. - `bias`: whether to add b.
 

@@ -76,7 +76,7 @@ class DistributedGraphNetBlock(Static):
     - `num_nodes`: the number of nodes.
     - `hidden_features`: default: `features`.
     - `hidden_layers`: 0 or more.
-    - `activation`: an elementwise function.
+    - `activation`: a function of an array.
 
     A worker outside P_x gets its nodes and edges back.
 

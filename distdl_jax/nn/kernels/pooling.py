@@ -135,9 +135,9 @@ _total.defvjp(lambda x, windows: (_total(x, windows), None), _total_backward)
 
 
 def _moved(values: Array, fill: int, windows: Windows) -> dict[tuple[int, ...], Array]:
-    """Return `values`, one for each window, shifted by `windows`, and padded with `fill`.
+    """Return `values`, one for each window, by each shift, in windows: shifted by it, and padded with `fill`.
 
-    The result has as many windows as there are strides in x.
+    Each array has as many windows as there are strides in x.
     """
     farthest, counts = windows.whole_strides[-1], windows.counts
     rest = [(far, m - n, 0) for far, m, n in zip(farthest, counts, values.shape[2:], strict=True)]

@@ -30,7 +30,7 @@ class DistributedDiceLoss(LossOverClasses):
         loss = 1 - (2 sum(x t) + smooth_nr) / (sum(x) + sum(t) + smooth_dr)
 
     with sums over all features, on all workers. Two numbers for each sample and class are summed onto the first worker
-    along the features, and the same number returns for the gradient.
+    along the features, and as many return for the gradient.
 
     **Arguments:**
 

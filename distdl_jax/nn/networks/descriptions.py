@@ -115,7 +115,8 @@ def describe(layer_class: Callable[..., Any], /, **arguments: Any) -> LayerDescr
 
     **Arguments:**
 
-    - `layer_class`: the class; its first argument is the partition of the input, from which the others are derived.
+    - `layer_class`: the class; its first argument is the partition of the input, from which its other partitions are
+      derived.
     - `arguments`: its other arguments, by name. `in_channels`, `in_features`, `num_channels` and `num_features` may be
       omitted: they are lengths of the input.
 

@@ -1,7 +1,7 @@
 """Compatibility of adjacent layers: the partition of an output against the partition of the next input.
 
-Only certain misfits are rejected: between layers of this library, and functions of `jax.nn`, which leave blocks where
-they are. Any other function may transpose dimensions, or communicate.
+Only misfits that are certain are rejected: between layers of this library, and functions of `jax.nn`, which leave
+blocks where they are. Any other function may transpose dimensions, or communicate.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def check_activation(function: Function, P: Partition, x: Any, copied: tuple[int
 
 
 def function_runs(layers: Sequence[Any], P_x: Partition | None = None) -> dict[int, Run]:
-    """Return the runs of plain functions among layers, by the place of the first, if something is known to be split.
+    """Return the runs of plain functions among layers, by the place of the first: those for which a split is known.
 
     `P_x` is the partition of the first layer's input, if certain.
     """

@@ -30,7 +30,7 @@ class Network(BaseLayer):
     @property
     @abstractmethod
     def _parts(self) -> Sequence[tuple[Any, Any]]:
-        """Layers or functions, None for the identity, with the names of their parameters and states."""
+        """Pairs: the name of the parameters and state, and a layer or a function, or None for the identity."""
 
     @abstractmethod
     def _pack(self, entries: Iterable[Any]) -> Any:

@@ -139,7 +139,8 @@ class Precision(Wrapper):
     - `compute`: the dtype of the arithmetic.
     - `output`: the dtype of the output. Default: x's.
 
-    **Raises:** `InvalidTypeError` if `layer` is not a layer, `InvalidArgumentError` if a dtype is not floating.
+    **Raises:** `InvalidTypeError` if `layer` is not a layer, or a dtype is not one of numbers; `InvalidArgumentError`
+    if a dtype is not floating.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])

@@ -87,8 +87,8 @@ class Recurrent(PartitionedLayer):
         **Returns:** this worker's block of y; with `carry`, the pair of y and the new carry, in the dtypes of the old
         one; outside P_x, `x` and `carry`.
 
-        **Raises:** `InvalidTypeError` if `carry` does not consist of that many arrays; `PlanError`, on every worker of
-        P_x, if x, a parameter or the carry does not fit.
+        **Raises:** `InvalidTypeError` if `carry` does not have an array for each part; `PlanError`, on every
+        worker of P_x, if x, a parameter or the carry does not fit.
         """
         given = self._parts(carry)
         if not self.P_x.active:
@@ -264,8 +264,8 @@ numbers per sample, and the gradients are reduce-scattered. The rest of the carr
 weights are summed over the copies: in each step of a loop of your own, but only once by the layer over a whole
 sequence.
 
-Blocks of x are balanced along the features, and have any length, including 0, along the rest. Half-precision inputs are
-computed in half precision, as in a linear layer.
+Blocks of x are balanced along the features, and have any length, including 0, along the rest. In half precision
+the arithmetic is in half precision, as in a linear layer.
 
 **Arguments:**
 

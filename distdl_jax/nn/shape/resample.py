@@ -77,8 +77,8 @@ class DistributedUpsample(Sampling):
     **Arguments:**
 
     - `P_x`: the partition of the input, P_n x P_c x P_{D-1} x ... x P_0; `P_y`: the output's, if different.
-    - `size`, `scale_factor`: one of the two: the lengths of the output's features, or the factor of the input's lengths
-      (rounded down); a number, or one for each feature dimension.
+    - `size`, `scale_factor`: one of the two: the lengths of the output's features, or the factor by which the
+      input's are multiplied (the product is rounded down); a number, or one for each feature dimension.
     - `mode`: "nearest", or "linear" ("bilinear", "trilinear"): between two inputs along each feature dimension.
     - `align_corners`: in linear modes, whether the first and last inputs and outputs are aligned, or their cells cover
       the same range.
@@ -294,7 +294,8 @@ class DistributedCrop(DistributedPad):
     **Arguments:**
 
     - `P_x`: the partition of input and output, with as many dimensions as x.
-    - `cropping`: pairs (low, high) for the last dimensions of x, in the order of the dimensions: what to remove.
+    - `cropping`: pairs (low, high) for the last dimensions of x, in the order of the dimensions: how many
+      elements to remove.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError`, on every worker, if arguments are invalid; `PlanError` if
     x doesn't fit.

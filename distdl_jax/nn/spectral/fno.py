@@ -41,14 +41,14 @@ class FNOBlockPlan(BlocksPlan):
 class DistributedFNOBlock(PartitionedLayer):
     """A layer of a Fourier neural operator: activation(spectral convolution of x + linear map of x's channels).
 
-    x is n_b x n_in x features on P_x, with 1 to 4 feature dimensions, split along batch and features, in balanced
+    x is n_b x n_in x features on P_x, with 1 to 4 feature dimensions; batch and features may be split, in balanced
     blocks; y is n_b x n_out x features, also on P_x. The parameters are those of both layers: `{"spectral":
     DistributedSpectralConv's, "pointwise": a kernel-1 convolution's}`.
 
     **Arguments:**
 
     - `P_x`, `in_channels`, `out_channels`, `modes`, `P_W`: as in `DistributedSpectralConv2d`.
-    - `activation`: an elementwise function; None for none, as in a last block.
+    - `activation`: a function of an array; None for none, as in a last block.
 
     **Raises:** `InvalidArgumentError`, on every worker, if arguments are invalid, or channels are split.
 

@@ -1,8 +1,8 @@
 """XLA's own convolution, forward and gradients, in the memory order in which its CPU compiler computes.
 
-The compiler uses that order for convolutions by itself, but not inside a loop, which then takes 5 to 100 times as long:
-a training loop in `lax.scan` is such a loop. So in one and two dimensions they are written in that order here. Groups
-and three dimensions are left unchanged, except for the input's gradient (`phases`).
+The compiler uses that order for convolutions by itself, but not for those inside a loop, which then take 5 to 100 times
+as long: a training loop in `lax.scan` is such a loop. So in one and two dimensions they are written in that order here.
+Groups and three dimensions are left unchanged, except for the input's gradient (`phases`).
 """
 
 from __future__ import annotations
