@@ -144,7 +144,7 @@ FAMILIES = (
     ),
     Family(
         "optim",
-        "Optimisers",
+        "Optimizers",
         "The parts of an optimiser that need whole tensors. Guide: [optimisers](../optimisers.md).",
         "optim.*",
     ),
