@@ -108,13 +108,14 @@ class Study:
 
 
 CAUSAL = """\
-Attention is causal, and a ring skips pairs of blocks that the mask empties. So several workers compute less than one."""
+Attention is causal, and a ring skips pairs of blocks that the mask empties.
+So several workers compute less than one."""
 
-POWERS_OF_8 = (1, 8, 64, 512, 4096, 32768, 131072)
+POWERS_OF_64 = (1, 64, 4096, 131072)
 STUDIES = (
-    Study("U-Net, 2048^3", partial(volume, build=unet, side=2048), POWERS_OF_8),
-    Study("U-Net, 64^3 a worker", partial(volume, build=unet, side=64), (1, 64, 4096, 131072), weak=True),
-    Study("FNO, 512^3", partial(volume, build=fno, side=512), POWERS_OF_8[:4]),
+    Study("U-Net, 2048^3", partial(volume, build=unet, side=2048), POWERS_OF_64),
+    Study("U-Net, 64^3 a worker", partial(volume, build=unet, side=64), POWERS_OF_64, weak=True),
+    Study("FNO, 512^3", partial(volume, build=fno, side=512), (1, 8, 64, 512)),
     Study("Transformer, 32,768 tokens", partial(transformer, tokens=32768), (1, 2, 8, 32), note=CAUSAL),
 )
 
