@@ -64,7 +64,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **kwargs: Any) -> str:
-    """Take a page's synonyms, list its layers, lead links to the repository, and strip code blocks' info but the language."""
+    """Take a page's synonyms, list its layers, lead links to the repository, and cut infos of code blocks."""
     for words in SYNONYMS.findall(markdown):
         page.meta.setdefault("tags", []).extend(word.strip() for word in words.lower().split(","))
     markdown = LAYERS.sub(lambda block: listed(block[1].split()), markdown)
