@@ -175,9 +175,9 @@ HEAD = f"""# How networks scale
 
 <!-- search: strong scaling, weak scaling, efficiency, speedup, thousands of ranks, supercomputer, exascale -->
 
-The messages, bytes, flops and memory of a training step, of the worker with the most, counted by [`dj.cost`](cost.md).
-Messages, bytes and flops are exact, memory is within 15 % for most networks. Seconds are an estimate from the five
-numbers of `{MACHINE}`, a third off or more: nothing on this page was run on such a machine.
+The messages, bytes, flops and memory of a training step, of the worker with the most, counted by [`dj.cost`](cost.md)
+([how sure](cost.md#how-sure-it-is)). Seconds are an estimate from the five numbers of `{MACHINE}`, a third off or
+more: nothing on this page was run on such a machine.
 
 A worker is one core with a box of a volume, nearly a cube, or with consecutive tokens. A collective counts as one
 message. "A worker" in a title means weak scaling; the other tables are strong scaling.
