@@ -87,7 +87,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a table with a row for each network, as docs/cost.md has it."""
+    """Return a table with a row for each network."""
     lines = ["| network | partitions | measured, ms | estimated, ms |", "|---|---|---|---|"]
     for network in dict.fromkeys(row["network"] for row in rows):
         mine = [row for row in rows if row["network"] == network]

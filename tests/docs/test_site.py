@@ -113,6 +113,14 @@ def test_a_page_is_found_by_its_synonyms() -> None:
     assert page.meta["tags"] == ["unet", "3d segmentation"]
 
 
+def test_a_list_of_layers_has_their_summaries() -> None:
+    page, config = page_of_the_site()
+    block = "```layers\nnn.Pipeline\nnn.DistributedMaxPool?d\n```\n"
+    lines = hooks.on_page_markdown(block, page=page, config=config).splitlines()
+    assert [line.partition(": ")[0] for line in lines] == ["- `nn.Pipeline`", "- `nn.DistributedMaxPool1d` to `4d`"]
+    assert all(len(line.partition(": ")[2]) > 10 and "1" not in line.partition(": ")[2] for line in lines)
+
+
 def test_shapes_in_tables_stay_in_one_line() -> None:
     page, _ = page_of_the_site()
     html = hooks.on_page_content("<p>4 x 1</p><td>(4 x 1 x 2)</td>", page=page)

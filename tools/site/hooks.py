@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from notebooks import as_markdown
 ROOT = Path(__file__).parents[2]
 log = get_plugin_logger("distdl_jax")
 
+LAYERS = re.compile(r"^```layers\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ONE_DIMENSION = re.compile(r" (?:1-D|over 1 feature dimension)(?=[ ,.]|$)")
 SYNONYMS = re.compile(r"^<!-- search: (.*?) -->$", re.MULTILINE)
 SHAPE = re.compile(r"(?<=\d) x (?=\d)")
 
@@ -40,6 +43,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Let code spans that are public names link to the reference, and pages to where they are edited."""
     config.edit_uri_template = f"{config.extra['repository']}/edit/main/docs/{{path}}"
     config.markdown_extensions.append(NameLinks())
+    read_package.cache_clear()
     return config
 
 
@@ -60,9 +64,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **kwargs: Any) -> str:
-    """Take a page's synonyms, lead links to the repository, and leave code blocks no more than their language."""
+    """Take a page's synonyms, list its layers, lead links to the repository, and cut infos of code blocks."""
     for words in SYNONYMS.findall(markdown):
         page.meta.setdefault("tags", []).extend(word.strip() for word in words.lower().split(","))
+    markdown = LAYERS.sub(lambda block: listed(block[1].split()), markdown)
     folder = posixpath.dirname(page.file.src_uri)
 
     def replaced(link: re.Match[str]) -> str:
@@ -124,6 +129,7 @@ def expanded(nav: Any, pages: list[str], named: set[str]) -> Any:
     return nav
 
 
+@cache
 def read_package() -> griffe.Module:
     """Return the package as the reference shows it, after a look at its public names."""
     loader = griffe.GriffeLoader(search_paths=[ROOT], extensions=griffe.load_extensions("dataclasses", RunTime))
@@ -187,6 +193,20 @@ def summary(value: griffe.Object) -> str:
     """Return the first sentence of a docstring."""
     text = value.docstring.value if value.docstring else ""
     return re.split(r"(?<!\.)[.:](?:\s|$)", text.split("\n\n")[0].replace("\n", " "))[0]
+
+
+def listed(patterns: list[str]) -> str:
+    """Return a list of the public names with one of the patterns; `?d` stands for 1d, 2d, ... in one line."""
+    lines = []
+    for pattern in patterns:
+        left = list(public_names())
+        names = [name for name in list(left) if take(left, name, pattern)]
+        if not names:
+            log.warning("A list of layers has the pattern %s, and no public name fits it.", pattern)
+        for name in names[:1] if pattern.endswith("?d") else names:
+            to = f" to `{names[-1][-2:]}`" if pattern.endswith("?d") else ""
+            lines.append(f"- `{name}`{to}: {ONE_DIMENSION.sub('', summary(defined(read_package(), name)))}")
+    return "\n".join(lines)
 
 
 def api_page(family: Family, names: list[str], package: griffe.Module) -> str:
