@@ -33,38 +33,21 @@ class Gated:
 
 
 def mixture(
-    sizes: Sequence[Any],
-    P_x: On,
-    experts: int,
-    k: int,
-    factor: float | None,
-    P_W: On | None = None,
-    group_axes: Sequence[int] | None = None,
-    expert: Gated | None = None,
-) -> Beside:
+    sizes: Sequence[Any], P_x: On, experts: int, k: int, factor: float | None, P_W: On | None = None,
+    group_axes: Sequence[int] | None = None, expert: Gated | None = None,
+) -> Beside:  # fmt: skip
     axes = ((0,) if len(sizes) > 2 else ()) if group_axes is None else group_axes
-    default = {"hidden_dim": 3, "activation": jnp.tanh} if expert is None else {"expert": expert}
+    of = {"hidden_dim": 3, "activation": jnp.tanh} if expert is None else {"expert": expert}
+    of |= {"top_k": k, "capacity_factor": factor, "group_axes": group_axes}
 
     def layer(P: dj.Partition) -> Any:
-        return nn.DistributedMixtureOfExperts(
-            P_x.partition(P),
-            sizes[-1],
-            experts,
-            top_k=k,
-            capacity_factor=factor,
-            group_axes=group_axes,
-            P_W=P_W and P_W.partition(P),
-            **default,
-        )
+        P_own = P_W and P_W.partition(P)
+        return nn.DistributedMixtureOfExperts(P_x.partition(P), sizes[-1], experts, P_W=P_own, **of)
 
-    return Beside(
-        f"mixture of {experts}, {k} of them, {factor} {sizes} {P_x} {P_W} {group_axes}",
-        sizes,
-        layer,
-        lambda params, x: mixture_of_experts(params, x, k, factor, axes, k > 1, expert)[0],
-        P_x,
-        y_sizes=sizes,
-    )
+    def whole(params: Any, x: Any) -> Any:
+        return mixture_of_experts(params, x, k, factor, axes, k > 1, expert)[0]
+
+    return Beside(f"mixture of {experts} {of} {sizes} {P_x} {P_W}", sizes, layer, whole, P_x, y_sizes=sizes)
 
 
 @pytest.mark.simulated(4)
@@ -85,55 +68,50 @@ def test_output_and_gradients_are_those_on_one_worker() -> None:
 def test_losses_in_a_network_that_is_trained() -> None:
     """The state of a block in `Sequential`, with recomputation, in a scan of steps; and the order of who is dropped."""
     P_world = dj.Partition()
-    P = P_world.grid([1, 2, 1])
-    layer = nn.DistributedMixtureOfExperts(P, 4, 3, 3, activation=jnp.tanh, capacity_factor=0.5)
+    layer = nn.DistributedMixtureOfExperts(P_world.grid([1, 2, 1]), 4, 3, 3, activation=jnp.tanh, capacity_factor=0.5)
     network = nn.Sequential(nn.Remat(nn.Residual(layer)), jnp.tanh)
     x = np.random.default_rng(0).normal(size=(2, 5, 4))
-    own = cut(x, on(1, 2, 1), P_world.rank)
+    own, begin = cut(x, on(1, 2, 1), P_world.rank), network.init_state(float)
     params, specs = network.init(jax.random.key(0), float), network.param_specs()
 
-    def loss(params: Any, state: Any, x: Any) -> Any:
-        y, state = network(params, x, state=state)
-        of_layer = state[0]["body"]
+    def with_losses(y: Any, of_layer: Any) -> Any:
         balance, z = (jnp.sum(of_layer[name]) for name in ("load_balancing_loss", "router_z_loss"))
-        return jnp.sum(y**2) + 0.3 * balance + 0.2 * z, state
+        return jnp.sum(y**2) + 0.3 * balance + 0.2 * z, of_layer
 
-    def plain_loss(params: Any, x: Any) -> Any:
+    def loss(params: Any, of_layer: Any) -> Any:
+        y, state = network(params, own, state=({"body": of_layer, "shortcut": {}}, {}))
+        return with_losses(y, state[0]["body"])
+
+    def plain_loss(params: Any, _: Any) -> Any:
         y, losses = mixture_of_experts(params[0]["body"], x, 2, 0.5)
-        more = 0.3 * losses["load_balancing_loss"] + 0.2 * losses["router_z_loss"]
-        return jnp.sum(jnp.tanh(x + y) ** 2) + more, losses
+        return with_losses(jnp.tanh(x + y), losses)
 
-    def descend(derivative: Any) -> Any:
+    def trained(derivative: Any, params: Any, begin: Any) -> Any:
         def step(carry: Any, _: Any) -> Any:
             params, state = carry
             (value, state), gradient = derivative(params, state)
             return (jax.tree.map(lambda p, d: p - 0.3 * d, params, gradient), state), (value, state)
 
-        return step
-
-    begin = network.init_state(float)
-    derivative = dj.value_and_grad(loss, has_aux=True)
+        ((params, _), found) = jax.lax.scan(step, (params, begin), None, length=2)
+        return params, found
 
     @dj.jit
     def train(params: Any) -> Any:
-        step = descend(lambda params, state: derivative(params, state, own))
-        return jax.lax.scan(step, (params, begin), None, length=2), network(params, own, state=begin, training=False)[1]
+        return (
+            trained(dj.value_and_grad(loss, has_aux=True), params, begin[0]["body"]),
+            network(params, own, state=begin, training=False)[1],
+        )
 
-    ((trained, _), (values, states)), same = train(params)
-    whole, after = dj.gather(params, specs), dj.gather(trained, specs)
+    (after, found), same = train(params)
+    whole, after = dj.gather(params, specs), dj.gather(after, specs)
     assert jax.tree.all(jax.tree.map(np.array_equal, same, begin))
     if P_world.rank == 0:
-        plain = jax.value_and_grad(plain_loss, has_aux=True)
-        step = descend(lambda params, state: plain(params, x))
-        start = jax.eval_shape(lambda: plain_loss(whole, x)[1])
-        zeros = jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), start)
-        (want, _), (plain_values, losses) = jax.jit(lambda params: jax.lax.scan(step, (params, zeros), None, length=2))(
-            whole
-        )
-        np.testing.assert_allclose(values, plain_values, rtol=1e-12)
+        start = jax.tree.map(jnp.zeros_like, jax.eval_shape(plain_loss, whole, None)[1])
+        plain = jax.jit(lambda params: trained(jax.value_and_grad(plain_loss, has_aux=True), params, start))
+        want, wanted = plain(whole)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), found, wanted)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-13), after, want)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), states[0]["body"], losses)
-        assert losses["tokens_per_expert"].sum() == 2 * 2 * x.shape[0] * x.shape[1]
+        assert wanted[1]["tokens_per_expert"][0].sum() == 2 * x.shape[0] * x.shape[1]
 
 
 @pytest.mark.simulated(2)

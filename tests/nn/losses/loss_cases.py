@@ -17,7 +17,8 @@ import distdl_jax as dj
 class LossCase:
     """A loss on P_x, and of whole tensors the loss of each element (or sample) and by what the mean divides.
 
-    `of_nothing`: whether a worker without elements may have a part all the same.
+    - `loss`: from P_x, the loss.
+    - `of_nothing`: whether a worker without elements may have a part all the same.
     """
 
     name: str
@@ -41,15 +42,8 @@ class LossCase:
             return np.zeros(0), np.zeros(0, self.target.dtype)
         if self.target.shape == self.prediction.shape:
             return x, cut(self.target, self.P_x, rank, self.sizes)
-        expanded = np.repeat(self.target[:, None], self.prediction.shape[1], 1)
-        lines = [n if isinstance(n, int) else list(n) for n in self.sizes]
-        its = cut(expanded, self.P_x, rank, lines)
-        empty = np.zeros((x.shape[0], *x.shape[2:]), self.target.dtype)
-        if its.shape[1]:
-            return x, its[:, 0]
-        labels = np.array_split(np.arange(len(self.target)), self.P_x.shape[0])
-        place = np.unravel_index(self.P_x.ranks.index(rank), self.P_x.shape)
-        return x, self.target[labels[place[0]]] if self.target.ndim == 1 else empty
+        expanded = np.repeat(self.target[:, None], max(self.prediction.shape[1], self.P_x.shape[1]), 1)
+        return x, cut(expanded, self.P_x, rank, [*self.sizes[:1], expanded.shape[1], *self.sizes[2:]])[:, 0]
 
 
 def shape_of(sizes: Sequence[Sizes]) -> tuple[int, ...]:
@@ -58,7 +52,7 @@ def shape_of(sizes: Sequence[Sizes]) -> tuple[int, ...]:
 
 def check(cases: Sequence[LossCase]) -> None:
     P = dj.Partition()
-    losses = {case.name: case.loss(P) for case in cases}
+    losses = {case.name: case.loss(case.P_x.partition(P)) for case in cases}
     blocks = {case.name: case.blocks(P.rank) for case in cases}
 
     def everything(xs: Any) -> Any:

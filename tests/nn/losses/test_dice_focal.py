@@ -1,5 +1,6 @@
 """The Dice and the focal loss beside MONAI's and torchvision's formulas on whole tensors."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,9 +22,18 @@ def one_hot(labels: Any, classes: int) -> Any:
     return jnp.moveaxis(jax.nn.one_hot(labels, classes), -1, 1)
 
 
+def case(
+    kind: str, terms: Any, P_x: On, sizes: Any, x: Any, target: Any, options: Any, of_nothing: bool = False
+) -> LossCase:
+    loss, reduction = partial(getattr(nn, f"Distributed{kind}Loss"), **options), options.get("reduction", "mean")
+    name = f"{kind} {sizes} {P_x} {target.ndim} {options}"
+    return LossCase(name, loss, terms, P_x, sizes, x, target, reduction=reduction, of_nothing=of_nothing)
+
+
 def dice(P_x: On, *sizes: Any, labels: bool = False, **options: Any) -> LossCase:
     shape = shape_of(sizes)
     target = draw.integers(0, shape[1], (shape[0], *shape[2:])) if labels else draw.integers(0, 2, shape)
+    x = draw.uniform(0.1, 0.9, shape) if labels else 3 * draw.standard_normal(shape) ** 2
 
     def terms(x: Any, target: Any) -> Any:
         t = one_hot(target, shape[1]) if labels else target
@@ -36,23 +46,14 @@ def dice(P_x: On, *sizes: Any, labels: bool = False, **options: Any) -> LossCase
         below = squares(t).sum(axes) + squares(x).sum(axes)
         return 1 - (2 * (t * x).sum(axes) + options.get("smooth_nr", 1e-5)) / (below + options.get("smooth_dr", 1e-5))
 
-    return LossCase(
-        f"dice {sizes} {P_x} {labels} {options}",
-        lambda P: nn.DistributedDiceLoss(P_x.partition(P), **options),
-        terms,
-        P_x,
-        sizes,
-        draw.uniform(0.1, 0.9, shape) if labels else 3 * draw.standard_normal(shape) ** 2,
-        target,
-        reduction=options.get("reduction", "mean"),
-        of_nothing=True,
-    )
+    return case("Dice", terms, P_x, sizes, x, target, options, True)
 
 
 def binary_focal(P_x: On, *sizes: Any, **options: Any) -> LossCase:
     """torchvision.ops.sigmoid_focal_loss."""
     shape = shape_of(sizes)
     alpha, gamma = options.get("alpha"), options.get("gamma", 2)
+    target = draw.integers(0, 2, shape).astype(float) if gamma != 1.5 else draw.uniform(size=shape)
 
     def terms(x: Any, t: Any) -> Any:
         p = jax.nn.sigmoid(x)
@@ -60,16 +61,7 @@ def binary_focal(P_x: On, *sizes: Any, **options: Any) -> LossCase:
         loss = entropy * (1 - (p * t + (1 - p) * (1 - t))) ** gamma
         return loss if alpha is None else (alpha * t + (1 - alpha) * (1 - t)) * loss
 
-    return LossCase(
-        f"focal {sizes} {P_x} {options}",
-        lambda P: nn.DistributedFocalLoss(P_x.partition(P), **options),
-        terms,
-        P_x,
-        sizes,
-        3 * draw.standard_normal(shape),
-        draw.integers(0, 2, shape).astype(float) if gamma != 1.5 else draw.uniform(size=shape),
-        reduction=options.get("reduction", "mean"),
-    )
+    return case("Focal", terms, P_x, sizes, 3 * draw.standard_normal(shape), target, options)
 
 
 def focal_of_classes(P_x: On, *sizes: Any, probable: bool = False, **options: Any) -> LossCase:
@@ -77,6 +69,7 @@ def focal_of_classes(P_x: On, *sizes: Any, probable: bool = False, **options: An
     labels = draw.integers(0, shape[1], (shape[0], *shape[2:]))
     alpha, gamma = options.get("alpha", (1.0,) * shape[1]), options.get("gamma", 2)
     weights = np.array(alpha if isinstance(alpha, tuple) else [1 - alpha] + [alpha] * (shape[1] - 1))
+    target = np.moveaxis(draw.dirichlet(np.ones(shape[1]), labels.shape), -1, 1) if probable else labels
 
     def terms(x: Any, target: Any) -> Any:
         log_p = jax.nn.log_softmax(x, 1)
@@ -84,16 +77,8 @@ def focal_of_classes(P_x: On, *sizes: Any, probable: bool = False, **options: An
         each = t * weights.reshape(-1, *(1,) * (len(shape) - 2))
         return -(each * (1 - jnp.exp(log_p)) ** gamma * log_p).sum(1)
 
-    return LossCase(
-        f"focal of classes {sizes} {P_x} {probable} {options}",
-        lambda P: nn.DistributedFocalLoss(P_x.partition(P), use_softmax=True, **options),
-        terms,
-        P_x,
-        sizes,
-        3 * draw.standard_normal(shape),
-        np.moveaxis(draw.dirichlet(np.ones(shape[1]), labels.shape), -1, 1) if probable else labels,
-        reduction=options.get("reduction", "mean"),
-    )
+    options["use_softmax"] = True
+    return case("Focal", terms, P_x, sizes, 3 * draw.standard_normal(shape), target, options)
 
 
 CASES = (
@@ -107,7 +92,6 @@ CASES = (
     focal_of_classes(on(1, 4, 1), 2, 3, 2, probable=True, gamma=0.5, alpha=0.25),
 )
 MORE = (
-    dice(on(1, 1, 2, 2), 2, 3, 3, 4, labels=True, softmax=True, batch=True),
     dice(on(1, 2, 2, 1), 2, 3, 3, 4, include_background=False, squared_pred=True),
     focal_of_classes(on(1, 2, 2), 2, 4, 3, gamma=0),
 )
@@ -151,15 +135,3 @@ def test_each_elements_loss_and_what_is_no_number() -> None:
     assert np.isnan(sum(P.allgather_data(float(of_wrong))))
     assert P.rank > 0 or np.argwhere(np.isnan(focal_of_wrong)).tolist() == [[0, 0]]
     assert at_edge[0] == 0 and not np.any(at_edge[1])
-
-
-@pytest.mark.simulated(2)
-def test_refusals_when_it_is_called() -> None:
-    P = dj.Partition()
-    grid, x = P.grid([1, 2]), jnp.ones((3, 1))
-    with pytest.raises(dj.PlanError, match=r"`include_background` \(=False\) leaves no class: `prediction` has 1 in"):
-        nn.DistributedDiceLoss(grid, include_background=False)(x[:, P.rank :], x[:, P.rank :])
-    with pytest.raises(dj.PlanError, match="`alpha` has 3 entries, but `prediction` has 2 classes"):
-        nn.DistributedFocalLoss(grid, alpha=[1, 2, 3], use_softmax=True)(x, jnp.zeros(3, int))
-    with pytest.raises(dj.PlanError, match="On worker 0: `target` has shape 4, but integer labels must be 3"):
-        nn.DistributedDiceLoss(grid)(x, jnp.zeros(4, int))

@@ -38,43 +38,26 @@ def _inner(p: Any, x: Any) -> Any:
     return jnp.concatenate([y, plain(p[1]["body"], y)], 1)
 
 
+def skip(name: str, P_x: On, n: int, make: Any, whole: Any) -> Beside:
+    return Beside(name, (2, 3, n), make, whole, P_x)
+
+
 CASES = (
-    Beside(
-        "channels of a convolution, rows split",
-        (2, 3, 7),
-        lambda P: nn.Sequential(nn.Skip(nn.Sequential(conv(P, ROWS, 3, 5), jnp.sin)), jnp.tanh),
-        lambda p, x: jnp.tanh(jnp.concatenate([x, jnp.sin(plain(p[0]["body"][0], x))], 1)),
-        ROWS,
-    ),
-    Beside(
-        "within a skip",
-        (2, 3, 7),
-        lambda P: nn.Skip(nn.Sequential(conv(P, ROWS, 3, 2), nn.Skip(conv(P, ROWS, 2, 1)), jnp.sin)),
-        lambda p, x: jnp.concatenate([x, jnp.sin(_inner(p["body"], x))], 1),
-        ROWS,
-    ),
-    Beside(
-        "split channels, which move",
-        (1, 3, 6),
-        lambda P: nn.Sequential(nn.Skip(nn.Sequential(norm(P, CHANNELS, 3), jnp.sin))),
-        lambda p, x: jnp.concatenate([x, jnp.sin(normalised(x))], 1),
-        CHANNELS,
-    ),
-    Beside(
-        "along rows that are split",
-        (2, 3, 6),
-        lambda P: nn.Skip(nn.Sequential(norm(P, ROWS, 3), jnp.sin), axis=2),
-        lambda p, x: jnp.concatenate([x, jnp.sin(normalised(x))], 2),
-        ROWS,
-    ),
-    Beside(
-        "added",
-        (2, 3, 7),
-        lambda P: nn.Skip(nn.Sequential(conv(P, ROWS, 3, 3), jnp.sin), "add"),
-        lambda p, x: x + jnp.sin(plain(p["body"][0], x)),
-        ROWS,
-    ),
-)
+    skip("channels of a convolution, rows split", ROWS, 7,
+         lambda P: nn.Sequential(nn.Skip(nn.Sequential(conv(P, ROWS, 3, 5), jnp.sin)), jnp.tanh),
+         lambda p, x: jnp.tanh(jnp.concatenate([x, jnp.sin(plain(p[0]["body"][0], x))], 1))),
+    skip("within a skip", ROWS, 7,
+         lambda P: nn.Skip(nn.Sequential(conv(P, ROWS, 3, 2), nn.Skip(conv(P, ROWS, 2, 1)), jnp.sin)),
+         lambda p, x: jnp.concatenate([x, jnp.sin(_inner(p["body"], x))], 1)),
+    skip("split channels, which move", CHANNELS, 6,
+         lambda P: nn.Sequential(nn.Skip(nn.Sequential(norm(P, CHANNELS, 3), jnp.sin))),
+         lambda p, x: jnp.concatenate([x, jnp.sin(normalised(x))], 1)),
+    skip("along rows that are split", ROWS, 6,
+         lambda P: nn.Skip(nn.Sequential(norm(P, ROWS, 3), jnp.sin), axis=2),
+         lambda p, x: jnp.concatenate([x, jnp.sin(normalised(x))], 2)),
+    skip("added", ROWS, 7, lambda P: nn.Skip(nn.Sequential(conv(P, ROWS, 3, 3), jnp.sin), "add"),
+         lambda p, x: x + jnp.sin(plain(p["body"][0], x))),
+)  # fmt: skip
 
 
 @pytest.mark.simulated(4)
@@ -109,11 +92,10 @@ def test_states_keys_and_plans() -> None:
 def test_plans_on_other_workers() -> None:
     """Workers outside of the partition keep their placeholders, in a plan as in a run."""
     P = dj.planning_world(4)
-    skip = nn.Skip(conv(P, ROWS, 3, 5))
     spec = dj.TensorSpec((2, 3, 7), ROWS.partition(P))
     blocks = {rank: dj.ShapeDtype(spec.shape_on(rank) if rank else (2, 0), np.dtype("float32")) for rank in range(4)}
-    outputs = {rank: block.shape for rank, block in skip.plan(blocks).outputs.items()}
-    assert outputs == {0: (2, 0), 1: (2, 8, 2), 2: (2, 8, 2), 3: (2, 8, 3)}
+    outputs = nn.Skip(conv(P, ROWS, 3, 5)).plan(blocks).outputs
+    assert [outputs[rank].shape for rank in range(4)] == [(2, 0), (2, 8, 2), (2, 8, 2), (2, 8, 3)]
 
 
 def test_refusals() -> None:
@@ -123,17 +105,14 @@ def test_refusals() -> None:
         return nn.Repartition(on(2, 1).partition(P), on(1, 2).partition(P))
 
     assert "`body` (=3) must be a layer; functions go" in refusal(2, lambda P: nn.Skip(3), dj.InvalidTypeError)
-    refused = {
-        "`join` (='sum') must be one of 'concatenate', 'add'.": lambda P: nn.Skip(norm(P, on(1, 1, 2), 3), "sum"),
-        "`axis` (=(3,)) names dimension 3": lambda P: nn.Skip(norm(P, on(1, 1, 2), 3), axis=3),
-        "`body` must have a layer with a partition": lambda P: nn.Skip(nn.Sequential(jnp.sin)),
-        "`body` takes its input from 2 x 1 (0, 1), but leaves its output on 1 x 2 (0, 1)": lambda P: nn.Skip(
-            to_columns(P)
-        ),
-    }
-    for sentence, make in refused.items():
+    for sentence, make in (
+        ("`join` (='sum') must be one of 'concatenate', 'add'.", lambda P: nn.Skip(norm(P, on(1, 1, 2), 3), "sum")),
+        ("`axis` (=(3,)) names dimension 3", lambda P: nn.Skip(norm(P, on(1, 1, 2), 3), axis=3)),
+        ("`body` must have a layer with a partition", lambda P: nn.Skip(nn.Sequential(jnp.sin))),
+        ("`body` takes its input from 2 x 1 (0, 1), but leaves its output on 1 x 2 (0, 1)",
+         lambda P: nn.Skip(to_columns(P))),
+    ):  # fmt: skip
         assert sentence in refusal(2, make, dj.InvalidArgumentError)
-    P = on(1, 1, 1).partition(dj.planning_world(1))
-    pool = nn.Skip(nn.DistributedMaxPool1d(P, 2))
+    pool = nn.Skip(nn.DistributedMaxPool1d(on(1, 1, 1).partition(dj.planning_world(1)), 2))
     with pytest.raises(dj.PlanError, match=r"`xs\[1\]` \(of shape \(1, 2, 2\)\) must have the blocks of `xs\[0\]`"):
         pool.plan({0: dj.ShapeDtype((1, 2, 5), np.dtype("float32"))})
