@@ -11,17 +11,13 @@ from attention_programs import Drawn, check_attentions
 from blocks import block_of
 from launcher.examples import LONG
 from matrix.partitions import On, on
-from sequential import Beside, check_beside, close, cut
+from sequential import Beside, beside, check_beside, close, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
 
 
 def embedding(sizes: tuple[int, ...], P_x: On, P_y: On, P_W: On, rows: int, features: int, **options: Any) -> Beside:
-    def layer(P: dj.Partition) -> Any:
-        grids = (each.partition(P) for each in (P_x, P_y, P_W))
-        return nn.DistributedEmbedding(*grids, rows, features, **options)
-
     def whole(params: Any, x: Any) -> Any:
         weight = params["weight"]
         if "padding_idx" in options:
@@ -29,15 +25,11 @@ def embedding(sizes: tuple[int, ...], P_x: On, P_y: On, P_W: On, rows: int, feat
             weight = jnp.where(fixed, jax.lax.stop_gradient(weight), weight)
         return weight[x]
 
-    name = f"embedding {sizes} {P_x} {P_y} {P_W} {rows} {options}"
-    return Beside(name, sizes, layer, whole, P_x, P_y, integers=rows)
+    return beside("Embedding", sizes, whole, P_x, P_y, P_W, rows, features, integers=rows, **options)
 
 
 def linear(sizes: tuple[int, int, int], P_x: On, P_y: On, P_W: On, out: int) -> Beside:
-    def layer(P: dj.Partition) -> Any:
-        return nn.DistributedLinear(*(each.partition(P) for each in (P_x, P_y, P_W)), sizes[2], out)
-
-    return Beside(f"linear {sizes} {P_x} {P_W}", sizes, layer, lambda p, x: x @ p["weight"].T + p["bias"], P_x, P_y)
+    return beside("Linear", sizes, lambda p, x: x @ p["weight"].T + p["bias"], P_x, P_y, P_W, sizes[2], out)
 
 
 SHUFFLED, TABLE = (3, 1, 2, 0), on(2, 2, ranks=(1, 3, 0, 2))

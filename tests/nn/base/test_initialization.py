@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.nn import initializers
-from launcher.examples import LONG
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -108,21 +107,6 @@ def test_every_initializer_of_jax_gives_the_blocks_of_the_whole(dtype):
     """To the last bits: XLA fuses the arithmetic after the random bits differently in programs of other shapes."""
     some = boxes((6, 5), (2, 3))[4:5]
     compare([(INITIALIZERS[name], (6, 5), some, dtype) for name in BY_DTYPE[dtype]], jax.random.key(9), limit=4)
-
-
-@pytest.mark.parametrize("seed", range(LONG))
-def test_random_shapes_and_partitions(seed):
-    """Four shapes in a program, blocks of several partitions of each: lengths of 1 and empty blocks among them."""
-    draw = np.random.default_rng(seed)
-    cases = []
-    for d in range(1, 5):
-        shape = tuple(map(int, draw.integers(1, 7, size=d)))
-        some = []
-        for _ in range(2):
-            possible = boxes(shape, tuple(map(int, draw.integers(1, 5, size=d))))
-            some.append(possible[draw.integers(len(possible))])
-        cases.append((INITIALIZERS[str(draw.choice(["default", "normal", "uniform"]))], shape, some, jnp.float32))
-    compare(cases, jax.random.key(seed), limit=4)
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])

@@ -6,23 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 from all_workers import refusal
-from matrix.partitions import On, on
+from matrix.partitions import on
+from sequential import made
 
 import distdl_jax as dj
 from distdl_jax import nn
-
-
-def made(layer: Any, *args: Any, **options: Any) -> Callable[[dj.Partition], Any]:
-    """From all workers the layer, of whose arguments each `On` is made a partition of some."""
-
-    def make(P: dj.Partition) -> Any:
-        def its(value: Any) -> Any:
-            return value.partition(P) if isinstance(value, On) else value
-
-        return layer(*map(its, args), **{name: its(value) for name, value in options.items()})
-
-    return make
-
 
 ATTENTION, LINEAR, CROSS = nn.DistributedMultiHeadAttention, nn.DistributedLinear, nn.DistributedCrossEntropyLoss
 UPSAMPLE, SPLIT, FOUR = nn.DistributedUpsample, on(1, 2, 2), on(2, 2)
@@ -34,20 +22,18 @@ ONE, LINE, ROWS, COLUMNS, PIXELS = on(1, 1), on(4), on(2, 1), on(1, 2), on(1, 1,
 ARGUMENTS = (
     # Linear layers, and those of channels.
     ("`in_features` (=0) must be 1 or more", made(LINEAR, ONE, ONE, ONE, 0, 2)),
-    ("`out_features` (=-3) must be 1 or more", made(LINEAR, ONE, ONE, ONE, 2, -3)),
+
     ("`P_W` (1) must have two dimensions", made(LINEAR, ONE, ONE, on(1), 2, 2)),
     ("or three, P_n x P_fo x P_fi, with those along the batch", made(LINEAR, ONE, ONE, on(1, 1, 1, 1), 2, 2)),
     ("`P_x` (1) must have shape 1 x 1, P_n x P_fi, where `P_W` is 1 x 1", made(LINEAR, on(1), ONE, ONE, 2, 2)),
     ("`P_y` (()) must have shape 1 x 1, P_n x P_fo, where `P_W` is 1 x 1", made(LINEAR, ONE, on(), ONE, 2, 2)),
     ("`P_x` (1 x 3) must have shape 1 x 2", made(LINEAR, on(1, 3), COLUMNS, FOUR, 4, 4)),
     ("`P_y` (1 x 3) must have shape 1 x 2", made(LINEAR, COLUMNS, on(1, 3), FOUR, 4, 4)),
-    ("`P_x` (2 x 1) must have shape 1 x 2", made(LINEAR, ROWS, COLUMNS, FOUR, 4, 4)),
     ("must have shape 1 x 1, P_n x P_fi, where `P_W` is 1 x 1, P_fo x P_fi; or 1 x 1 x 1 on",
      made(LINEAR, ROWS, ROWS, ONE, 4, 4)),
     ("`P_y` (1 x 2) must have shape 2 x 1, P_n x P_fo, where `P_W` is 2 x 1 x 1, P_n x P_fo x P_fi",
      made(LINEAR, ROWS, COLUMNS, on(2, 1, 1), 4, 4)),
-    ("`P_x` (1 x 2) must have shape 2 x 1, P_n x P_fi", made(LINEAR, COLUMNS, ROWS, on(2, 1, 1), 4, 4)),
-    ("`P_y` (2 x 1) must have shape 2 x 2, P_n x P_fo", made(LINEAR, FOUR, ROWS, on(2, 2, 1), 4, 4)),
+
     ("must have shape 2 x 1, P_n x P_fi", made(LINEAR, on(2, 2, ranks=(0, 1, 3, 2)), FOUR, on(2, 2, 1), 4, 4)),
     ("or 1 x 2 x 2 on P_W's workers, to split the sequence",
      made(LINEAR, on(1, 2, 2, ranks=(1, 0, 2, 3)), COLUMNS, FOUR, 4, 4)),

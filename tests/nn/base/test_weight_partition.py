@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 from matrix.partitions import On, on
-from sequential import Beside, check_beside
+from sequential import Beside, beside, check_beside
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -34,9 +34,6 @@ def _with_dims(P: On, sizes: Any) -> On:
 def conv(
     P_x: On, n_in: int, n_out: int, sizes: Any, P_y: On | None = None, transposed: bool = False, **options: Any
 ) -> Beside:
-    arguments = {"in_channels": n_in, "out_channels": n_out, "kernel_size": 3, "padding": 1, **options}
-    kind = nn.DistributedConvTranspose1d if transposed else nn.DistributedConv1d
-
     def whole(params: Any, x: Any) -> Any:
         w = params["weight"]
         if transposed:  # of stride 1: the convolution with the kernel turned round
@@ -44,11 +41,9 @@ def conv(
         y = lax.conv_general_dilated(x, w, (1,), [(1, 1)], feature_group_count=options.get("groups", 1))
         return y + params["bias"].reshape(-1, 1)
 
-    def layer(P: dj.Partition) -> Any:
-        return kind(P_x.partition(P), P_y and P_y.partition(P), **arguments)
-
-    name = f"conv {sizes} {P_x} -> {P_y} {transposed} {arguments}"
-    return Beside(name, sizes, layer, whole, P_x, P_y, (sizes[0], n_out, int(np.sum(sizes[2]))))
+    kind, y_sizes = f"Conv{'Transpose' * transposed}1d", (sizes[0], n_out, int(np.sum(sizes[2])))
+    channels = {"in_channels": n_in, "out_channels": n_out}
+    return beside(kind, sizes, whole, P_x, P_y, kernel_size=3, padding=1, y_sizes=y_sizes, **channels, **options)
 
 
 CASES = [

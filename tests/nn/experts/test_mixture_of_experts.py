@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matrix.layer_cases import mixture_of_experts
 from matrix.partitions import On, on
-from sequential import Beside, check_beside, cut
+from sequential import Beside, beside, check_beside, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -38,16 +38,12 @@ def mixture(
 ) -> Beside:  # fmt: skip
     axes = ((0,) if len(sizes) > 2 else ()) if group_axes is None else group_axes
     of = {"hidden_dim": 3, "activation": jnp.tanh} if expert is None else {"expert": expert}
-    of |= {"top_k": k, "capacity_factor": factor, "group_axes": group_axes}
-
-    def layer(P: dj.Partition) -> Any:
-        P_own = P_W and P_W.partition(P)
-        return nn.DistributedMixtureOfExperts(P_x.partition(P), sizes[-1], experts, P_W=P_own, **of)
+    of |= {"top_k": k, "capacity_factor": factor, "group_axes": group_axes, "P_W": P_W}
 
     def whole(params: Any, x: Any) -> Any:
         return mixture_of_experts(params, x, k, factor, axes, k > 1, expert)[0]
 
-    return Beside(f"mixture of {experts} {of} {sizes} {P_x} {P_W}", sizes, layer, whole, P_x, y_sizes=sizes)
+    return beside("MixtureOfExperts", sizes, whole, P_x, sizes[-1], experts, y_sizes=sizes, **of)
 
 
 @pytest.mark.simulated(4)
@@ -65,53 +61,39 @@ def test_output_and_gradients_are_those_on_one_worker() -> None:
 
 
 @pytest.mark.world(2)
-def test_losses_in_a_network_that_is_trained() -> None:
-    """The state of a block in `Sequential`, with recomputation, in a scan of steps; and the order of who is dropped."""
+def test_losses_in_a_network() -> None:
+    """The state of a block in `Sequential`, with recomputation; its gradient, and the order of who is dropped."""
     P_world = dj.Partition()
-    layer = nn.DistributedMixtureOfExperts(P_world.grid([1, 2, 1]), 4, 3, 3, activation=jnp.tanh, capacity_factor=0.5)
+    P = P_world.grid([1, 2, 1])
+    layer = nn.DistributedMixtureOfExperts(P, 4, 3, 3, activation=jnp.tanh, capacity_factor=0.5)
     network = nn.Sequential(nn.Remat(nn.Residual(layer)), jnp.tanh)
     x = np.random.default_rng(0).normal(size=(2, 5, 4))
     own, begin = cut(x, on(1, 2, 1), P_world.rank), network.init_state(float)
     params, specs = network.init(jax.random.key(0), float), network.param_specs()
 
-    def with_losses(y: Any, of_layer: Any) -> Any:
-        balance, z = (jnp.sum(of_layer[name]) for name in ("load_balancing_loss", "router_z_loss"))
-        return jnp.sum(y**2) + 0.3 * balance + 0.2 * z, of_layer
+    def with_losses(y: Any, losses: Any) -> Any:
+        balance, z = (jnp.sum(losses[name]) for name in ("load_balancing_loss", "router_z_loss"))
+        return jnp.sum(y**2) + 0.3 * balance + 0.2 * z, losses
 
-    def loss(params: Any, of_layer: Any) -> Any:
-        y, state = network(params, own, state=({"body": of_layer, "shortcut": {}}, {}))
+    def loss(params: Any) -> Any:
+        y, state = network(params, own, state=begin)
+        assert jax.tree.map(jnp.shape, state) == jax.tree.map(jnp.shape, begin)
         return with_losses(y, state[0]["body"])
 
-    def plain_loss(params: Any, _: Any) -> Any:
+    def plain(params: Any) -> Any:
         y, losses = mixture_of_experts(params[0]["body"], x, 2, 0.5)
         return with_losses(jnp.tanh(x + y), losses)
 
-    def trained(derivative: Any, params: Any, begin: Any) -> Any:
-        def step(carry: Any, _: Any) -> Any:
-            params, state = carry
-            (value, state), gradient = derivative(params, state)
-            return (jax.tree.map(lambda p, d: p - 0.3 * d, params, gradient), state), (value, state)
-
-        ((params, _), found) = jax.lax.scan(step, (params, begin), None, length=2)
-        return params, found
-
-    @dj.jit
-    def train(params: Any) -> Any:
-        return (
-            trained(dj.value_and_grad(loss, has_aux=True), params, begin[0]["body"]),
-            network(params, own, state=begin, training=False)[1],
-        )
-
-    (after, found), same = train(params)
-    whole, after = dj.gather(params, specs), dj.gather(after, specs)
+    (value, losses), gradient = dj.jit(dj.value_and_grad(loss, has_aux=True))(params)
+    same = network(params, own, state=begin, training=False)[1]
     assert jax.tree.all(jax.tree.map(np.array_equal, same, begin))
+    whole, slopes = dj.gather(params, specs), dj.gather(gradient, specs)
     if P_world.rank == 0:
-        start = jax.tree.map(jnp.zeros_like, jax.eval_shape(plain_loss, whole, None)[1])
-        plain = jax.jit(lambda params: trained(jax.value_and_grad(plain_loss, has_aux=True), params, start))
-        want, wanted = plain(whole)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), found, wanted)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-13), after, want)
-        assert wanted[1]["tokens_per_expert"][0].sum() == 2 * x.shape[0] * x.shape[1]
+        (want, wanted), its = jax.jit(jax.value_and_grad(plain, has_aux=True))(whole)
+        np.testing.assert_allclose(value, want, rtol=1e-12)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), losses, wanted)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), slopes, its)
+        assert wanted["tokens_per_expert"].sum() == 2 * x.shape[0] * x.shape[1]
 
 
 @pytest.mark.simulated(2)

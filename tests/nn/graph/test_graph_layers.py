@@ -11,7 +11,7 @@ from all_workers import refusal
 from blocks import block_of
 from jax import lax
 from matrix.partitions import On, on
-from sequential import Beside, check_beside
+from sequential import Beside, beside, check_beside
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -150,11 +150,8 @@ def conv(aggregation: str, P_x: On, *sizes: int, edges: int, **options: Any) -> 
         y = together(x) @ params["weight"].T + params.get("bias", 0.0)
         return y + x @ params["root"].T if "root" in params else y
 
-    def layer(P: dj.Partition) -> Any:
-        return nn.DistributedGraphConv(P_x.partition(P), features, 4, *ends, nodes, aggregation, **options)
-
-    name = f"graph conv {aggregation} {sizes} {P_x} {options}"
-    return Beside(name, sizes, layer, whole, P_x, y_sizes=(*sizes[:-1], 4))
+    args = features, 4, *(its.tolist() for its in ends), nodes, aggregation
+    return beside("GraphConv", sizes, whole, P_x, *args, y_sizes=(*sizes[:-1], 4), **options)
 
 
 @pytest.mark.simulated(4)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from launcher.examples import LONG
 from matrix.partitions import On, on
-from sequential import Beside, check_beside, cut
+from sequential import Beside, beside, check_beside, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -26,9 +26,7 @@ def scaled(params: Any, x: Any, axis: int = 1) -> Any:
 
 
 def norm(kind: str, whole: Callable[[Any, Any], Any], P_x: On, sizes: Any, *args: Any, **options: Any) -> Beside:
-    """The normalisation `kind` with these arguments, and the same of the whole."""
-    layer_type, name = getattr(nn, f"Distributed{kind}Norm"), f"{kind} {args} {sizes} {P_x} {options}"
-    return Beside(name, sizes, lambda P: layer_type(P_x.partition(P), *args, **options), whole, P_x, y_sizes=sizes)
+    return beside(f"{kind}Norm", sizes, whole, P_x, *args, y_sizes=sizes, **options)
 
 
 def batch_norm(P_x: On, *sizes: Any, **options: Any) -> Beside:

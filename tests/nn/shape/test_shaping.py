@@ -10,7 +10,7 @@ from all_workers import refusal
 from jax import lax
 from launcher.examples import LONG
 from matrix.partitions import On, on
-from sequential import Beside, check_beside, close, cut
+from sequential import Beside, beside, check_beside, close, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -39,21 +39,7 @@ def transposed(
         return jax.linear_transpose(convolved, y)(x)[0] + params["bias"].reshape(-1, *(1,) * dims)
 
     given = {"in_channels": sizes[1], "out_channels": channels, "kernel_size": kernel, "output_padding": extra}
-    kind, P_y = f"ConvTranspose{dims}d", others[0] if others else None
-    return beside(kind, sizes, (P_x, *others), whole, P_y, **given, **options)
-
-
-def beside(
-    kind: str, sizes: Any, on_them: Any, whole: Any, P_y: On | None = None, *args: Any, offset: float = 0, **its: Any
-) -> Beside:
-    """The layer of this kind, on these partitions and with these arguments."""
-    layer_type = getattr(nn, kind if hasattr(nn, kind) else f"Distributed{kind}")
-
-    def layer(P: dj.Partition) -> Any:
-        return layer_type(*(each and each.partition(P) for each in on_them), *args, **its)
-
-    name = f"{kind} {sizes} {on_them} {args} {its}"
-    return Beside(name, sizes, layer, whole, on_them[0], P_y, offset=offset)
+    return beside(f"ConvTranspose{dims}d", sizes, whole, P_x, *(others or [None]), **given, **options)
 
 
 def upsample(sizes: Any, P_x: On, P_y: On | None = None, **options: Any) -> Beside:
@@ -81,7 +67,7 @@ def upsample(sizes: Any, P_x: On, P_y: On | None = None, **options: Any) -> Besi
             x = jnp.moveaxis(jnp.tensordot(x, matrix(x.shape[d], d - 2), (d, 1)), -1, d)
         return x
 
-    return beside("Upsample", sizes, (P_x, P_y), whole, P_y, **options)
+    return beside("Upsample", sizes, whole, P_x, P_y, **options)
 
 
 def adaptive(sizes: Any, P_x: On, *output: int | None) -> Beside:
@@ -93,7 +79,7 @@ def adaptive(sizes: Any, P_x: On, *output: int | None) -> Beside:
                 x = jnp.stack(windows, d)
         return x
 
-    return beside("AdaptiveAvgPool", sizes, (P_x,), whole, None, output)
+    return beside("AdaptiveAvgPool", sizes, whole, P_x, output)
 
 
 def pad(sizes: Any, P_x: On, *pairs: tuple[int, int], mode: str = "constant", value: float = 0.0) -> Beside:
@@ -104,7 +90,7 @@ def pad(sizes: Any, P_x: On, *pairs: tuple[int, int], mode: str = "constant", va
         options = {"constant_values": value} if mode == "constant" else {}
         return jnp.pad(x, widths, mode={"replicate": "edge", "circular": "wrap"}.get(mode, mode), **options)
 
-    return beside("Pad", sizes, (P_x,), whole, None, pairs, mode, value)
+    return beside("Pad", sizes, whole, P_x, pairs, mode, value)
 
 
 def reshape(kind: str, sizes: Any, P_x: On, P_y: On, *shape: int) -> Beside:
@@ -113,7 +99,7 @@ def reshape(kind: str, sizes: Any, P_x: On, P_y: On, *shape: int) -> Beside:
     def whole(params: Any, x: Any) -> Any:
         return x.reshape({"Reshape": shape, "Unflatten": (len(x), *shape), "Flatten": (len(x), -1)}[kind])
 
-    return beside(kind, sizes, (P_x, P_y), whole, P_y, *([shape] if shape else []))
+    return beside(kind, sizes, whole, P_x, P_y, *([shape] if shape else []))
 
 
 def global_pool(kind: str, sizes: Any, P_x: On, copies: bool = False) -> Beside:
@@ -125,7 +111,7 @@ def global_pool(kind: str, sizes: Any, P_x: On, copies: bool = False) -> Beside:
         return jnp.broadcast_to(y, (*y.shape[:2], *P_x.shape[2:])) if copies else y
 
     # Below 0: no zero is the largest.
-    return beside(f"Global{kind}Pool", sizes, (P_x,), whole, None, copies, offset=-3.0)
+    return beside(f"Global{kind}Pool", sizes, whole, P_x, copies, offset=-3.0)
 
 
 CASES = (

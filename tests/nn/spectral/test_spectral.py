@@ -10,7 +10,7 @@ import pytest
 from all_workers import refusal
 from launcher.examples import LONG
 from matrix.partitions import On, on
-from sequential import Beside, check_beside, cut
+from sequential import Beside, beside, check_beside, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -134,15 +134,9 @@ def spectral(
         y = y + linear["bias"].reshape(-1, *(1,) * dims)
         return jnp.tanh(convolved(params["spectral"]["weight"], x) + y)
 
-    def layer(P: dj.Partition) -> Any:
-        on_W = P_W.partition(P) if P_W else None
-        if block:
-            return nn.DistributedFNOBlock(P_x.partition(P), sizes[1], out, modes, jnp.tanh, on_W)
-        return getattr(nn, f"DistributedSpectralConv{dims}d")(P_x.partition(P), sizes[1], out, modes, on_W)
-
-    return Beside(
-        f"spectral {sizes} {P_x} {modes} {P_W} {block}", sizes, layer, whole, P_x, None, (sizes[0], out, *sizes[2:])
-    )
+    kind, more = ("FNOBlock", {"activation": jnp.tanh}) if block else (f"SpectralConv{dims}d", {})
+    y_sizes = (sizes[0], out, *sizes[2:])
+    return beside(kind, sizes, whole, P_x, sizes[1], out, modes, P_W=P_W, y_sizes=y_sizes, **more)
 
 
 LAYERS = (
