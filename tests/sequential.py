@@ -61,7 +61,9 @@ class Beside:
 
 
 def made(layer: Any, *args: Any, **options: Any) -> Callable[[dj.Partition], Any]:
-    """From all workers the layer, of whose arguments each `On` is made a partition of some."""
+    """From all workers the layer, or that of this kind, of whose arguments each `On` is made a partition of some."""
+    if isinstance(layer, str):
+        layer = getattr(nn, layer if hasattr(nn, layer) else f"Distributed{layer}")
 
     def make(P: dj.Partition) -> Any:
         def its(value: Any) -> Any:
@@ -77,7 +79,7 @@ def beside(
     integers: int = 0, **options: Any,
 ) -> Beside:  # fmt: skip
     """The layer of this kind with these arguments, the partitions of x and, where they differ, of y the first."""
-    layer = made(getattr(nn, kind if hasattr(nn, kind) else f"Distributed{kind}"), *args, **options)
+    layer = made(kind, *args, **options)
     P_y = args[1] if isinstance(args[1], On) else None
     name = f"{kind} {sizes} {args} {options}"
     return Beside(name, sizes, layer, whole, args[0], P_y, y_sizes, offset, integers)

@@ -21,7 +21,8 @@ CACHED = {"causal": True, "bias": False, "num_key_heads": 2}
 TWO = [
     Drawn(on(1, 2, 1, ranks=(1, 0)), (2, 3), 8, 4, 5, (1, 1), padded=True, options=GROUPS),
     Drawn(on(1, 2, 1), (2, 3), 8, 4, None, "queries", padded=True, options=HEADS),
-    Drawn(on(1, 1, 2), (2, 4), 8, 4, None, "queries", True, (3, 1), {"causal": True}, seed=2),
+    Drawn(on(1, 1, 2), (2, 4), 8, 4, None, "queries", True, (3, 1), {"causal": True, "rotary": 50.0}, seed=2),
+    Drawn(on(1, 2, 1), (2, 5), 8, 4, None, None, True, (3, 2), {"causal": True, "exchange": "gather"}, seed=3),
 ]
 # Where XLA rounded scores in two ways, its gradients were NaN.
 OVER_MPI = Drawn(on(1, 1, 2, ranks=(1, 0)), (1, 5), 8, 4, None, (0, 1), False, (2, 1, 1, 1), CACHED, seed=17)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from all_workers import on_all, refusal
 from every_layer import LAYERS
 from flax import linen, nnx
 
@@ -201,12 +202,11 @@ def test_a_sequential_network() -> None:
         by_hand = x
         for layer, its in zip(network, params, strict=True):
             by_hand = layer(its, by_hand) if isinstance(layer, nn.Layer) else layer(by_hand)
-        first, rest = network[:3], network[3:]
-        return by_hand, network(params, x), rest(params[3:], first(params[:3], x))
+        return by_hand, network(params, x), network[3:](params[3:], network[:3](params[:3], x))
 
-    by_hand, as_one, in_two = in_three_ways(params, x)
-    np.testing.assert_array_equal(by_hand, as_one)
-    np.testing.assert_array_equal(in_two, by_hand)
+    by_hand, *others = in_three_ways(params, x)
+    for y in others:
+        np.testing.assert_array_equal(y, by_hand)
 
 
 @pytest.mark.simulated(4)
@@ -233,13 +233,11 @@ def shape_dtype(x: jax.Array) -> dj.ShapeDtype:
 def test_the_plan_of_a_network_is_the_same_on_every_worker() -> None:
     """Made by each of four workers in one process; it depends on no worker's own place."""
     x = {worker: dj.ShapeDtype((5, 1, 8, 8) if worker == 0 else (5, 0), np.dtype("float32")) for worker in range(4)}
-    plans = [network_on(dj.planning_world(4, worker)).plan(x) for worker in range(4)]
-    assert all(plan.outputs == plans[0].outputs for plan in plans)
-    assert plans[0].outputs[3] == dj.ShapeDtype((5, 3), np.dtype("float32"))
+    plans = on_all(4, lambda P: network_on(P).plan(x).outputs)
+    assert all(plan == plans[0] for plan in plans)
+    assert plans[0][3] == dj.ShapeDtype((5, 3), np.dtype("float32"))
     wrong = x | {0: dj.ShapeDtype((5, 2, 8, 8), np.dtype("float32"))}
-    for worker in range(4):
-        with pytest.raises(dj.PlanError, match="channels"):
-            network_on(dj.planning_world(4, worker)).plan(wrong)
+    assert "channels" in refusal(4, lambda P: network_on(P).plan(wrong), dj.PlanError)
 
 
 @pytest.mark.world(2)

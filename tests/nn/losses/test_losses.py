@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from launcher.examples import LONG
 from loss_cases import LossCase, check, shape_of
 from matrix.partitions import On, on
 from sequential import cut
@@ -135,6 +134,7 @@ CASES = (
     elementwise("Huber", lambda x, t: optax.huber_loss(x, t, delta=0.7), on(2, 1, 2), 3, 2, 3, delta=0.7),
     elementwise("BCE", binary, on(2, 2), 3, 3, between=True),
     elementwise("BCEWithLogits", weighted_logits(np.array([1, 2.0, 3])), on(2, 2), 3, 3, pos_weight=[1, 2, 3]),
+    elementwise("BCEWithLogits", weighted_logits(1.0), on(4, 1), 2, 5),
     elementwise("KLDiv", lambda x, t: t * (jnp.log(t) - x), on(2, 2), 3, 3, between=True, reduction="batchmean"),
     elementwise("KLDiv", lambda x, t: jnp.exp(t) * (t - x), on(2, 2), 3, 4, log_target=True),
     elementwise("PoissonNLL", lambda x, t: jnp.exp(x) - t * x, on(2, 2), 3, 3),
@@ -153,12 +153,6 @@ CASES = (
     binary_focal(on(2, 2, ranks=(3, 1, 2, 0)), 5, 3, gamma=1.5, reduction="sum"),
     focal_of_classes(on(2, 2, ranks=(3, 1, 2, 0)), 5, 3, alpha=(0.5, 1.0, 2.0)),
     focal_of_classes(on(1, 4, 1), 2, 3, 2, probable=True, gamma=0.5, alpha=0.25),
-)
-MORE = (
-    elementwise("BCEWithLogits", weighted_logits(1.0), on(4, 1), 2, 5),
-    of_classes(on(1, 2, 2), 3, 4, 5, weights=True),
-    of_classes(on(2, 2), 3, 6, ignored=True),
-    dice(on(1, 2, 2, 1), 2, 3, 3, 4, include_background=False, squared_pred=True),
     focal_of_classes(on(1, 2, 2), 2, 4, 3, gamma=0),
 )
 
@@ -166,12 +160,12 @@ MORE = (
 @pytest.mark.simulated(4)
 def test_parts_add_up_to_the_loss_of_the_whole() -> None:
     """Values and gradients: samples, classes and features split, evenly or not, with empty blocks, on any teams."""
-    check(CASES if LONG == 1 else CASES + MORE)
+    check(CASES)
 
 
 @pytest.mark.world(4)
 def test_over_mpi() -> None:
-    check(CASES[13:14] if LONG == 1 else CASES)
+    check(CASES[14:15])
 
 
 @pytest.mark.simulated(4)

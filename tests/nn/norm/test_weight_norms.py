@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from blocks import block_of
-from launcher.examples import LONG
 from matrix.layer_cases import one_step
 from matrix.partitions import On, on
 from sequential import Beside, check_beside
@@ -119,11 +118,6 @@ CASES = (
     spectral_norm((2, 5), linear(on(1, 2), P_2, P_4, 5, 3), affine, on(1, 2), P_2, spectral=2),
     spectral_norm((1, 2, 6), transposed, of_transposed, on(1, 2, 1), on(1, 2, 1, ranks=(3, 2)), rows=(1,)),
     spectral_norm((3, 3), gru_cell, one_step, P_4, name="weight_ih", rows=(0, 1)),
-)
-MORE = (
-    weight_norm((1, 2, 6), transposed, of_transposed, on(1, 2, 1), on(1, 2, 1, ranks=(3, 2)), rows=(1, 2)),
-    weight_norm((3, 3), gru_cell, one_step, P_4, name="weight_ih", rows=(0, 1)),
-    spectral_norm((3, 5), lambda P: nn.DistributedLayerNorm(P_4.partition(P), 5), layer_norm, P_4),
     spectral_norm((4, 4), linear(on(4, 1), on(4, 1), on(4, 1, 1), 4, 3, sharded=True), affine, on(4, 1), on(4, 1)),
 )
 
@@ -131,7 +125,7 @@ MORE = (
 @pytest.mark.simulated(4)
 def test_as_pytorch_defines_them() -> None:
     """Outputs, states and gradients: rows and columns split, of copies, on any teams; in training and in evaluation."""
-    check_beside(CASES if LONG == 1 else CASES + MORE)
+    check_beside(CASES)
 
 
 @pytest.mark.simulated(4)

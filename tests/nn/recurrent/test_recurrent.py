@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from blocks import block_of
-from launcher.examples import LONG
 from matrix.partitions import On, on
 from sequential import Beside, Sizes, check_beside
 
@@ -127,26 +126,21 @@ def recurrent(kind: str, P_x: On, sizes: Sequence[Sizes], *, step: Any, layers: 
 
 
 CONV_LSTM = {"in_channels": 2, "hidden_channels": 1, "kernel_size": 3}
+CIRCULAR = {"padding_mode": "circular", "sharded": True, **CONV_LSTM}
 CASES = (
     recurrent("GRUCell", on(2, 1, 2, ranks=(3, 1, 2, 0)), (3, 3, 5), step=gru, input_size=5, hidden_size=3),
     recurrent("LSTMCell", on(1, 1, 3, ranks=(2, 0, 3)), (2, 2, 4), step=lstm, input_size=4, hidden_size=2),
     recurrent("GRU", on(2, 1, 2), (3, 2, 1), step=gru, layers=2, input_size=1, hidden_size=3, bias=False),
     recurrent("LSTM", on(1, 3, ranks=(3, 1, 0)), (2, 4), step=lstm, layers=1, input_size=4, hidden_size=5),
     recurrent("ConvLSTMCell1d", on(2, 1, 1, 2, ranks=(2, 1, 3, 0)), (3, 2, 2, 5), step=conv_lstm("zeros"), **CONV_LSTM),
+    recurrent("ConvLSTMCell2d", on(1, 1, 1, 2, 2), (1, 2, 2, 3, 4), step=conv_lstm("circular"), **CIRCULAR),
 )
-MORE = (
-    recurrent("GRUCell", on(1, 1, 4), (2, 3, 3), step=gru, input_size=3, hidden_size=6, bias=False),
-    recurrent(
-        "ConvLSTMCell2d", on(1, 1, 1, 2, 2), (1, 2, 2, 3, 4), step=conv_lstm("circular"), padding_mode="circular",
-        sharded=True, **CONV_LSTM,
-    ),
-)  # fmt: skip
 
 
 @pytest.mark.simulated(4)
 def test_as_plain_jax() -> None:
     """Outputs, carries, and gradients by x and parameters: batch and features uneven, empty, on any teams."""
-    check_beside(CASES if LONG == 1 else CASES + MORE)
+    check_beside(CASES)
 
 
 @pytest.mark.simulated(4)

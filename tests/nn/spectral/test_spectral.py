@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from all_workers import refusal
-from launcher.examples import LONG
 from matrix.partitions import On, on
 from sequential import Beside, beside, check_beside, cut
 
@@ -75,10 +74,6 @@ CASES = (
     Case("ifftn", (3, 4), on(4, 1), {"s": (1, 6), "axes": (1, 0)}, complex),
     Case("rfftn", (3, 4, 5), on(1, 2, 2), {"s": (6, 8), "axes": (2, 1), "norm": "ortho"}),
     Case("irfftn", (3, 4, 5), on(1, 2, 2), {"s": (2, 9), "axes": (1, 2)}, complex),
-)
-MORE = (
-    Case("fft", ([0, 4], [1, 2], 5), on(2, 2, 1), {"axes": (1,), "norm": "forward"}, complex),
-    Case("irfft", (2, 3, 2, 3, 4), on(1, 2, 1, 2, 1), {"axes": (0, 4, 2, 1, 3), "n": 2}, complex),
     Case("irfft", (3, 1), on(1, 3), {"axes": (1,), "n": 1}, complex),
     Case("fft", (0, 4, 5), on(1, 2, 1), {"axes": (1, 2)}, complex),
 )
@@ -88,7 +83,7 @@ MORE = (
 @pytest.mark.parametrize("part", range(2))
 def test_transforms_beside_plain_jax(part: int) -> None:
     """Forward and cotangents: all kinds, norms and lengths; dimensions, in any order, uneven, empty, on any workers."""
-    P, cases = dj.Partition(), (CASES if LONG == 1 else CASES + MORE)[part::2]
+    P, cases = dj.Partition(), CASES[part::2]
     wholes = [case.x for case in cases]
     of_all = jax.jit(lambda xs: [both(case.plain, x) for case, x in zip(cases, xs, strict=True)])
     plain = P.broadcast_data(jax.device_get(of_all(wholes)) if P.rank == 0 else None, root=0)
@@ -148,17 +143,12 @@ LAYERS = (
     spectral((1, 2, 4, [3, 0], 2, 5), on(1, 1, 1, 2, 1, 2, ranks=(2, 0, 3, 1)), (2, 1, 1, 3)),
     spectral((2, 2, 2, 2, 3, 4), on(1, 1, 2, 1, 1, 2), (1, 1, 1, 2), on(1, 1, 1, 2, 1, 1, ranks=(3, 0)), 3, True),
 )
-MORE_LAYERS = (
-    spectral((4, 2, 7), on(4, 1, 1), (2,), on(1, 1, 2)),
-    spectral((2, 3, 9), on(1, 1, 3, ranks=(2, 0, 3)), (2,), None, 1, True),
-    spectral((1, 2, 4, 2, 2, 2), on(1, 2, 2, 1, 1, 1), (2, 1, 1, 1), on(1, 1, 3, 1, 1, 1, ranks=(1, 3, 2))),
-)
 
 
 @pytest.mark.simulated(4)
 def test_layers_beside_plain_jax() -> None:
     """Output and gradients of spectral convolutions and blocks: everything split, blocks without modes, any teams."""
-    check_beside(LAYERS if LONG == 1 else LAYERS + MORE_LAYERS)
+    check_beside(LAYERS)
 
 
 @pytest.mark.simulated(2)
