@@ -20,7 +20,6 @@ ONE, LINE, ROWS, COLUMNS, PIXELS = on(1, 1), on(4), on(2, 1), on(1, 2), on(1, 1,
 ARGUMENTS = (
     # Linear layers, and those of channels.
     ("`in_features` (=0) must be 1 or more", made("Linear", ONE, ONE, ONE, 0, 2)),
-
     ("`P_W` (1) must have two dimensions", made("Linear", ONE, ONE, on(1), 2, 2)),
     ("or three, P_n x P_fo x P_fi, with those along the batch", made("Linear", ONE, ONE, on(1, 1, 1, 1), 2, 2)),
     ("`P_x` (1) must have shape 1 x 1, P_n x P_fi, where `P_W` is 1 x 1", made("Linear", on(1), ONE, ONE, 2, 2)),
@@ -31,7 +30,6 @@ ARGUMENTS = (
      made("Linear", ROWS, ROWS, ONE, 4, 4)),
     ("`P_y` (1 x 2) must have shape 2 x 1, P_n x P_fo, where `P_W` is 2 x 1 x 1, P_n x P_fo x P_fi",
      made("Linear", ROWS, COLUMNS, on(2, 1, 1), 4, 4)),
-
     ("must have shape 2 x 1, P_n x P_fi", made("Linear", on(2, 2, ranks=(0, 1, 3, 2)), FOUR, on(2, 2, 1), 4, 4)),
     ("or 1 x 2 x 2 on P_W's workers, to split the sequence",
      made("Linear", on(1, 2, 2, ranks=(1, 0, 2, 3)), COLUMNS, FOUR, 4, 4)),
