@@ -46,7 +46,7 @@ def test_keys_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(online_softmax, "PIECE", 3)
     one = on(1, 1, 1)
     cases = [
-        Drawn(one, (3, 8), 8, 4, None, (0, 1), True, options={"causal": True, "num_key_heads": 2}, seed=5),
+        Drawn(one, (3, 8), 8, 4, None, (0, 1), True, options={"causal": True, "num_key_heads": 2}, seed=8),
         Drawn(one, (2, 3), 4, 2, 8, (1, 1), True, options=DROPPED, seed=6),
         Drawn(one, (2, 7), 4, 2, None, "queries", True, (5, 1, 1), {"causal": True}, seed=7),
     ]

@@ -178,7 +178,7 @@ def test_elements_are_numbered_beyond_32_bits():
 
 def test_default_is_uniform_within_one_over_the_root_of_the_fan_in():
     """Bounds, mean, deviation and deciles of 200,000 weights."""
-    for fan_in in (1, 25, 400):
+    for fan_in in (1, 25):
         bound = fan_in**-0.5
         values = np.asarray(UniformFanIn(fan_in)(jax.random.key(fan_in), (500, 400), jnp.float32))
         assert -bound <= values.min() < -0.999 * bound and 0.999 * bound < values.max() <= bound

@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 from all_workers import refusal
 from blocks import block_of
+from matrix.partitions import on
+from sequential import made
 
 import distdl_jax as dj
 from distdl_jax import nn
+
+ONE = on(1, 1, 1)
 
 
 def cut(whole: Any, P: dj.Partition) -> jax.Array:
@@ -175,14 +179,14 @@ def test_the_dtype_of_parameters_is_where_they_live(dtype: str, placeholder: str
         np.testing.assert_allclose(np.asarray(y, np.float64), expected(whole), 1e-2 if layer is linear else 0)
 
 
-# On one worker, from its partition of three dimensions: what computes locally in a way of its own.
+# What computes locally in a way of its own.
 OF_ONE: dict[str, Any] = {
-    "conv": lambda P: nn.DistributedConv1d(P, in_channels=4, out_channels=2, kernel_size=3, padding=1),
-    "transposed": lambda P: nn.DistributedConvTranspose1d(P, in_channels=4, out_channels=3, kernel_size=2, stride=2),
-    "largest": lambda P: nn.DistributedMaxPool1d(P, 3, 2, padding=1),
-    "mean": lambda P: nn.DistributedAvgPool1d(P, 2),
-    "upsample": lambda P: nn.DistributedUpsample(P, scale_factor=1.5, mode="linear"),
-    "norm": lambda P: nn.DistributedLayerNorm(P, 8),
+    "conv": made("Conv1d", ONE, in_channels=4, out_channels=2, kernel_size=3, padding=1),
+    "transposed": made("ConvTranspose1d", ONE, in_channels=4, out_channels=3, kernel_size=2, stride=2),
+    "largest": made("MaxPool1d", ONE, 3, 2, padding=1),
+    "mean": made("AvgPool1d", ONE, 2),
+    "upsample": made("Upsample", ONE, scale_factor=1.5, mode="linear"),
+    "norm": made("LayerNorm", ONE, 8),
 }
 
 
@@ -190,7 +194,7 @@ OF_ONE: dict[str, Any] = {
 @pytest.mark.parametrize("name", OF_ONE)
 def test_arrays_of_numpy(name: str) -> None:
     """Eagerly and in every transformation, where JAX hands numpy's arrays on as they are, the same as JAX's own."""
-    layer = OF_ONE[name](dj.Partition().grid([1, 1, 1]))
+    layer = OF_ONE[name](dj.Partition())
     both = np.random.default_rng(0).normal(size=(2, 2, 4, 8))
     params = jax.tree.map(np.asarray, layer.init(jax.random.key(0), float))
     dy = np.asarray(layer(params, both[0]))

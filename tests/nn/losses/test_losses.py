@@ -1,6 +1,7 @@
 """Losses beside those of the whole tensors, MONAI's and torchvision's among them: the sum of the workers' parts."""
 
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -8,24 +9,93 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from loss_cases import LossCase, check, shape_of
 from matrix.partitions import On, on
-from sequential import cut
+from sequential import Sizes, close, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
 
+
+@dataclass(frozen=True, eq=False)
+class LossCase:
+    """A loss on P_x, and of whole tensors the loss of each element (or sample) and by what the mean divides.
+
+    - `loss`: from P_x, the loss.
+    - `of_nothing`: whether a worker without elements may have a part all the same.
+    """
+
+    name: str
+    loss: Callable[[Any], Any]
+    terms: Callable[[Any, Any], Any]
+    P_x: On
+    sizes: Sequence[Sizes]
+    prediction: np.ndarray
+    target: np.ndarray
+    divisor: float | None = None
+    reduction: str = "mean"
+    of_nothing: bool = False
+
+    def whole(self, prediction: Any) -> Any:
+        terms = self.terms(prediction, self.target)
+        return jnp.sum(terms) / {"sum": 1, "mean": self.divisor or terms.size, "batchmean": len(terms)}[self.reduction]
+
+    def blocks(self, rank: int) -> tuple[Any, Any]:
+        x = cut(self.prediction, self.P_x, rank, self.sizes)
+        if x is None:
+            return np.zeros(0), np.zeros(0, self.target.dtype)
+        if self.target.shape == self.prediction.shape:
+            return x, cut(self.target, self.P_x, rank, self.sizes)
+        expanded = np.repeat(self.target[:, None], max(self.prediction.shape[1], self.P_x.shape[1]), 1)
+        return x, cut(expanded, self.P_x, rank, [*self.sizes[:1], expanded.shape[1], *self.sizes[2:]])[:, 0]
+
+
+def shape_of(sizes: Sequence[Sizes]) -> tuple[int, ...]:
+    return tuple(n if isinstance(n, int) else sum(n) for n in sizes)
+
+
+def check(cases: Sequence[LossCase]) -> None:
+    P = dj.Partition()
+    losses = {case.name: case.loss(case.P_x.partition(P)) for case in cases}
+    blocks = {case.name: case.blocks(P.rank) for case in cases}
+
+    def everything(xs: Any) -> Any:
+        parts = {name: losses[name](x, blocks[name][1]) for name, x in xs.items()}
+        return sum(parts.values()), parts
+
+    xs = {name: block[0] for name, block in blocks.items()}
+    (_, parts), gradient = dj.jit(dj.value_and_grad(everything, has_aux=True))(xs)
+    all_parts = P.allgather_data({name: float(part) for name, part in parts.items()})
+    wholes = None
+    if P.rank == 0:
+        of_all = jax.jit(lambda xs: [jax.value_and_grad(case.whole)(x) for case, x in zip(cases, xs, strict=True)])
+        wholes = jax.tree.map(np.asarray, of_all([case.prediction for case in cases]))
+    for case, (want, its_gradient) in zip(cases, P.broadcast_data(wholes), strict=True):
+        np.testing.assert_allclose(sum(each[case.name] for each in all_parts), want, rtol=1e-12, err_msg=case.name)
+        mine = cut(its_gradient, case.P_x, P.rank, case.sizes)
+        close(gradient[case.name], np.zeros(0) if mine is None else mine, 1e-12, case.name)
+        if not xs[case.name].size and not case.of_nothing:
+            assert parts[case.name] == 0, case.name
+
+
 draw = np.random.default_rng(0)
 
 
+def case(
+    kind: str, terms: Any, P_x: On, sizes: Any, x: Any, target: Any, options: Any, divisor: float | None = None,
+    of_nothing: bool = False, args: tuple[Any, ...] = (),
+) -> LossCase:  # fmt: skip
+    layer_type, reduction = getattr(nn, f"Distributed{kind}Loss"), options.get("reduction", "mean")
+    name = f"{kind} {sizes} {P_x} {target.ndim} {options}"
+    make = lambda P: layer_type(P, *args, **options)  # noqa: E731
+    return LossCase(name, make, terms, P_x, sizes, x, target, divisor, reduction, of_nothing)
+
+
 def elementwise(kind: str, terms: Any, P_x: On, *sizes: Any, between: bool = False, **options: Any) -> LossCase:
+    """That of this kind; without, of the user's own terms."""
     shape = shape_of(sizes)
     prediction = draw.uniform(0.01, 0.99, shape) if between else draw.standard_normal(shape)
     target = draw.uniform(0.0, 1.0, shape) * 3 ** (not between)
-    own = () if kind != "own" else (terms,)
-    loss = partial(getattr(nn, f"Distributed{kind.replace('own', '')}Loss"), **options)
-    name, reduction = f"{kind} {sizes} {P_x} {options}", options.get("reduction", "mean")
-    return LossCase(name, lambda P: loss(P, *own), terms, P_x, sizes, prediction, target, reduction=reduction)
+    return case(kind, terms, P_x, sizes, prediction, target, options, args=() if kind else (terms,))
 
 
 def of_classes(
@@ -42,14 +112,13 @@ def of_classes(
 
     def terms(x: Any, target: Any) -> Any:
         log_p = jax.nn.log_softmax(x, axis=1)
-        t = target if probable else jnp.moveaxis(jax.nn.one_hot(target, classes), -1, 1)
+        t = target if probable else one_hot(target, classes)
         smooth = w.reshape(-1, *(1,) * (len(shape) - 2)) * ((1 - smoothing) * t + smoothing / classes)
         return -(smooth * log_p).sum(1) * (probable | kept)
 
     divisor = labels.size if probable else (w[np.where(kept, labels, 0)] * kept).sum()
-    name, reduction = f"classes {sizes} {P_x} {weights} {probable} {options}", options.get("reduction", "mean")
-    loss = partial(nn.DistributedCrossEntropyLoss, weight=w if weights else None, **options)
-    return LossCase(name, loss, terms, P_x, sizes, 10 * draw.standard_normal(shape), target, divisor, reduction)
+    x, options["weight"] = 10 * draw.standard_normal(shape), w if weights else None
+    return case("CrossEntropy", terms, P_x, sizes, x, target, options, divisor)
 
 
 def squares(x: Any, t: Any) -> Any:
@@ -68,14 +137,6 @@ def one_hot(labels: Any, classes: int) -> Any:
     return jnp.moveaxis(jax.nn.one_hot(labels, classes), -1, 1)
 
 
-def case(
-    kind: str, terms: Any, P_x: On, sizes: Any, x: Any, target: Any, options: Any, of_nothing: bool = False
-) -> LossCase:
-    loss, reduction = partial(getattr(nn, f"Distributed{kind}Loss"), **options), options.get("reduction", "mean")
-    name = f"{kind} {sizes} {P_x} {target.ndim} {options}"
-    return LossCase(name, loss, terms, P_x, sizes, x, target, reduction=reduction, of_nothing=of_nothing)
-
-
 def dice(P_x: On, *sizes: Any, labels: bool = False, **options: Any) -> LossCase:
     shape = shape_of(sizes)
     target = draw.integers(0, shape[1], (shape[0], *shape[2:])) if labels else draw.integers(0, 2, shape)
@@ -92,7 +153,7 @@ def dice(P_x: On, *sizes: Any, labels: bool = False, **options: Any) -> LossCase
         below = squares(t).sum(axes) + squares(x).sum(axes)
         return 1 - (2 * (t * x).sum(axes) + options.get("smooth_nr", 1e-5)) / (below + options.get("smooth_dr", 1e-5))
 
-    return case("Dice", terms, P_x, sizes, x, target, options, True)
+    return case("Dice", terms, P_x, sizes, x, target, options, of_nothing=True)
 
 
 def binary_focal(P_x: On, *sizes: Any, **options: Any) -> LossCase:
@@ -139,8 +200,8 @@ CASES = (
     elementwise("KLDiv", lambda x, t: jnp.exp(t) * (t - x), on(2, 2), 3, 4, log_target=True),
     elementwise("PoissonNLL", lambda x, t: jnp.exp(x) - t * x, on(2, 2), 3, 3),
     elementwise("PoissonNLL", lambda x, t: x - t * jnp.log(x + 1e-8), on(4, 1), 3, 3, between=True, log_input=False),
-    elementwise("own", optax.log_cosh, on(2, 2, ranks=(3, 1, 2, 0)), 5, 3),
-    elementwise("own", lambda x, t: jnp.abs(x - t) ** 1.5, on(3, 1), [0, 3, 1], 2, reduction="sum"),
+    elementwise("", optax.log_cosh, on(2, 2, ranks=(3, 1, 2, 0)), 5, 3),
+    elementwise("", lambda x, t: jnp.abs(x - t) ** 1.5, on(3, 1), [0, 3, 1], 2, reduction="sum"),
     of_classes(on(2, 2, ranks=(3, 1, 2, 0)), 5, 3),
     of_classes(on(1, 3, ranks=(2, 0, 3)), 4, 7, weights=True, ignored=True, label_smoothing=0.2),
     of_classes(on(2, 2, 1), 3, 4, 2, probable=True, weights=True, label_smoothing=0.1),
