@@ -204,27 +204,24 @@ def test_what_mixes_the_other_dimensions_passes(dim: int) -> None:
 
 
 @pytest.mark.simulated(2)
-@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 2, 4), (1, 2, 4), (2, 1, 4)])
+@pytest.mark.parametrize("shape", [(2, 3, 4), (1, 2, 4), (2, 1, 4)])
 def test_merged_dimensions_of_length_1_pass(shape: tuple[int, ...]) -> None:
     """Also where a single worker's block has a single token, or none."""
     P_x, W = dj.Partition().grid([1, 2, 1]), np.random.default_rng(0).standard_normal((4, 4))
     spec, x = dj.TensorSpec(shape, P_x), np.random.default_rng(1).standard_normal(shape)
-    rows: dict[str, Function] = {
-        "linear": lambda y: y @ W,
-        "softmax": jax.nn.softmax,
-        "layer norm": lambda y: (y - y.mean(1, keepdims=True)) / (y.var(1, keepdims=True) + 1),
-        "einsum": lambda y: jnp.einsum("be,ef->bf", y, W),
-        "vmap": jax.vmap(jax.nn.softmax),
-        "heads": lambda y: jax.nn.softmax(y.reshape(-1, 2, 2) @ y.reshape(-1, 2, 2), -1).reshape(-1, 4),
-    }
-    for name, function in rows.items():
+    for function in (
+        lambda y: jnp.einsum("be,ef->bf", y, W),
+        lambda y: (y - y.mean(1, keepdims=True)) / (y.var(1, keepdims=True) + 1),
+        jax.vmap(jax.nn.softmax),
+        lambda y: jax.nn.softmax(y.reshape(-1, 2, 2) @ y.reshape(-1, 2, 2), -1).reshape(-1, 4),
+    ):
 
         def tokens(x: jax.Array, function: Function = function) -> jax.Array:
             return function(x.reshape(-1, 4)).reshape(x.shape)
 
         for network in (nn.Sequential(tokens, x_spec=spec).apply, lambda _, x, f=tokens: dj.map_blocks(f, P_x)(x)):
             y = dj.gather(network(({},), spec.block(x)), spec)
-            assert P_x.rank or np.allclose(y, tokens(jnp.asarray(x))), name
+            assert P_x.rank or np.allclose(y, tokens(jnp.asarray(x)))
 
 
 @pytest.mark.simulated(2)
@@ -279,12 +276,11 @@ def test_functions_that_move_data_and_sums_that_a_layer_adds_pass() -> None:
         e = jnp.exp(x - F.max(x, P_x, 1))
         return e / F.sum(e, P_x, 1)
 
-    y = dj.jit(dj.value_and_grad(lambda x: nn.Sequential(layer, softmax)(({}, {}), x)[0, 0]))(x)[0]
-    whole = dj.gather(x, dj.TensorSpec((3, 4), P_x))
-    assert P.rank or np.isclose(y, jax.nn.softmax(whole, axis=1)[0, 0] + jax.nn.softmax(whole, axis=1)[0, 2])
+    y = dj.jit(nn.Sequential(layer, softmax))(({}, {}), x)
+    y, whole = (dj.gather(its, dj.TensorSpec((3, 4), P_x)) for its in (y, x))
+    assert P.rank or np.allclose(y, jax.nn.softmax(whole, axis=1))
     sums = nn.Sequential(layer, lambda x: x.sum(1, keepdims=True), nn.AllSumReduce(P_x, (1,)))(({}, {}, {}), x)
-    total = sum(P.allgather_data(np.asarray(x.sum(1, keepdims=True))))
-    assert np.allclose(sums, total)
+    assert np.allclose(sums, sum(P.allgather_data(np.asarray(x.sum(1, keepdims=True)))))
 
 
 @pytest.mark.simulated(4)

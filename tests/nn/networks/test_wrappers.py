@@ -27,6 +27,10 @@ def inner(P: dj.Partition) -> nn.Sequential:
     )
 
 
+def row_parallel(P: dj.Partition, features: int) -> nn.DistributedLinear:
+    return nn.DistributedLinear(P_x.partition(P), on(1, 1).partition(P), on(1, 2).partition(P), features, 4)
+
+
 def loss(network: Any, params: Any, x: Any, state: Any, key: Any) -> Any:
     y, state = network(params, x, state=state, key=key, training=True)
     return jnp.sum(jnp.sin(y).astype(float)), state
@@ -35,13 +39,9 @@ def loss(network: Any, params: Any, x: Any, state: Any, key: Any) -> Any:
 @pytest.mark.simulated(2)
 def test_remat_changes_nothing() -> None:
     """Bit for bit, state and random numbers too; and less is kept. In a network it is a layer like others."""
-    P = dj.Partition()
-
-    def linear(P: dj.Partition) -> Any:
-        layer = nn.DistributedLinear(P_x.partition(P), on(1, 1).partition(P), on(1, 2).partition(P), 5, 4)
-        return nn.Remat(layer, jax.checkpoint_policies.dots_saveable)
-
-    check_beside([Beside("remat", (3, 5), linear, lambda p, x: x @ p["weight"].T + p["bias"], P_x, on(1, 1))])
+    P, policy = dj.Partition(), jax.checkpoint_policies.dots_saveable
+    whole = lambda p, x: x @ p["weight"].T + p["bias"]  # noqa: E731
+    check_beside([Beside("remat", (3, 5), lambda P: nn.Remat(row_parallel(P, 5), policy), whole, P_x, on(1, 1))])
     plain, remat = inner(P), nn.Sequential(nn.Remat(inner(P)))
     held = {rank: dj.ShapeDtype((2 - rank, 5), np.dtype(float)) for rank in range(2)}
     assert remat.draws and remat.layers[0].plan(held).outputs[1].shape == (1, 4)
@@ -65,21 +65,19 @@ def test_remat_changes_nothing() -> None:
 def test_precision() -> None:
     """Arithmetic in bfloat16 is that of rounded parameters and inputs; gradients arrive in the parameters' dtype."""
     P = dj.Partition()
-    layer = nn.DistributedLinear(P_x.partition(P), on(1, 1).partition(P), on(1, 2).partition(P), 6, 4)
-    half = nn.Precision(layer)
-    params, x = layer.init(jax.random.key(0)), np.random.default_rng(P.rank).normal(size=(5, 3)).astype(np.float32)
+    layer = row_parallel(P, 6)
+    half, params = nn.Precision(layer), layer.init(jax.random.key(0))
+    x = np.random.default_rng(P.rank).normal(size=(5, 3)).astype(np.float32)
     narrow = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (params, jnp.asarray(x)))
 
     @dj.jit
-    def run(params: Any, x: Any, narrow: Any) -> Any:
-        y, pullback = jax.vjp(half, params, x)
-        want, want_back = jax.vjp(layer, *narrow)
-        return y, pullback(jnp.ones_like(y)), want, want_back(jnp.ones_like(want))
+    def run(*both: Any) -> Any:
+        pairs = [jax.vjp(f, *given) for f, given in zip((half, layer), both, strict=True)]
+        return [(y, pullback(jnp.ones_like(y))) for y, pullback in pairs]
 
-    y, gradient, want, wanted = run(params, x, narrow)
-    assert y.dtype == np.float32 and {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {np.dtype(np.float32)}
-    np.testing.assert_array_equal(y, want.astype(np.float32))
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(np.float32)), gradient, wanted)
+    got, want = run((params, x), narrow)
+    assert {leaf.dtype for leaf in jax.tree.leaves(got)} == {np.dtype(np.float32)}
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(np.float32)), got, want)
     held = {rank: dj.ShapeDtype(x.shape, np.dtype(np.float32)) for rank in range(2)}
     assert half.plan(held).outputs[0] == dj.ShapeDtype((5, 4), np.dtype(np.float32))
     assert nn.Precision(layer, output="float16").plan(held).outputs[0].dtype == np.float16
@@ -152,7 +150,7 @@ def test_half_precisions_are_accumulated_in_float32() -> None:
 def test_accumulated_gradients() -> None:
     """Of batches one after the other as of all at once, of which one worker has no data; differentiable in turn."""
     P = dj.Partition()
-    layer = nn.DistributedLinear(P_x.partition(P), on(1, 1).partition(P), on(1, 2).partition(P), 6, 4)
+    layer = row_parallel(P, 6)
     specs, x = layer.param_specs(), np.random.default_rng(0).normal(size=(3, 4, 6))
     whole = {name: np.random.default_rng(1).normal(size=spec.global_shape) for name, spec in specs.items()}
     mine = np.array_split(x, 2, axis=2)[P_x.ranks.index(P.rank)]
