@@ -68,25 +68,17 @@ def test_default_blocks_are_bit_for_bit_those_of_the_whole(shape, workers, dtype
     )
 
 
-def compare(cases, key, limit, size=0.0):
-    """Some blocks each of many (initializer, shape, boxes, dtype), in one program, with the whole tensors.
+def compare(made, shape, some, dtype, key, limit, size=0.0):
+    """Some blocks of the tensors of many initializers, in one program, with the whole tensors.
 
     To `limit` roundings of each number, or of `size`.
     """
-
-    @jax.jit
-    def blocks(key):
-        return [
-            [initialize_block(initializer, key, shape, box, np.dtype(dtype)) for box in some]
-            for initializer, shape, some, dtype in cases
-        ]
-
-    @jax.jit
-    def wholes(key):
-        return [initializer(key, shape, dtype) for initializer, shape, _, dtype in cases]
-
-    for (_, _, some, dtype), parts, whole in zip(cases, blocks(key), map(np.asarray, wholes(key)), strict=True):
-        kind = complex if jnp.issubdtype(dtype, jnp.complexfloating) else float
+    kind = complex if jnp.issubdtype(dtype, jnp.complexfloating) else float
+    blocks = jax.jit(
+        lambda key: [[initialize_block(f, key, shape, box, np.dtype(dtype)) for box in some] for f in made]
+    )
+    wholes = jax.jit(lambda key: [f(key, shape, dtype) for f in made])
+    for parts, whole in zip(blocks(key), map(np.asarray, wholes(key)), strict=True):
         for box, part in zip(some, parts, strict=True):
             expected = whole[tuple(slice(*bounds) for bounds in box)]
             assert part.shape == expected.shape and part.dtype == expected.dtype == dtype
@@ -105,8 +97,8 @@ BY_DTYPE = {
 @pytest.mark.parametrize("dtype", BY_DTYPE, ids=lambda d: d.__name__)
 def test_every_initializer_of_jax_gives_the_blocks_of_the_whole(dtype):
     """To the last bits: XLA fuses the arithmetic after the random bits differently in programs of other shapes."""
-    some = boxes((6, 5), (2, 3))[4:5]
-    compare([(INITIALIZERS[name], (6, 5), some, dtype) for name in BY_DTYPE[dtype]], jax.random.key(9), limit=4)
+    made = [INITIALIZERS[name] for name in BY_DTYPE[dtype]]
+    compare(made, (6, 5), boxes((6, 5), (2, 3))[4:5], dtype, jax.random.key(9), limit=4)
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
@@ -142,24 +134,18 @@ def of_several_keys(key, shape, dtype):
 
 def test_what_is_not_elementwise_is_made_whole_and_cut():
     made = (initializers.orthogonal(), shuffled, ramp, of_loops, of_several_keys)
-    compare([(each, (5, 4), boxes((5, 4), (2, 2)), jnp.float32) for each in made], jax.random.key(2), 16, size=1)
+    compare(made, (5, 4), boxes((5, 4), (2, 2)), jnp.float32, jax.random.key(2), 16, size=1)
 
 
 @as_users_compile
 @pytest.mark.parametrize("name", ["default", "he normal", "truncated normal", "zeros"])
 def test_memory_is_that_of_the_block(name):
     """A 1/256 block of a 16384 x 16384 tensor (1 GiB): temporaries and result stay below ten blocks."""
-    n, part = 16384, 1024
-    lowered = initialize_block.lower(
-        INITIALIZERS[name],
-        jax.random.key(0),
-        (n, n),
-        ((2 * part, 3 * part), (5 * part, 6 * part)),
-        np.dtype(np.float32),
-    )
+    n, box = 1024, ((2048, 3072), (5120, 6144))
+    lowered = initialize_block.lower(INITIALIZERS[name], jax.random.key(0), (16 * n, 16 * n), box, np.dtype(np.float32))
     used = lowered.compile().memory_analysis()
-    assert used.output_size_in_bytes == 4 * part**2
-    assert used.temp_size_in_bytes + used.output_size_in_bytes < 10 * 4 * part**2
+    assert used.output_size_in_bytes == 4 * n**2
+    assert used.temp_size_in_bytes + used.output_size_in_bytes < 10 * 4 * n**2
 
 
 def test_elements_are_numbered_beyond_32_bits():

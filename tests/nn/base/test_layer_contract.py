@@ -167,6 +167,13 @@ def images(P: dj.Partition) -> tuple[jax.Array, jax.Array]:
     return whole, whole if P.rank == 0 else dj.zero_volume_tensor(5, float)
 
 
+def begun() -> tuple[dj.Partition, nn.Sequential, Any, jax.Array]:
+    """The partition of all workers, the network, its parameters, and this worker's input."""
+    P = dj.Partition()
+    network = network_on(P)
+    return P, network, network.init(jax.random.key(0), float), images(P)[1]
+
+
 def squares(network: Callable, params: Any, x: jax.Array) -> jax.Array:
     return jnp.sum(network(params, x) ** 2)
 
@@ -186,9 +193,7 @@ def check_against_plain_jax(P: dj.Partition, params: Any, value: Any, gradient: 
 @pytest.mark.simulated(2)
 def test_a_sequential_network() -> None:
     """Value and gradient are those of plain JAX; parameters are a tuple like the layers, and optax works on them."""
-    P = dj.Partition()
-    network, (_, x) = network_on(P), images(P)
-    params = network.init(jax.random.key(0), float)
+    P, network, params, x = begun()
     assert isinstance(params, tuple) and len(params) == len(network) == 6 and params[0] == params[2] == {}
     step = dj.jit(dj.value_and_grad(lambda params: squares(network, params, x)))
     value, gradient = step(params)
@@ -243,9 +248,7 @@ def test_the_plan_of_a_network_is_the_same_on_every_worker() -> None:
 @pytest.mark.world(2)
 def test_a_network_is_an_argument_of_dj_jit() -> None:
     """Layers and partitions pass through dj.jit, jax.grad and vmap as what they are."""
-    P = dj.Partition()
-    network, (_, x) = network_on(P), images(P)
-    params = network.init(jax.random.key(0), float)
+    P, network, params, x = begun()
     step = dj.jit(lambda network, P, *rest: dj.value_and_grad(squares, 1, partition=P)(network, *rest))
     check_against_plain_jax(P, params, *step(network, P, params, x))
 
@@ -262,9 +265,8 @@ def test_equinox() -> None:
         def __call__(self, x: jax.Array) -> jax.Array:
             return self.network(self.params, x) * jax.lax.stop_gradient(self.scale)
 
-    P = dj.Partition()
-    network, (_, x) = network_on(P), images(P)
-    model = Model(network, network.init(jax.random.key(0), float), jnp.ones(()))
+    P, network, params, x = begun()
+    model = Model(network, params, jnp.ones(()))
     assert len(jax.tree.leaves(model)) == len(jax.tree.leaves(model.params)) + 1
     value_and_grad = dj.value_and_grad(lambda model, x: jnp.sum(model(x) ** 2))
     step = dj.jit(value_and_grad)
@@ -279,8 +281,7 @@ def test_equinox() -> None:
 @pytest.mark.simulated(2)
 def test_flax() -> None:
     """A network is an attribute of a linen module, and of an nnx one."""
-    P = dj.Partition()
-    network, (_, x) = network_on(P), images(P)
+    P, network, params, x = begun()
 
     class Linen(linen.Module):
         network: nn.Sequential
@@ -292,7 +293,7 @@ def test_flax() -> None:
     class Nnx(nnx.Module):
         def __init__(self) -> None:
             self.network = network
-            self.blocks = nnx.Param(network.init(jax.random.key(0), float))
+            self.blocks = nnx.Param(params)
 
         def __call__(self, x: jax.Array) -> jax.Array:
             return self.network(self.blocks.get_value(), x)
