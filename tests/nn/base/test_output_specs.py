@@ -101,25 +101,6 @@ def test_the_spec_says_what_every_worker_gets() -> None:
         assert active or dj.zero_volume_tensor(like=spec).shape == y.shape, name
 
 
-@pytest.mark.simulated(4)
-def test_a_target_needs_no_counting() -> None:
-    """The batch is split, and the output on other workers: with `like`, shapes agree on all, and so do gradients."""
-    P = dj.Partition()
-    layer = linear(P)
-    x_spec = dj.TensorSpec((5, 5), layer.P_x)
-    y_spec = layer.output_spec(x_spec)
-    x, target = (jnp.ones(s.local_shape) if s.box else dj.zero_volume_tensor(like=s) for s in (x_spec, y_spec))
-    assert y_spec.box or target.shape == dj.zero_volume_tensor(like=x).shape
-    params, specs = layer.init(jax.random.key(0), float), layer.param_specs()
-    value, gradient = dj.jit(dj.value_and_grad(lambda p: jnp.sum((layer(p, x) - target) ** 2)))(params)
-    whole, slopes = dj.gather(params, specs), dj.gather(gradient, specs)
-    if P.rank == 0:
-        plain = jax.value_and_grad(lambda p: jnp.sum((np.ones((5, 5)) @ p["weight"].T + p["bias"] - 1) ** 2))
-        want, its = jax.jit(plain)(whole)
-        np.testing.assert_allclose(value, want, rtol=1e-12)
-        np.testing.assert_allclose(slopes["weight"], its["weight"], rtol=1e-12)
-
-
 # Networks of an embedding, and what comes before it: without parameters, and nothing to floats alone.
 OF_INDICES: dict[str, Callable[[nn.Repartition, nn.DistributedEmbedding], Any]] = {
     "moved": lambda move, embedding: (move, embedding),

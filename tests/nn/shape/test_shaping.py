@@ -183,26 +183,16 @@ def test_what_outputs_read() -> None:
 
 
 @pytest.mark.simulated(4)
-def test_concatenation() -> None:
-    """Of three tensors along a split dimension, and along one that is not; with gradients."""
-    P, P_x, rows = dj.Partition(), on(2, 2, ranks=(3, 1, 2, 0)), on(4, 1)
+def test_concatenation_of_three() -> None:
+    """Along a split dimension, and along one that is not, where nothing moves. Its gradients: networks' skips."""
+    P = dj.Partition()
     wholes = np.split(np.random.default_rng(4).standard_normal((5, 8)), [3, 4], 1)
-    joined, c = np.concatenate(wholes, 1), np.random.default_rng(5).standard_normal((5, 8))
-    along, across = (nn.Concatenate(its.partition(P)) for its in (P_x, rows))
-    own, own_rows = ([cut(x, its, P.rank) for x in wholes] for its in (P_x, rows))
-
-    def loss(own: Any, own_rows: Any) -> Any:
-        y, z = along(*own), across(*own_rows)
-        return jnp.sum(y**2 * cut(c, P_x, P.rank)) + jnp.sum(z), (y, z)
-
-    gradient, (y, z) = dj.jit(dj.grad(loss, has_aux=True))(own, own_rows)
-    np.testing.assert_array_equal(y, cut(joined, P_x, P.rank))
-    np.testing.assert_array_equal(z, cut(joined, rows, P.rank))
-    for got, want in zip(gradient, np.split(2 * joined * c, [3, 4], 1), strict=True):
-        np.testing.assert_allclose(got, cut(want, P_x, P.rank), rtol=1e-14)
-    assert "sampling" not in str(jax.make_jaxpr(lambda xs: across(*xs))(own_rows))
+    for on_them in (on(2, 2, ranks=(3, 1, 2, 0)), on(4, 1)):
+        joined, own = nn.Concatenate(on_them.partition(P)), [cut(x, on_them, P.rank) for x in wholes]
+        np.testing.assert_array_equal(joined(*own), cut(np.concatenate(wholes, 1), on_them, P.rank))
+    assert "sampling" not in str(jax.make_jaxpr(lambda xs: joined(*xs))(own))
     with pytest.raises(dj.PlanError, match="must have the blocks of"):
-        across(own_rows[0], own_rows[1][:0])
+        joined(own[0], own[1][:0])
 
 
 @pytest.mark.simulated(4)
