@@ -40,9 +40,7 @@ def linear(
 
 
 CASES = {
-    1: [
-        linear((0,), (0,), (0,), (1, 1), 4, 3, lead=(2, 1, 3)),
-    ],
+    1: [linear((0,), (0,), (0,), (1, 1), 4, 3, lead=(2, 1, 3))],
     2: [
         linear((1,), (0, 1), (0, 1), (2, 1), 4, 3),
         linear((0,), (1,), (1,), (1, 1), 4, 3),  # all of it elsewhere than the input
