@@ -15,6 +15,7 @@ from blocks import block_of
 from matrix.partitions import On
 
 import distdl_jax as dj
+from distdl_jax import nn
 
 Sizes = int | Sequence[int]
 
@@ -57,6 +58,31 @@ class Beside:
         return structure.unflatten(
             [self.draw(f"params{jax.tree_util.keystr(path)}", spec.global_shape) for path, spec in paths]
         )
+
+
+def made(layer: Any, *args: Any, **options: Any) -> Callable[[dj.Partition], Any]:
+    """From all workers the layer, or that of this kind, of whose arguments each `On` is made a partition of some."""
+    if isinstance(layer, str):
+        layer = getattr(nn, layer if hasattr(nn, layer) else f"Distributed{layer}")
+
+    def make(P: dj.Partition) -> Any:
+        def its(value: Any) -> Any:
+            return value.partition(P) if isinstance(value, On) else value
+
+        return layer(*map(its, args), **{name: its(value) for name, value in options.items()})
+
+    return make
+
+
+def beside(
+    kind: str, sizes: Sequence[Sizes], whole: Any, *args: Any, y_sizes: Any = None, offset: float = 0.0,
+    integers: int = 0, **options: Any,
+) -> Beside:  # fmt: skip
+    """The layer of this kind with these arguments, the partitions of x and, where they differ, of y the first."""
+    layer = made(kind, *args, **options)
+    P_y = args[1] if isinstance(args[1], On) else None
+    name = f"{kind} {sizes} {args} {options}"
+    return Beside(name, sizes, layer, whole, args[0], P_y, y_sizes, offset, integers)
 
 
 def cut(whole: np.ndarray, P: On, rank: int, sizes: Sequence[Sizes] | None = None) -> np.ndarray | None:

@@ -22,8 +22,26 @@ def state_dict(name: str) -> dict[str, np.ndarray]:
     return {key.removeprefix(start): RESULTS[key] for key in RESULTS if key.startswith(start)}
 
 
-def split(d: int) -> On:
-    return on(1, 1, 2, *(1,) * (d - 1))
+ONE = on(1, 1).partition(dj.planning_world(1))
+LINEAR, NO_BIAS = (nn.DistributedLinear(ONE, ONE, ONE, 3, 2, bias=bias) for bias in (True, False))
+POINTWISE, ARRAYS = nn.DistributedPointwise(ONE, 3, 2), {"weight": np.ones((2, 3)), "bias": np.zeros(2)}
+W = ARRAYS["weight"]
+
+
+def a_conv(kind: str, d: int, **options: Any) -> Any:
+    """The features split over two workers."""
+    its = on(1, 1, 2, *(1,) * (d - 1))
+    layer, sizes = getattr(nn, f"Distributed{kind}{d}d"), {"in_channels": 2, "out_channels": 4, "kernel_size": 3}
+    return lambda P: layer(its.partition(P), **sizes, groups=2, **options), its, its, {}
+
+
+def same(kind: str, its: On, *args: Any, **options: Any) -> Any:
+    """A layer that leaves its output where it is."""
+    return lambda P: getattr(nn, f"Distributed{kind}")(its.partition(P), *args, **options), its, its, {}
+
+
+def attention(its: On, told: Any, *args: Any, **options: Any) -> Any:
+    return *same("MultiHeadAttention", its, 8, 4, *args, **options)[:3], told
 
 
 def network(P: dj.Partition) -> nn.Sequential:
@@ -48,64 +66,31 @@ CASES: dict[str, tuple[Callable[[dj.Partition], Any], On, On, dict[str, Any]]] =
         lambda P: nn.DistributedLinear(*(its.partition(P) for its in (on(1, 2), on(1, 1), on(1, 2))), 5, 3),
         on(1, 2), on(1, 1), {},
     ),
-    "linear pointwise": (
-        lambda P: nn.DistributedPointwise(on(2, 1).partition(P), 5, 3), on(2, 1), on(2, 1), {},
-    ),
-    **{
-        f"conv{d}": (
-            lambda P, d=d: getattr(nn, f"DistributedConv{d}d")(
-                split(d).partition(P), in_channels=2, out_channels=4, kernel_size=3, padding=1, groups=2
-            ),
-            split(d), split(d), {},
-        )
-        for d in (1, 2, 3)
-    },
-    **{
-        f"conv_transpose{d}": (
-            lambda P, d=d: getattr(nn, f"DistributedConvTranspose{d}d")(
-                split(d).partition(P), in_channels=2, out_channels=4, kernel_size=3, stride=2, groups=2
-            ),
-            split(d), split(d), {},
-        )
-        for d in (1, 2, 3)
-    },
-    "batch_norm": (
-        lambda P: nn.DistributedBatchNorm(on(1, 2, 1, 1).partition(P), 3), on(1, 2, 1, 1), on(1, 2, 1, 1), {},
-    ),
-    "layer_norm": (lambda P: nn.DistributedLayerNorm(on(1, 2).partition(P), 5), on(1, 2), on(1, 2), {}),
-    "rms_norm": (lambda P: nn.DistributedRMSNorm(on(1, 2).partition(P), 5), on(1, 2), on(1, 2), {}),
-    "group_norm": (lambda P: nn.DistributedGroupNorm(HEADS.partition(P), 2, 4), HEADS, HEADS, {}),
-    "instance_norm": (lambda P: nn.DistributedInstanceNorm(HEADS.partition(P), 2, affine=True), HEADS, HEADS, {}),
+    "linear pointwise": same("Pointwise", on(2, 1), 5, 3),
+    **{f"conv{d}": a_conv("Conv", d, padding=1) for d in (1, 2, 3)},
+    **{f"conv_transpose{d}": a_conv("ConvTranspose", d, stride=2) for d in (1, 2, 3)},
+    "batch_norm": same("BatchNorm", on(1, 2, 1, 1), 3),
+    "layer_norm": same("LayerNorm", on(1, 2), 5),
+    "rms_norm": same("RMSNorm", on(1, 2), 5),
+    "group_norm": same("GroupNorm", HEADS, 2, 4),
+    "instance_norm": same("InstanceNorm", HEADS, 2, affine=True),
     "embedding": (
         lambda P: nn.DistributedEmbedding(*(its.partition(P) for its in (on(1, 1), on(1, 1, 1), on(2, 1))), 7, 3),
         on(1, 1), on(1, 1, 1), {},
     ),
-    "attention": (
-        lambda P: nn.DistributedMultiHeadAttention(HEADS.partition(P), 8, 4, causal=True), HEADS, HEADS, MASK,
-    ),
-    "attention fused": (
-        lambda P: nn.DistributedMultiHeadAttention(HEADS.partition(P), 8, 4, causal=True, fused=True),
-        HEADS, HEADS, MASK,
-    ),
-    "grouped": (
-        lambda P: nn.DistributedMultiHeadAttention(
-            on(1, 2, 1).partition(P), 8, 4, num_key_heads=2, causal=True, bias=False, fused=True
-        ),
-        on(1, 2, 1), on(1, 2, 1), {},
-    ),
+    "attention": attention(HEADS, MASK, causal=True),
+    "attention fused": attention(HEADS, MASK, causal=True, fused=True),
+    "grouped": attention(SEQUENCE, {}, num_key_heads=2, causal=True, bias=False, fused=True),
     **{
-        f"cross {grid} {exchange} {what}": (
-            lambda P, grid=grid, exchange=exchange, fused=what == "fused": nn.DistributedMultiHeadAttention(
-                grid.partition(P), 8, 4, exchange=exchange, fused=fused
-            ),
-            grid, grid, told | {"memory": (MEMORY, grid)},
+        f"cross {its} {how} {fused}": attention(
+            its, {"attn_mask": added, "key_padding_mask": padded, "memory": (MEMORY, its)}, exchange=how, fused=fused
         )
-        for grid, exchange, what, told in (
-            (HEADS, "ring", "", {"attn_mask": ADDED, "key_padding_mask": PADDED}),
-            (HEADS, "ring", "fused", {"attn_mask": ADDED, "key_padding_mask": PADDED}),
-            (SEQUENCE, "ring", "", {"attn_mask": (ADDED, on(2, 1)), "key_padding_mask": (PADDED, on(1, 2))}),
-            (SEQUENCE, "heads", "", {"attn_mask": ADDED, "key_padding_mask": (PADDED, on(1, 2))}),
-            (SEQUENCE, "gather", "", {"attn_mask": ADDED, "key_padding_mask": PADDED}),
+        for its, how, fused, added, padded in (
+            (HEADS, "ring", False, ADDED, PADDED),
+            (HEADS, "ring", True, ADDED, PADDED),
+            (SEQUENCE, "ring", False, (ADDED, on(2, 1)), (PADDED, on(1, 2))),
+            (SEQUENCE, "heads", False, ADDED, (PADDED, on(1, 2))),
+            (SEQUENCE, "gather", False, ADDED, PADDED),
         )
     },
     "network": (network, on(1, 1, 2, 1), on(1, 1), {}),
@@ -144,63 +129,47 @@ def test_what_pytorch_gave() -> None:
             close(found[name], mine, 1e-12, name)
 
 
-@pytest.mark.simulated(1)
 def test_names() -> None:
     """A dictionary of layers takes what is below its names; what is missing, too many or of another shape is named."""
-    P = dj.Partition()
-    one = on(1, 1).partition(P)
-    linear = nn.DistributedLinear(one, one, one, 3, 2)
-    no_bias = nn.DistributedLinear(one, one, one, 3, 2, bias=False)
-    arrays = {"weight": np.ones((2, 3)), "bias": np.zeros(2)}
-    nested = {f"{name}.{key}": x for name in ("first", "firsts.layer") for key, x in arrays.items()}
-    params = dj.from_torch(nested, {"first": linear, "firsts": nn.Sequential(jnp.tanh, linear)})
+    nested = {f"{name}.{key}": x for name in ("first", "firsts.layer") for key, x in ARRAYS.items()}
+    params = dj.from_torch(nested, {"first": LINEAR, "firsts": nn.Sequential(jnp.tanh, LINEAR)})
     assert params["firsts"][0] == {} and params["firsts"][1]["bias"].shape == (2,)
     running = {"running_mean": np.ones(2), "running_var": np.full(2, 3.0), "num_batches_tracked": np.int32(5)}
-    pointwise, kernel = nn.DistributedPointwise(one, 3, 2), {"weight": arrays["weight"][:, :, None, None]}
-    assert dj.from_torch(arrays | kernel, pointwise)["weight"].shape == (2, 3)  # of a convolution with a kernel of 1
-    squeeze = nn.DistributedSqueezeExcitation(on(1, 1, 1).partition(P), 3, 2)
-    both = {"fc1.weight": np.ones((2, 3, 1, 1)), "fc1.bias": np.ones(2)}
-    both |= {"fc2.weight": np.zeros((3, 2, 1, 1)), "fc2.bias": np.zeros(3)}
-    (params,) = dj.from_torch({f"0.{name}": x for name, x in both.items()}, nn.Sequential(squeeze))
+    kernel = {"weight": ARRAYS["weight"][:, :, None, None]}  # of a convolution with a kernel of 1
+    assert dj.from_torch(ARRAYS | kernel, POINTWISE)["weight"].shape == (2, 3)
+    squeeze = nn.DistributedSqueezeExcitation(on(1, 1, 1).partition(dj.planning_world(1)), 3, 2)
+    both = {"0.fc1.weight": np.ones((2, 3, 1, 1)), "0.fc1.bias": np.ones(2)}
+    both |= {"0.fc2.weight": np.zeros((3, 2, 1, 1)), "0.fc2.bias": np.zeros(3)}
+    (params,) = dj.from_torch(both, nn.Sequential(squeeze))
     assert float(params["fc1"]["weight"].sum()) == 6 and params["fc2"]["weight"].shape == (3, 2)
-    params, state = dj.from_torch(running, nn.DistributedBatchNorm(one, 2, affine=False), state=True)
+    params, state = dj.from_torch(running, nn.DistributedBatchNorm(ONE, 2, affine=False), state=True)
     assert params == {} and state["running_var"].tolist() == [3, 3] and int(state["num_batches_tracked"]) == 5
-    for sentence, given, layer in (
-        ("`state_dict` must hold 'bias', for DistributedLinear(3 -> 2", {"weight": arrays["weight"]}, linear),
-        ("`state_dict` holds 'bias', for which `layer` has no place.", arrays, no_bias),
-        ("`state_dict` holds '1.weight', for which `layer` has no place.", arrays | {"1.weight": np.ones(2)}, linear),
-        ("`state_dict['weight']` must be 2 x 3, for DistributedLinear", arrays | {"weight": np.ones((3, 2))}, linear),
-        ("`state_dict['weight']` must be 2 x 3, for DistributedPo", {"weight": np.ones((2, 3, 2))}, pointwise),
-        ("`state_dict` holds 'weight_hr_l0', which is not a parameter", {"weight_hr_l0": np.ones(2)}, linear),
-        ("`state_dict` must hold 'a.b.1.bias', for", {"a.b.1.weight": arrays["weight"]}, {"a": {"b": linear}}),
-        ("`state_dict` must hold 'weight' of a module, for DistributedLinear(3", {}, nn.Sequential(linear)),
-        (
-            "`state_dict` must hold 'weight' of a module after '0', for DistributedLinear(3 -> 2",
-            {"0.weight": arrays["weight"]},
-            nn.Sequential(no_bias, nn.Residual(no_bias)),
-        ),
-        (
-            "`state_dict` must hold 'weight' of a module after 'a.0', for",
-            {"a.0.weight": arrays["weight"]},
-            {"a": nn.Sequential(no_bias, linear)},
-        ),
-        (
-            "`state_dict` must hold 'weight' of a module at 'b.c', or below it, for",
-            {"a.weight": arrays["weight"]},
-            {"a": no_bias, "b": {"c": linear}},
-        ),
-        ("`state_dict['a.weight']` must be 2 x 3, for", {"a.weight": np.ones((3, 2))}, {"a": no_bias}),
-        ("`state_dict` holds 'a..weight_hr_l0', which is not a", {"a..weight_hr_l0": np.ones(2)}, {"a": linear}),
-        (
-            "`state_dict` holds 'third.bias', for which",
-            {"first.weight": arrays["weight"], "third.bias": np.ones(1)},
-            {"first": no_bias},
-        ),
-        ("`layer` (=3) must be a layer, or a dictionary of layers.", arrays, 3),
-    ):
-        with pytest.raises((dj.InvalidArgumentError, dj.InvalidTypeError)) as error:
-            dj.from_torch(given, layer)
-        assert sentence in str(error.value), str(error.value)
+
+
+REFUSED: tuple[tuple[str, dict[str, Any], Any], ...] = (
+    ("must hold 'bias', for DistributedLinear(3 -> 2", {"weight": W}, LINEAR),
+    ("holds 'bias', for which `layer` has no place.", ARRAYS, NO_BIAS),
+    ("holds '1.weight', for which `layer` has no place.", ARRAYS | {"1.weight": np.ones(2)}, LINEAR),
+    ("['weight']` must be 2 x 3, for DistributedLinear", ARRAYS | {"weight": np.ones((3, 2))}, LINEAR),
+    ("['weight']` must be 2 x 3, for DistributedPo", {"weight": np.ones((2, 3, 2))}, POINTWISE),
+    ("holds 'weight_hr_l0', which is no parameter", {"weight_hr_l0": np.ones(2)}, LINEAR),
+    ("must hold 'a.b.1.bias', for", {"a.b.1.weight": W}, {"a": {"b": LINEAR}}),
+    ("must hold 'weight' of a module, for DistributedLinear(3", {}, nn.Sequential(LINEAR)),
+    ("must hold 'weight' of a module after '0', for DistributedLinear(3 -> 2", {"0.weight": W},
+     nn.Sequential(NO_BIAS, nn.Residual(NO_BIAS))),
+    ("must hold 'weight' of a module after 'a.0', for", {"a.0.weight": W}, {"a": nn.Sequential(NO_BIAS, LINEAR)}),
+    ("must hold 'weight' of a module at 'b.c', or below it, for", {"a.weight": W}, {"a": NO_BIAS, "b": {"c": LINEAR}}),
+    ("['a.weight']` must be 2 x 3, for", {"a.weight": np.ones((3, 2))}, {"a": NO_BIAS}),
+    ("holds 'a..weight_hr_l0', which is no", {"a..weight_hr_l0": np.ones(2)}, {"a": LINEAR}),
+    ("holds 'third.bias', for which", {"first.weight": W, "third.bias": np.ones(1)}, {"first": NO_BIAS}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("sentence", "given", "layer"), REFUSED)
+def test_what_does_not_fit_is_named(sentence: str, given: dict[str, Any], layer: Any) -> None:
+    with pytest.raises(dj.InvalidArgumentError) as error:
+        dj.from_torch(given, layer)
+    assert str(error.value).startswith("`state_dict") and sentence in str(error.value)
 
 
 def numbered(prefix: str = "") -> dict[str, np.ndarray]:
@@ -214,8 +183,7 @@ def numbered(prefix: str = "") -> dict[str, np.ndarray]:
 
 def test_modules_with_numbers_come_in_their_order() -> None:
     """Also from a file whose names are sorted as text, as those in safetensors files are; nested ones too."""
-    one = on(1, 1).partition(dj.planning_world(1))
-    eleven = nn.Sequential(*[nn.DistributedLinear(one, one, one, 2, 2)] * 11)
+    eleven = nn.Sequential(*[nn.DistributedLinear(ONE, ONE, ONE, 2, 2)] * 11)
     for given, layer in (
         (numbered(), eleven),
         (numbered("body."), eleven),
@@ -225,38 +193,34 @@ def test_modules_with_numbers_come_in_their_order() -> None:
         from_file = dict(sorted(given.items()))
         assert [*from_file] != [*given]
         for read in (given, from_file):
-            its = dj.from_torch(read, layer)
-            firsts = [float(x.reshape(-1)[0]) for x in jax.tree.leaves(its)]
+            firsts = [float(x.reshape(-1)[0]) for x in jax.tree.leaves(dj.from_torch(read, layer))]
             assert firsts == [float(n) for n in range(11) for _ in range(2)] * (len(firsts) // 22)
 
 
 def test_modules_with_names_keep_their_order() -> None:
-    one = on(1, 1).partition(dj.planning_world(1))
-    network = nn.Sequential(*[nn.DistributedLinear(one, one, one, 2, 2, bias=False)] * 3)
+    network = nn.Sequential(*[NO_BIAS] * 3)
     names = ("stem", "2", "10")  # not all of them are numbers
     for order in (names, names[::-1]):
-        params = dj.from_torch({f"{name}.weight": np.full((2, 2), n) for n, name in enumerate(order)}, network)
+        params = dj.from_torch({f"{name}.weight": np.full((2, 3), n) for n, name in enumerate(order)}, network)
         assert [int(its["weight"][0, 0]) for its in params] == [0, 1, 2]
 
 
 def test_what_is_no_state_dict() -> None:
-    one = on(1, 1).partition(dj.planning_world(1))
-    linear = nn.DistributedLinear(one, one, one, 2, 2, bias=False)
+    array = "`state_dict['{}weight']` must be an array of numbers"
     for sentence, given in (
         ("`state_dict` (=None) must be a dictionary of arrays by name", None),
         ("`state_dict` (={3: ", {3: np.ones(2)}),
-        (
-            "`state_dict['weight']` must be an array of numbers, but has the dtype <U1.",
-            {"weight": np.full((2, 2), "a")},
-        ),
-        ("`state_dict['weight']` must be an array of numbers", {"weight": [[1.0], [1.0, 2.0]]}),
+        (array + ", but has the dtype <U1.", {"weight": np.full((2, 3), "a")}),
+        (array, {"weight": [[1.0], [1.0, 2.0]]}),
     ):
-        for layer, these in ((linear, given), ({"a": linear}, given)):
-            if layer is not linear and these and "weight" in these:
-                these = {"a.weight": these["weight"]}
+        for name, layer in (("", NO_BIAS), ("a.", {"a": NO_BIAS})):
+            these = {f"{name}weight": given["weight"]} if given and "weight" in given else given
             with pytest.raises(dj.InvalidTypeError) as error:
                 dj.from_torch(these, layer)  # type: ignore[arg-type]
-            assert sentence in str(error.value).replace("'a.weight", "'weight"), str(error.value)
+            assert sentence.replace("{}", name) in str(error.value)
+    with pytest.raises(dj.InvalidTypeError) as error:
+        dj.from_torch(ARRAYS, 3)  # type: ignore[arg-type]
+    assert "`layer` (=3) must be a layer, or a dictionary of layers." in str(error.value)
 
 
 def test_an_attention_with_too_much() -> None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from blocks import block_of
-from matrix.partitions import On, on
+from matrix.partitions import On
 from sequential import close, cut
 
 import distdl_jax as dj
@@ -119,32 +119,37 @@ class Mine:
         self.case, self.layer, self.rank = case, case.layer(), dj.Partition().rank
         self.specs, self.regions = self.layer.param_specs(), case.regions(self.layer)
         self.here = self.rank in case.P_x.ranks
-        whole = case.whole(self.specs)
-        gathered = case.options.get("exchange") == "gather"
-        t = case.keys or case.sizes[1]
+        whole, ends = case.whole(self.specs), np.cumsum(case.pieces)[:-1]
         self.floats: dict[str, Any] = {"params": jax.tree.map(block_of, whole["params"], self.specs)}
         self.fixed: dict[str, Any] = {}
-        for name in ("x", "memory"):
-            if name in whole:
-                self.floats[name] = self.block(whole[name])
-        self.c = self.block(whole["c"])
+        if case.pieces:  # x and the cotangent come in pieces, each of them cut
+            self.floats["x"] = [self.block(piece) for piece in np.split(whole["x"], ends, 1)]
+        else:
+            self.floats |= {name: self.block(whole[name]) for name in ("x", "memory") if name in whole}
+        self.c = [self.block(piece) for piece in np.split(whole["c"], ends, 1)]
         if "mask" in whole:
             added = whole["mask"].dtype == float
-            (self.floats if added else self.fixed)["mask"] = self.own_mask(whole["mask"])
+            # Its samples and heads, where the mask has more than one, and its queries.
+            mine = (
+                whole["mask"][self.place(whole["mask"], self.rank)] if self.here else np.zeros(0, whole["mask"].dtype)
+            )
+            (self.floats if added else self.fixed)["mask"] = mine
         if case.padded:
-            samples = self.block(np.arange(case.sizes[0])[:, None, None].repeat(case.P_x.shape[2], 2).repeat(
-                case.P_x.shape[1], 1))[:, 0, 0] if self.here else np.zeros(0, int)  # fmt: skip
-            keys = self.block(np.arange(t)[None, :, None].repeat(case.P_x.shape[2], 2).repeat(case.P_x.shape[0], 0))
-            keys = np.arange(t) if gathered or not self.here else keys[0, :, 0]
-            self.fixed["padding"] = whole["padding"][np.ix_(samples, keys)]
+            gathered = case.options.get("exchange") == "gather"
+            self.fixed["padding"] = self.own_padding(whole["padding"], gathered)
+
+    def own_padding(self, padding: np.ndarray, gathered: bool) -> np.ndarray:
+        """Its samples, and its keys or all."""
+        if not self.here:
+            return padding[:0]
+        p_n, p_s, _ = self.case.P_x.shape
+        i, j, _ = np.unravel_index(self.case.P_x.ranks.index(self.rank), self.case.P_x.shape)
+        its = np.array_split(padding, p_n)[i]
+        return its if gathered else np.array_split(its, p_s, axis=1)[j]
 
     def block(self, whole: np.ndarray) -> np.ndarray:
         mine = cut(whole, self.case.P_x, self.rank)
         return np.zeros((len(whole), 0), whole.dtype) if mine is None else mine
-
-    def own_mask(self, mask: np.ndarray) -> np.ndarray:
-        """Its samples and heads, where the mask has more than one, and its queries."""
-        return mask[self.place(mask, self.rank)] if self.here else np.zeros(0, mask.dtype)
 
     def place(self, mask: np.ndarray, rank: int) -> tuple[slice, ...]:
         samples, heads, queries = self.regions[rank]
@@ -161,8 +166,7 @@ class Mine:
             key = {"key": jax.random.key(self.case.seed)} if self.case.options.get("dropout") else {}
             memory = {"memory": floats["memory"]} if "memory" in floats else {}
             return [self.layer(floats["params"], floats["x"], **told, **memory, **key)]
-        n, s = self.case.sizes
-        cache, ys = self.layer.init_cache(n, s, float), []
+        cache, ys = self.layer.init_cache(*self.case.sizes, float), []
         for x, (first, last) in zip(floats["x"], pairwise(accumulate(self.case.pieces, initial=0)), strict=True):
             part = dict(told)
             if "attn_mask" in told and self.here:
@@ -178,34 +182,22 @@ def check_attentions(cases: Sequence[Drawn]) -> None:
     """Outputs, and gradients of sum(c * sin(y)) by parameters, x, memory and mask, are those of the whole."""
     P = dj.Partition()
     mine = [Mine(case) for case in cases]
-    for its in mine:
-        if its.case.pieces:  # x and the cotangent come in pieces, each of them cut
-            whole = its.case.whole(its.specs)
-            ends = np.cumsum(its.case.pieces)[:-1]
-            its.floats["x"] = [its.block(piece) for piece in np.split(whole["x"], ends, 1)]
-            its.c = [its.block(piece) for piece in np.split(whole["c"], ends, 1)]
 
     def loss(floats: Any) -> Any:
         ys = [its.output(own) for its, own in zip(mine, floats, strict=True)]
-        cs = [its.c if isinstance(its.c, list) else [its.c] for its in mine]
-        parts = [jnp.sum(c * jnp.sin(y)) for y, c in zip(jax.tree.leaves(ys), jax.tree.leaves(cs), strict=True)]
+        parts = [
+            jnp.sum(c * jnp.sin(y)) for its, own in zip(mine, ys, strict=True) for c, y in zip(its.c, own, strict=True)
+        ]
         return sum(parts), ys
 
     (_, ys), got = dj.jit(dj.value_and_grad(loss, has_aux=True))([its.floats for its in mine])
     expected = P.broadcast_data(of_whole(cases, [its.specs for its in mine]) if P.rank == 0 else None, root=0)
     for its, y, found, want in zip(mine, ys, got, expected, strict=True):
-        case, split = its.case, [len(its.case.pieces) or 1]
-        ends = np.cumsum(case.pieces or split)[:-1]
-
-        def blocks(whole: Any, its: Mine = its, ends: Any = ends) -> list[np.ndarray]:
-            return [its.block(piece) for piece in np.split(np.asarray(whole), ends, 1)]
-
-        if its.here:
-            for one, piece in zip(y, blocks(want["y"]), strict=True):
-                close(one, piece, 1e-12, f"y of {case}")
-        of_x = found["x"] if case.pieces else [found["x"]]
-        for one, piece in zip(of_x, blocks(want["x"]), strict=True):
-            close(one, piece, 1e-12, f"gradient of x in {case}")
+        case, of_x = its.case, found["x"] if its.case.pieces else [found["x"]]
+        for what, parts, whole in (("y of", y, want["y"]), ("gradient of x in", of_x, want["x"])):
+            for one, piece in zip(parts, np.split(whole, np.cumsum(case.pieces)[:-1], 1), strict=True):
+                if its.here or what != "y of":
+                    close(one, its.block(piece), 1e-12, f"{what} {case}")
         if "memory" in want:
             close(found["memory"], its.block(want["memory"]), 1e-12, f"gradient of the memory in {case}")
         for name, spec in its.specs.items():
@@ -233,44 +225,3 @@ def of_whole(cases: Sequence[Drawn], specs: Sequence[Any]) -> list[dict[str, Any
 
     (_, ys), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(floats)
     return [jax.tree.map(np.asarray, its | {"y": y}) for its, y in zip(gradients, ys, strict=True)]
-
-
-def drawn(seed: int, workers: int) -> Drawn:
-    """An attention on some of the workers, and what it is told, of all that go together."""
-    rng = np.random.default_rng([31, workers, seed])
-
-    def one_of(*things: Any) -> Any:
-        return things[int(rng.integers(len(things)))]
-
-    exchange = one_of("ring", "heads", "gather")
-    grids = [g for g in np.ndindex(5, 5, 5) if np.prod(g) == workers and not (exchange == "gather" and g[2] > 1)]
-    if workers > 2 and rng.random() < 0.2:
-        grids = [(1, 3, 1)]  # one of them is left out
-    grid = one_of(*grids)
-    ranks = tuple(int(r) for r in rng.permutation(workers)[: int(np.prod(grid))])
-    p_h = grid[1] if exchange == "gather" else grid[2]
-    heads, d = one_of(2, 3, 4), one_of(2, 4)
-    groups = [g for g in range(1, heads + 1) if heads % g == 0 and heads % p_h == 0 and g % p_h == 0]
-    options: dict[str, Any] = {
-        "exchange": exchange,
-        "bias": bool(rng.random() < 0.7),
-        "fused": bool(rng.random() < 0.3),
-    }
-    if groups and rng.random() < 0.5:
-        options["num_key_heads"] = one_of(*groups)
-    if rng.random() < 0.3:
-        options["rotary"] = 50.0
-    what = one_of("memory", "cache", "causal", "all")
-    sizes, keys, pieces = (int(rng.integers(1, 4)), int(rng.integers(2, 7))), None, ()
-    cached = what == "cache" and (grid[1] == 1 or exchange == "gather")
-    if what == "memory":
-        keys = int(rng.integers(1, 7))
-    elif cached:
-        first = int(rng.integers(1, sizes[1]))
-        pieces = (first, *(1,) * (sizes[1] - first))
-    options["causal"] = what in ("cache", "causal")
-    if not cached and rng.random() < 0.5:
-        options["dropout"] = 0.3
-    mask = one_of(None, "queries", (0, 0), (0, 1), (1, 0), (1, 1))
-    on_grid = on(*grid, ranks=ranks)
-    return Drawn(on_grid, sizes, heads * d, heads, keys, mask, bool(rng.random() < 0.5), pieces, options, seed)

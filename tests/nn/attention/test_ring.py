@@ -111,7 +111,7 @@ def test_transformations(p: int) -> None:
 
     once = blocks(along)  # all have copies of the parameters, of which one counts
     once["params"] = jax.tree.map(lambda x: x * (mine.rank == 0), once["params"])
-    ours = functions(lambda given: mine.output(given)[0], mine.c, once, dj.grad)
+    ours = functions(lambda given: mine.output(given)[0], mine.c[0], once, dj.grad)
     plain = functions(lambda given: case.plain(given, fixed), whole["c"], along, jax.grad)
     got = dj.jit(ours)(blocks(given), np.stack([mine.block(x) for x in xs]))
     wanted = jax.tree.map(np.asarray, jax.jit(plain)(given, xs)) if mine.rank == 0 else None

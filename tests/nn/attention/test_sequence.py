@@ -1,6 +1,5 @@
 """Embedding and attention beside the sequential ones, however batch, sequence, heads and vocabulary are split."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,20 +9,14 @@ import numpy as np
 import pytest
 from attention_programs import Drawn, check_attentions
 from blocks import block_of
-from launcher.examples import LONG
 from matrix.partitions import On, on
-from sequential import Beside, check_beside, close, cut
+from sequential import Beside, beside, check_beside, close, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.nn.attention.online_softmax import PIECE, Keys, added, finished, gradients, start
 
 
 def embedding(sizes: tuple[int, ...], P_x: On, P_y: On, P_W: On, rows: int, features: int, **options: Any) -> Beside:
-    def layer(P: dj.Partition) -> Any:
-        grids = (each.partition(P) for each in (P_x, P_y, P_W))
-        return nn.DistributedEmbedding(*grids, rows, features, **options)
-
     def whole(params: Any, x: Any) -> Any:
         weight = params["weight"]
         if "padding_idx" in options:
@@ -31,64 +24,40 @@ def embedding(sizes: tuple[int, ...], P_x: On, P_y: On, P_W: On, rows: int, feat
             weight = jnp.where(fixed, jax.lax.stop_gradient(weight), weight)
         return weight[x]
 
-    name = f"embedding {sizes} {P_x} {P_y} {P_W} {rows} {options}"
-    return Beside(name, sizes, layer, whole, P_x, P_y, integers=rows)
-
-
-def attention(sizes: tuple[int, int, int], P_x: On, heads: int, padded: bool = False, **options: Any) -> Drawn:
-    samples, elements, features = sizes
-    return Drawn(P_x, (samples, elements), features, heads, padded=padded, options=options)
+    return beside("Embedding", sizes, whole, P_x, P_y, P_W, rows, features, integers=rows, **options)
 
 
 def linear(sizes: tuple[int, int, int], P_x: On, P_y: On, P_W: On, out: int) -> Beside:
-    def layer(P: dj.Partition) -> Any:
-        return nn.DistributedLinear(P_x.partition(P), P_y.partition(P), P_W.partition(P), sizes[2], out)
-
-    return Beside(
-        f"linear {sizes} {P_x} {P_y} {P_W}", sizes, layer, lambda p, x: x @ p["weight"].T + p["bias"], P_x, P_y
-    )
+    return beside("Linear", sizes, lambda p, x: x @ p["weight"].T + p["bias"], P_x, P_y, P_W, sizes[2], out)
 
 
+SHUFFLED, TABLE = (3, 1, 2, 0), on(2, 2, ranks=(1, 3, 0, 2))
+ATTENTIONS = (
+    Drawn(on(1, 2, 2, ranks=SHUFFLED), (2, 3), 8, 4, padded=True,
+          options={"num_key_heads": 2, "causal": True, "rotary": 100.0}),
+    Drawn(on(1, 2, 1, ranks=(2, 0)), (2, 4), 24, 12, padded=True,
+          options={"exchange": "heads", "num_key_heads": 3, "fused": True}),
+    Drawn(on(1, 2, 1, ranks=(3, 1)), (2, 3), 6, 3, options={"exchange": "gather", "causal": True, "bias": False}),
+    Drawn(on(1, 3, 1, ranks=(2, 0, 3)), (1, 2), 4, 2, options={"causal": True, "bias": False}),
+)  # fmt: skip
 CASES = (
-    linear(
-        (2, 3, 5), on(1, 2, 2, ranks=(3, 1, 2, 0)), on(1, 2, 2, ranks=(3, 2, 1, 0)), on(2, 2, ranks=(3, 1, 2, 0)), 3
-    ),
-    embedding(
-        (2, 3), on(1, 1, ranks=(2,)), on(1, 2, 2, ranks=(1, 3, 0, 2)), on(2, 2, ranks=(1, 3, 0, 2)), 5, 3, padding_idx=4
-    ),
+    linear((2, 3, 5), on(1, 2, 2, ranks=SHUFFLED), on(1, 2, 2, ranks=(3, 2, 1, 0)), on(2, 2, ranks=SHUFFLED), 3),
+    embedding((2, 3), on(1, 1, ranks=(2,)), on(1, 2, 2, ranks=(1, 3, 0, 2)), TABLE, 5, 3, padding_idx=4),
     embedding((3, 2), on(2, 1), on(2, 1, 1), on(2, 2, 1, ranks=(3, 1, 0, 2)), 5, 3, sharded=True),
-    attention((2, 3, 8), on(1, 2, 2, ranks=(3, 1, 2, 0)), 4, True, num_key_heads=2, causal=True, rotary=100.0),
-    attention((2, 4, 24), on(1, 2, 1, ranks=(2, 0)), 12, True, exchange="heads", num_key_heads=3, fused=True),
-    attention((2, 3, 6), on(1, 2, 1, ranks=(3, 1)), 3, exchange="gather", causal=True, bias=False),
-    attention((1, 2, 4), on(1, 3, 1, ranks=(2, 0, 3)), 2, causal=True, bias=False),
-)
-MORE = (
-    embedding((3, 4), on(1, 1, ranks=(2,)), on(1, 1, 2, ranks=(3, 1)), on(2, 2, ranks=(1, 3, 0, 2)), 5, 3),
-    linear((2, 6, 5), on(1, 4, 1), on(1, 1, 4), on(4, 1), 7),
-    linear((2, 6, 5), on(1, 1, 4), on(1, 4, 1), on(1, 4), 7),
-    linear((4, 3, 5), on(2, 2, 1), on(2, 1, 2), on(2, 2, 1), 3),
-    linear((2, 3, 5), on(1, 3, 1, ranks=(3, 1, 2)), on(1, 1, 3, ranks=(0, 1, 2)), on(3, 1, ranks=(3, 1, 2)), 4),
     embedding((4,), on(2, ranks=(0, 3)), on(2, 1), on(2, 2, 1), 3, 2, padding_idx=1),
-    embedding((3, 2), on(1, 1), on(1, 1, 1), on(4, 1), 3, 2),
-    embedding((2, 2), on(2, 1), on(2, 1, 2), on(2, 1, 2), 4, 3),
 )
-
-
-def check(cases: Sequence[Beside | Drawn]) -> None:
-    for kind, compare in ((Beside, check_beside), (Drawn, check_attentions)):
-        if chosen := [case for case in cases if isinstance(case, kind)]:
-            compare(chosen)
 
 
 @pytest.mark.simulated(4)
 def test_beside_the_sequential_ones() -> None:
     """Output and gradients: heads that do not divide, sequences with empty blocks, grouped keys, on any teams."""
-    check(CASES if LONG == 1 else CASES + MORE)
+    check_beside(CASES)
+    check_attentions(ATTENTIONS)
 
 
 @pytest.mark.world(4)
 def test_over_mpi() -> None:
-    check(CASES[1:2])
+    check_beside(CASES[1:2])
 
 
 @pytest.mark.simulated(4)
@@ -157,110 +126,34 @@ def test_a_ring_keeps_neither_blocks_nor_scores() -> None:
     assert P.rank > 1 or kept[0] == kept[1] < 8 * x.size, kept
 
 
-@pytest.mark.parametrize(
-    "causal, dropped", [(True, False), (False, True)] if LONG == 1 else [(False, False), (True, True)]
-)
-def test_pieces_of_keys(causal: bool, dropped: bool) -> None:
-    """More keys than are looked at together, of which some are padding; a query that sees nothing but padding.
-
-    With an added mask, and weights that are dropped.
-    """
-    rng = np.random.default_rng(0)
-    s, t = 3, 2 * PIECE + 5
-    q, k, v = (jnp.asarray(rng.normal(size=(2, n, heads, 2))) for n, heads in ((s, 4), (t, 2), (t, 2)))
-    dy, d_log = rng.normal(size=(2, s, 4, 2)), rng.normal(size=(2, 4, s))
-    padding, first_query = rng.random((2, t)) < 0.5, 2 * PIECE + 1
-    padding[1] = np.arange(t) <= first_query
-    mask = rng.normal(size=(1, 4, s, t))
-    factors = rng.integers(0, 2, (2, 4, s, t)) * 2 if dropped else np.ones((2, 4, s, t))
-
-    def whole(q: Any, k: Any, v: Any, mask: Any) -> Any:
-        k, v = (each.repeat(2, 2) for each in (k, v))
-        scores = jnp.einsum("nshd,nthd->nhst", q, k) / np.sqrt(2) + mask
-        seen = ~padding[:, None, None, :] & ((np.arange(t) <= first_query + np.arange(s)[:, None]) | (not causal))
-        scores = jnp.where(seen, scores, -1e30)
-        log_sum = jax.nn.logsumexp(scores, -1, where=seen)
-        log_sum = jnp.where(seen.any(-1), log_sum, 0)
-        weights = jnp.where(seen, jnp.exp(scores - log_sum[..., None]), 0) * factors
-        return jnp.einsum("nhst,nthd->nshd", weights, v), log_sum
-
-    masks = jnp.asarray(padding), jnp.asarray(mask)
-    factors_of = (lambda first, n: jnp.asarray(factors[..., first : first + n])) if dropped else None
-
-    @jax.jit
-    def in_pieces(q: Any, k: Any, v: Any, masks: Any) -> Any:
-        keys = Keys(k, v, first_query, 0, causal, *masks, factors_of)
-        y, log_sum = finished(added(start(q), q, keys), np.dtype(float))
-        delta = jnp.moveaxis(jnp.sum(dy * y, -1), 2, 1) - d_log
-        return y, log_sum, gradients(q, keys, jnp.asarray(dy), log_sum, delta)
-
-    @jax.jit
-    def at_once(*args: Any) -> Any:
-        results, pullback = jax.vjp(whole, *args)
-        return results, pullback((dy, d_log))
-
-    y, log_sum, got = in_pieces(q, k, v, masks)
-    (want, want_log), wants = at_once(q, k, v, mask)
-    close(y, want, 1e-12, "y")
-    close(log_sum, want_log, 1e-12, "log of the sum")
-    assert not (causal and np.any(y[1, 0])) and np.all(np.isfinite(log_sum))
-    for name, its, wanted in zip("qkvm", got, wants, strict=True):
-        close(its, wanted, 1e-12, name)
-
-
 @pytest.mark.simulated(2)
-@pytest.mark.parametrize("exchange", ["heads", "gather"] if LONG > 1 else ["heads"])
-def test_a_cache_continues_a_sequence(exchange: str) -> None:
-    """Piece by piece and element by element, in one compiled step, as all at once; beyond its places NaN."""
+def test_a_cache_continues_a_sequence() -> None:
+    """Elements of a sequence go through one compiled step; beyond a cache's places everything is NaN."""
     P = dj.Partition()
-    grid = on(1, 2, 1) if exchange == "gather" else on(1, 1, 2, ranks=(1, 0))
-    layer = nn.DistributedMultiHeadAttention(
-        grid.partition(P), 8, 4, num_key_heads=2, causal=True, rotary=50.0, exchange=exchange
-    )
-    params = layer.init(jax.random.key(0), float)
-    x = np.random.default_rng(1).normal(size=(3, 6, 8))
-    cache, traces, found = layer.init_cache(3, 6, float), [], []
-    for name, spec in layer.cache_specs(3, 6).items():
+    grid = on(1, 1, 2, ranks=(1, 0))
+    layer = nn.DistributedMultiHeadAttention(grid.partition(P), 8, 4, num_key_heads=2, causal=True, exchange="heads")
+    params, x = layer.init(jax.random.key(0), float), np.random.default_rng(1).normal(size=(3, 3, 8))
+    cache, traces = layer.init_cache(3, 2, float), []
+    for name, spec in layer.cache_specs(3, 2).items():
         assert cache[name].shape == spec.local_shape
 
+    @dj.jit
     def step(params: Any, x: Any, cache: Any) -> Any:
         traces.append(x.shape)
         return layer(params, x, cache=cache)
 
-    begin, go_on = dj.jit(step), dj.jit(lambda params, x, cache: step(params, x, cache))
-    for first, last in ((0, 2), (2, 4), (4, 5), (5, 6), (5, 6)):
-        y, cache = (begin if first < 4 else go_on)(params, cut(x[:, first:last], grid, P.rank), cache)
-        found.append(y)
-        if first == 4:
+    for place in range(3):
+        y, cache = step(params, cut(x[:, place : place + 1], grid, P.rank), cache)
+        assert int(cache["length"]) == place + 1 and np.all(np.isnan(y)) == (place == 2)
+        if not place:
             traced = len(traces)
-    assert len(traces) == traced and int(cache["length"]) == 7 and np.all(np.isnan(found.pop()))
-    found = [dj.gather(y, dj.TensorSpec((3, n, 8), layer.P_x)) for y, n in zip(found, (2, 2, 1, 1), strict=True)]
-    whole = dj.gather(dj.jit(layer)(params, cut(x, grid, P.rank)), dj.TensorSpec(x.shape, layer.P_x))
-    if P.rank == 0:
-        close(np.concatenate(found, 1), whole, 1e-12, "y")
+    assert len(traces) == traced
 
 
 @pytest.mark.simulated(2)
-def test_refusals_when_it_is_called() -> None:
+def test_indices_that_are_no_integers_are_refused() -> None:
     P = dj.Partition()
-    grid = P.grid([1, 2, 1])
-    layer = nn.DistributedMultiHeadAttention(grid, 4, 2)
-    params = layer.init(jax.random.key(0), float)
-    with pytest.raises(dj.PlanError, match=r"`x` must have length 3 in dimension 1, balanced over 2.*\[1, 2\]"):
-        layer(params, jnp.ones((1, 1 + P.rank, 4)))
-    x = jnp.ones((1, 2, 4))
-    with pytest.raises(dj.PlanError, match=r"On worker 1: `key_padding_mask` \(=bool\[1, 3\]\) must be bool\[1, 2\]"):
-        layer(params, x, key_padding_mask=np.zeros((1, 2 + P.rank), bool))
-    with pytest.raises(dj.PlanError, match="on all workers if it is on one, but is"):
-        layer(params, x, key_padding_mask=None if P.rank else np.zeros((1, 2), bool))
-    alone = nn.DistributedMultiHeadAttention(P.grid([1, 1, 2]), 4, 2, causal=True)
-    with pytest.raises(
-        dj.PlanError, match=r'`cache\["key"\]` must be 1 x length x 1 x 2 real .*, of one length on all workers'
-    ):
-        alone(alone.init(jax.random.key(0), float), jnp.ones((1, 2, 2)), cache=alone.init_cache(2, 3))
-    line = P.grid([1, 2])
-    first = P.grid([1])
-    embed = nn.DistributedEmbedding(first, line, line, 3, 2)
+    embed = nn.DistributedEmbedding(P.grid([1]), P.grid([1, 2]), P.grid([1, 2]), 3, 2)
     with pytest.raises(dj.PlanError, match="`x` must hold integers, indices of rows, but is float64"):
         embed(embed.init(jax.random.key(0), float), jnp.ones(0 if P.rank else 2))
 

@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 from all_workers import refusal
 from blocks import block_of
+from matrix.partitions import on
+from sequential import made
 
 import distdl_jax as dj
 from distdl_jax import nn
+
+ONE = on(1, 1, 1)
 
 
 def cut(whole: Any, P: dj.Partition) -> jax.Array:
@@ -26,12 +30,10 @@ def test_means_are_of_sums_that_fit(dtype: str) -> None:
     largest = {"bool": 1, "float16": 60000}.get(dtype) or np.iinfo(dtype).max
     whole = np.array([[[largest, largest, 0, largest, 0, 0, largest, largest]]]).astype(dtype)
     expected = whole.reshape(1, 1, 4, 2).astype(np.float64).mean(-1)
+    held = {worker: dj.ShapeDtype((1, 1, 4), np.dtype(dtype)) for worker in (0, 1)}
     for layer in (nn.DistributedAvgPool1d(P, 2), nn.DistributedAdaptiveAvgPool(P, 4)):
         y = layer(cut(whole, P))
-        assert y.dtype == (dtype if dtype == "float16" else np.float32)
-        assert (
-            layer.plan({w: dj.ShapeDtype((1, 1, 4), np.dtype(dtype)) for w in (0, 1)}).outputs[P.rank].dtype == y.dtype
-        )
+        assert y.dtype == layer.plan(held).outputs[P.rank].dtype == (dtype if dtype == "float16" else np.float32)
         np.testing.assert_array_equal(np.asarray(y, np.float64), cut(expected, P))
 
 
@@ -55,7 +57,7 @@ def test_global_pools_of_every_dtype(dtype: str) -> None:
 
 
 @pytest.mark.simulated(2)
-def test_a_gradient_past_a_pool_of_integers() -> None:
+def test_a_gradient_past_a_pool_of_integers_and_a_maximum_of_booleans() -> None:
     """They have none; what goes round them has its own."""
     P = dj.Partition().grid([1, 1, 2])
 
@@ -63,13 +65,7 @@ def test_a_gradient_past_a_pool_of_integers() -> None:
         return jnp.sum(nn.DistributedGlobalMaxPool(P)(x.astype(int))) + jnp.sum(x**2)
 
     np.testing.assert_array_equal(dj.jit(dj.grad(loss))(jnp.full((1, 1, 3), 2.5)), np.full((1, 1, 3), 5.0))
-
-
-@pytest.mark.simulated(2)
-def test_maxima_of_booleans() -> None:
-    P = dj.Partition().grid([1, 1, 2])
-    whole = np.array([[[True, False, False, False]]])
-    y = nn.DistributedMaxPool1d(P, 3, 1, padding=1)(cut(whole, P))
+    y = nn.DistributedMaxPool1d(P, 3, 1, padding=1)(cut(np.array([[[True, False, False, False]]]), P))
     assert y.dtype == bool
     np.testing.assert_array_equal(y, cut(np.array([[[True, True, False, False]]]), P))
 
@@ -77,22 +73,19 @@ def test_maxima_of_booleans() -> None:
 @pytest.mark.parametrize(
     ("layer", "dtype", "message"),
     [
-        (lambda P: nn.DistributedMaxPool1d(P, 2), "complex64", "`x` must hold real numbers"),
-        (
-            nn.DistributedGlobalMaxPool,
-            "complex64",
-            "`x` must hold real numbers, which have an order, but is complex64",
-        ),
-        (lambda P: nn.DistributedPad(P, [(1, 1)], value=300), "uint8", "`value` (=300) must be a number that `x`, of"),
-        (lambda P: nn.DistributedPad(P, [(1, 1)], value=0.5), "int32", "`value` (=0.5) must be a number that `x`"),
-        (lambda P: nn.DistributedPad(P, [(1, 1)], value=1e9), "float16", "`value` (=1000000000.0) must be a number"),
-        (lambda P: nn.DistributedPad(P, [(1, 1)], value=1j), "float32", "`value` (=1j) must be a number that `x`, of"),
+        (partial(nn.DistributedMaxPool1d, kernel_size=2), "complex64", "`x` must hold real numbers"),
+        (nn.DistributedGlobalMaxPool, "complex64",
+         "`x` must hold real numbers, of which one is the largest, but is complex64"),
+        (300, "uint8", "`value` (=300) must be a number that `x`, of"),
+        (0.5, "int32", "`value` (=0.5) must be a number that `x`"),
+        (1e9, "float16", "`value` (=1000000000.0) must be a number"),
+        (1j, "float32", "`value` (=1j) must be a number that `x`, of"),
     ],
-)
+)  # fmt: skip
 def test_what_a_dtype_can_not_hold_is_refused(layer: Any, dtype: str, message: str) -> None:
     x = {worker: dj.ShapeDtype((1, 1, 4), np.dtype(dtype)) for worker in (0, 1)}
-    sentence = refusal(2, lambda P: layer(P.grid([1, 1, 2])).plan(x), dj.PlanError)
-    assert sentence.startswith(message)
+    make = layer if callable(layer) else partial(nn.DistributedPad, padding=[(1, 1)], value=layer)
+    assert refusal(2, lambda P: make(P.grid([1, 1, 2])).plan(x), dj.PlanError).startswith(message)
 
 
 @pytest.mark.simulated(2)
@@ -100,11 +93,10 @@ def test_an_infinity_stays_in_its_group() -> None:
     P = dj.Partition().grid([1, 2, 1])
     whole = np.random.default_rng(0).normal(size=(2, 6, 4))  # groups of 2 channels: the second one is split
     whole[0, 1, 2] = np.inf
-    layer = nn.DistributedGroupNorm(P, num_groups=3, num_channels=6)
-    y = np.isnan(np.asarray(jax.jit(layer)(layer.init(), cut(whole, P))))
-    expected = np.zeros((2, 6, 4), bool)
+    layer, expected = nn.DistributedGroupNorm(P, num_groups=3, num_channels=6), np.zeros((2, 6, 4), bool)
     expected[0, :2] = True
-    np.testing.assert_array_equal(y, cut(expected, P))
+    y = jax.jit(layer)(layer.init(), cut(whole, P))
+    np.testing.assert_array_equal(np.isnan(y), cut(expected, P))
 
 
 @pytest.mark.simulated(2)
@@ -115,28 +107,26 @@ def test_an_infinity_stays_where_it_is_read(kind: str) -> None:
     whole = np.random.default_rng(0).normal(size=(1, 2, 23))
     whole[0, 0, 9], whole[0, 1, 20] = np.inf, np.nan
     weights = np.zeros((23, 4 if kind == "adaptive" else 69))
-    if kind == "adaptive":
-        for o in range(4):  # windows of 6 and 7: more than are taken one after the other
+    for o in range(weights.shape[1]):
+        if kind == "adaptive":  # windows of 6 and 7: more than are taken one after the other
             start, stop = o * 23 // 4, -(-(o + 1) * 23 // 4)
             weights[start:stop, o] = 1 / (stop - start)
-        layer: Any = nn.DistributedAdaptiveAvgPool(P, 4)
-    else:
-        for o in range(69):
+        else:
             place = min(max((o + 0.5) / 3 - 0.5, 0), 22)
             weights[int(place), o] += 1 - place % 1
             weights[min(int(place) + 1, 22), o] += place % 1
-        layer = nn.DistributedUpsample(P, scale_factor=3, mode="linear")
+    linear = nn.DistributedUpsample(P, scale_factor=3, mode="linear")
+    layer: Any = nn.DistributedAdaptiveAvgPool(P, 4) if kind == "adaptive" else linear
 
-    def times(x: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-        return np.stack([(x[..., column != 0] * column[column != 0]).sum(-1) for column in matrix.T], -1)
+    def times(x: np.ndarray, matrix: np.ndarray) -> Any:
+        y = np.stack([(x[..., column != 0] * column[column != 0]).sum(-1) for column in matrix.T], -1)
+        return cut(y, P)
 
     dy = np.random.default_rng(1).normal(size=(1, 2, weights.shape[1]))
     dy[0, 0, 1] = -np.inf
-    y, dx = jax.jit(lambda x, dy: (lambda y, pullback: (y, pullback(dy)[0]))(*jax.vjp(layer, x)))(
-        cut(whole, P), cut(dy, P)
-    )
-    np.testing.assert_allclose(y, cut(times(whole, weights), P), rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(dx, cut(times(dy, weights.T), P), rtol=1e-12, atol=1e-12)
+    y, (dx,) = jax.jit(lambda x, dy: (layer(x), jax.vjp(layer, x)[1](dy)))(cut(whole, P), cut(dy, P))
+    np.testing.assert_allclose(y, times(whole, weights), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(dx, times(dy, weights.T), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.simulated(2)
@@ -158,8 +148,7 @@ def test_a_label_that_is_no_class_has_no_loss() -> None:
 @pytest.mark.simulated(2)
 def test_nothing_is_read_of_what_does_not_count() -> None:
     """Not even of a class that is masked: a padding token, say, whose label is ignored and whose logit is -inf."""
-    P = dj.Partition().grid([1, 2])
-    logits = np.random.default_rng(0).normal(size=(3, 4))
+    P, logits = dj.Partition().grid([1, 2]), np.random.default_rng(0).normal(size=(3, 4))
     logits[:, 0] = -np.inf
     value, gradient = jax.jit(jax.value_and_grad(nn.DistributedCrossEntropyLoss(P, ignore_index=0)))(
         cut(logits, P), jnp.array([2, 0, 3])
@@ -173,30 +162,30 @@ def test_nothing_is_read_of_what_does_not_count() -> None:
 def test_the_dtype_of_parameters_is_where_they_live(dtype: str, placeholder: str | None) -> None:
     """Workers that hold none get copies; of what kind their placeholders are is all that counts of these."""
     P = dj.Partition()
-    rows, one = P.grid([2, 1]), P.grid([2, 1, 1])
+    rows, one, index = P.grid([2, 1]), P.grid([2, 1, 1]), np.array([[4, 2]])
     linear = nn.DistributedLinear(rows, rows, one, 3, 2)
     embedding = nn.DistributedEmbedding(rows, one, one, 5, 3)
-    for layer, x in ((linear, jnp.ones((1, 3), dtype)), (embedding, jnp.array([[4, 2]]))):
+    for layer, x, expected in (
+        (linear, jnp.ones((1, 3), dtype), lambda p: (p["weight"].sum(1) + p["bias"])[None]),
+        (embedding, jnp.asarray(index), lambda p: p["weight"][index]),
+    ):
         params = layer.init(jax.random.key(0), dtype)
         whole = P.broadcast_data({name: np.asarray(its, np.float64) for name, its in params.items()})
         if P.rank != 0:
             params = dict.fromkeys(params, dj.zero_volume_tensor(dtype=placeholder))
         y = jax.jit(layer)(params, x)
         assert y.dtype == dtype
-        if layer is embedding:
-            np.testing.assert_array_equal(np.asarray(y, np.float64), whole["weight"][np.array([[4, 2]])])
-        else:
-            np.testing.assert_allclose(np.asarray(y, np.float64), (whole["weight"].sum(1) + whole["bias"])[None], 1e-2)
+        np.testing.assert_allclose(np.asarray(y, np.float64), expected(whole), 1e-2 if layer is linear else 0)
 
 
-# On one worker, from its partition of three dimensions: what computes locally in a way of its own.
+# What computes locally in a way of its own.
 OF_ONE: dict[str, Any] = {
-    "conv": lambda P: nn.DistributedConv1d(P, in_channels=4, out_channels=2, kernel_size=3, padding=1),
-    "transposed": lambda P: nn.DistributedConvTranspose1d(P, in_channels=4, out_channels=3, kernel_size=2, stride=2),
-    "largest": lambda P: nn.DistributedMaxPool1d(P, 3, 2, padding=1),
-    "mean": lambda P: nn.DistributedAvgPool1d(P, 2),
-    "upsample": lambda P: nn.DistributedUpsample(P, scale_factor=1.5, mode="linear"),
-    "norm": lambda P: nn.DistributedLayerNorm(P, 8),
+    "conv": made("Conv1d", ONE, in_channels=4, out_channels=2, kernel_size=3, padding=1),
+    "transposed": made("ConvTranspose1d", ONE, in_channels=4, out_channels=3, kernel_size=2, stride=2),
+    "largest": made("MaxPool1d", ONE, 3, 2, padding=1),
+    "mean": made("AvgPool1d", ONE, 2),
+    "upsample": made("Upsample", ONE, scale_factor=1.5, mode="linear"),
+    "norm": made("LayerNorm", ONE, 8),
 }
 
 
@@ -204,7 +193,7 @@ OF_ONE: dict[str, Any] = {
 @pytest.mark.parametrize("name", OF_ONE)
 def test_arrays_of_numpy(name: str) -> None:
     """Eagerly and in every transformation, where JAX hands numpy's arrays on as they are, the same as JAX's own."""
-    layer = OF_ONE[name](dj.Partition().grid([1, 1, 1]))
+    layer = OF_ONE[name](dj.Partition())
     both = np.random.default_rng(0).normal(size=(2, 2, 4, 8))
     params = jax.tree.map(np.asarray, layer.init(jax.random.key(0), float))
     dy = np.asarray(layer(params, both[0]))
@@ -227,18 +216,15 @@ def test_what_follows_an_embedding_elsewhere_gets_a_placeholder_of_numbers() -> 
     network = nn.Sequential(embed, jax.nn.silu, nn.Repartition(here(1, 1, 1), there(1, 2, 1)))
     params, indices = network.init(jax.random.key(0), float), np.array([[1, 5, 1], [0, 6, 2]])
     x = jnp.asarray(indices) if P.rank == 0 else dj.zero_volume_tensor(2, dtype=int)
-    spec = network.output_spec(dj.TensorSpec(indices.shape, here(1, 1)))
+    specs = [network.output_spec(dj.TensorSpec(indices.shape, here(1, 1))), *[embed.param_specs()["weight"]] * 2]
 
     def loss(params: Any) -> Any:
         y = network(params, x)
         return jnp.sum(y**2), y
 
     (value, y), gradient = dj.jit(dj.value_and_grad(loss, has_aux=True))(params)
-    of_weight = embed.param_specs()["weight"]
-    held = (y, spec), (params[0]["weight"], of_weight), (gradient[0]["weight"], of_weight)
-    whole, weight, slope = (dj.gather(its, its_spec) for its, its_spec in held)
+    y, weight, slope = dj.gather([y, params[0]["weight"], gradient[0]["weight"]], specs)
     if P.rank == 0:
         want, back = jax.value_and_grad(lambda w: jnp.sum(jax.nn.silu(w[indices]) ** 2))(weight)
-        np.testing.assert_allclose(whole, jax.nn.silu(weight[indices]), 1e-12)
-        np.testing.assert_allclose(slope, back, 1e-12)
-        np.testing.assert_allclose(value, want, 1e-12)
+        for got, its in ((y, jax.nn.silu(weight[indices])), (slope, back), (value, want)):
+            np.testing.assert_allclose(got, its, 1e-12)

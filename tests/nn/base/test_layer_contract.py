@@ -1,5 +1,6 @@
 """All layers keep one contract: made by keyword, static to JAX, params in front, {} where there are none."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from all_workers import on_all, refusal
 from every_layer import LAYERS
 from flax import linen, nnx
 
@@ -21,7 +23,8 @@ def test_a_layer_is_a_static_value(name: str) -> None:
     """Equal where it is made alike, hashable, without leaves, not to be changed; an argument of a jitted function."""
     P = dj.planning_world(4, 1)
     layer, same = LAYERS[name](P), LAYERS[name](P)
-    assert layer is not same and layer == same and hash(layer) == hash(same)
+    assert layer is not same and layer == same == copy.copy(layer) and hash(layer) == hash(same)
+    assert "_built_at" not in repr(layer)
     assert jax.tree.leaves({"layer": layer, "P": P, "P_x": P.grid([2, 2])}) == []
     with pytest.raises((AttributeError, TypeError)):
         layer.P_x = None
@@ -32,11 +35,9 @@ def test_a_layer_is_a_static_value(name: str) -> None:
         traced.append((type(layer), P_x))
         return 2 * x
 
-    for each in (layer, same):
-        assert float(double(each, P, jnp.float32(3))) == 6
-    assert traced == [(type(layer), P)]
-    double(layer, P.grid([2, 2]), jnp.float32(3))
-    assert len(traced) == 2
+    for each, its in ((layer, P), (same, P), (same, P.grid([2, 2]))):
+        assert float(double(each, its, jnp.float32(3))) == 6
+    assert traced == [(type(layer), P), (type(layer), P.grid([2, 2]))]
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -45,10 +46,8 @@ def test_a_layer_satisfies_the_contract(name: str) -> None:
     layer = LAYERS[name](dj.planning_world(4, 1))
     assert isinstance(layer, nn.Layer)
     params, specs = layer.init(jax.random.key(0), jnp.float16), layer.param_specs()
-    shapes = jax.tree.map(
-        lambda block, spec: (block.shape, block.dtype) == (spec.local_shape, jnp.float16), params, specs
-    )
-    assert jax.tree.all(shapes)
+    jax.tree.map(lambda block, spec: pytest.fail() if block.shape != spec.local_shape else None, params, specs)
+    assert {block.dtype for block in jax.tree.leaves(params)} <= {np.dtype(np.float16)}
     if not jax.tree.leaves(params) and name != "Sequential":
         assert (params, specs) == ({}, {})
         with pytest.raises(dj.InvalidArgumentError, match=r"`params` is a dictionary of \['a'\], but must be \{\}"):
@@ -60,18 +59,19 @@ def test_a_layer_satisfies_the_contract(name: str) -> None:
 def without_parameters(P: dj.Partition) -> dict[str, Any]:
     """Layers of which the arguments say that they have no parameters, and networks of such."""
     norm = nn.DistributedInstanceNorm(P, 2, affine=False)
-    return {
-        "InstanceNorm": norm,
-        "GroupNorm": nn.DistributedGroupNorm(P, 2, 2, affine=False),
-        "BatchNorm": nn.DistributedBatchNorm(P, 2, affine=False),
-        "LayerNorm": nn.DistributedLayerNorm(P, 5, elementwise_affine=False),
-        "RMSNorm": nn.DistributedRMSNorm(P, 5, elementwise_affine=False),
-        "Sequential": nn.Sequential(jnp.tanh, norm, nn.Repartition(P, P)),
-        "Residual": nn.Residual(nn.Sequential(jnp.tanh)),
-        "Skip": nn.Skip(norm),
-        "Remat": nn.Remat(norm),
-        "Precision": nn.Precision(nn.Sequential(norm, jnp.tanh), jnp.float32),
-    }
+    layers = (
+        norm,
+        nn.DistributedGroupNorm(P, 2, 2, affine=False),
+        nn.DistributedBatchNorm(P, 2, affine=False),
+        nn.DistributedLayerNorm(P, 5, elementwise_affine=False),
+        nn.DistributedRMSNorm(P, 5, elementwise_affine=False),
+        nn.Sequential(jnp.tanh, norm, nn.Repartition(P, P)),
+        nn.Residual(nn.Sequential(jnp.tanh)),
+        nn.Skip(norm),
+        nn.Remat(norm),
+        nn.Precision(nn.Sequential(norm, jnp.tanh), jnp.float32),
+    )
+    return {type(layer).__name__: layer for layer in layers}
 
 
 @pytest.mark.simulated(2)
@@ -79,6 +79,7 @@ def test_layers_without_parameters_are_called_with_x_alone() -> None:
     P = dj.Partition().grid([1, 1, 2])
     x = jnp.arange(2.0 * 2 * (3 - P.rank)).reshape(2, 2, -1) ** 1.5
     layers = without_parameters(P)
+    assert len(layers) == 10
 
     @dj.jit
     def program(x: Any) -> Any:
@@ -89,7 +90,7 @@ def test_layers_without_parameters_are_called_with_x_alone() -> None:
     for name, (with_params, *alone) in program(x).items():
         for y in alone:
             np.testing.assert_array_equal(y, with_params, err_msg=name)
-    batch = layers["BatchNorm"]
+    batch = layers["DistributedBatchNorm"]
     y, state = batch(x, state=batch.init_state())
     np.testing.assert_allclose(y, batch(x), 1e-12)
     assert state.keys() == {"running_mean", "running_var", "num_batches_tracked"}
@@ -100,16 +101,9 @@ def test_layers_without_parameters_are_called_with_x_alone() -> None:
 
 # Of those that leave their output elsewhere, where it is.
 MOVED = {
-    "Broadcast": (2, 2),
-    "SumReduce": (1, 2),
-    "Repartition": (1, 4),
-    "AllToAll": (4, 1),
-    "Flatten": (2, 2),
-    "Reshape": (1, 2, 2),
-    "Unflatten": (1, 2, 2),
-    "DistributedEmbedding": (1, 2),
-    "Sequential": (1, 4),
-    "WeightNorm": (1, 4),
+    **{"Broadcast": (2, 2), "SumReduce": (1, 2), "Repartition": (1, 4), "AllToAll": (4, 1), "Flatten": (2, 2)},
+    **{"Reshape": (1, 2, 2), "Unflatten": (1, 2, 2), "DistributedEmbedding": (1, 2)},
+    **{"Sequential": (1, 4), "WeightNorm": (1, 4)},
 }
 
 
@@ -124,13 +118,9 @@ def test_a_layer_says_where_its_input_and_output_are(name: str) -> None:
     assert (network.input_partition, network.output_partition) == (P_x, layer.output_partition)
 
 
-def test_a_concatenation_says_where_it_is() -> None:
-    P_x = dj.planning_world(4).grid([2, 2])
+def test_a_concatenation_says_where_it_is_and_functions_alone_are_nowhere() -> None:
+    P_x, network = dj.planning_world(4).grid([2, 2]), nn.Sequential(jnp.tanh)
     assert nn.Concatenate(P_x).input_partition == nn.Concatenate(P_x).output_partition == P_x
-
-
-def test_functions_alone_are_nowhere() -> None:
-    network = nn.Sequential(jnp.tanh)
     assert network.input_partition is network.output_partition is nn.Remat(network).input_partition is None
 
 
@@ -177,6 +167,13 @@ def images(P: dj.Partition) -> tuple[jax.Array, jax.Array]:
     return whole, whole if P.rank == 0 else dj.zero_volume_tensor(5, float)
 
 
+def begun() -> tuple[dj.Partition, nn.Sequential, Any, jax.Array]:
+    """The partition of all workers, the network, its parameters, and this worker's input."""
+    P = dj.Partition()
+    network = network_on(P)
+    return P, network, network.init(jax.random.key(0), float), images(P)[1]
+
+
 def squares(network: Callable, params: Any, x: jax.Array) -> jax.Array:
     return jnp.sum(network(params, x) ** 2)
 
@@ -196,9 +193,7 @@ def check_against_plain_jax(P: dj.Partition, params: Any, value: Any, gradient: 
 @pytest.mark.simulated(2)
 def test_a_sequential_network() -> None:
     """Value and gradient are those of plain JAX; parameters are a tuple like the layers, and optax works on them."""
-    P = dj.Partition()
-    network, (_, x) = network_on(P), images(P)
-    params = network.init(jax.random.key(0), float)
+    P, network, params, x = begun()
     assert isinstance(params, tuple) and len(params) == len(network) == 6 and params[0] == params[2] == {}
     step = dj.jit(dj.value_and_grad(lambda params: squares(network, params, x)))
     value, gradient = step(params)
@@ -212,12 +207,11 @@ def test_a_sequential_network() -> None:
         by_hand = x
         for layer, its in zip(network, params, strict=True):
             by_hand = layer(its, by_hand) if isinstance(layer, nn.Layer) else layer(by_hand)
-        first, rest = network[:3], network[3:]
-        return by_hand, network(params, x), rest(params[3:], first(params[:3], x))
+        return by_hand, network(params, x), network[3:](params[3:], network[:3](params[:3], x))
 
-    by_hand, as_one, in_two = in_three_ways(params, x)
-    np.testing.assert_array_equal(by_hand, as_one)
-    np.testing.assert_array_equal(in_two, by_hand)
+    by_hand, *others = in_three_ways(params, x)
+    for y in others:
+        np.testing.assert_array_equal(y, by_hand)
 
 
 @pytest.mark.simulated(4)
@@ -229,15 +223,11 @@ def test_the_plan_of_a_network_says_what_all_workers_will_hold() -> None:
         params = network.init(jax.random.key(0), dtype)
         told = P.allgather_data((jax.tree.map(shape_dtype, params), shape_dtype(x)))
         of_params, of_x = ({worker: each[k] for worker, each in enumerate(told)} for k in (0, 1))
-        plan = network.plan(of_x, of_params)
-        held = P.allgather_data(shape_dtype(jax.eval_shape(lambda *both: network(*both), params, x)))
-        assert [plan.output(worker) for worker in range(4)] == held == [plan.outputs[worker] for worker in range(4)]
-        for place in range(1, len(network)):
+        for place in range(1, len(network) + 1):
             part = network[:place].plan(of_x, {worker: its[:place] for worker, its in of_params.items()})
-            held = P.allgather_data(
-                shape_dtype(jax.eval_shape(lambda *both, n=place: network[:n](*both), params[:place], x))
-            )
-            assert held == list(part.outputs.values())
+            y = jax.eval_shape(lambda *both, n=place: network[:n](*both), params[:place], x)
+            held = P.allgather_data(shape_dtype(y))
+            assert [part.output(worker) for worker in range(4)] == held == list(part.outputs.values())
     assert network.plan(of_x).outputs == network.plan(of_x, {w: told[w][0] for w in of_x}).outputs
 
 
@@ -248,26 +238,18 @@ def shape_dtype(x: jax.Array) -> dj.ShapeDtype:
 def test_the_plan_of_a_network_is_the_same_on_every_worker() -> None:
     """Made by each of four workers in one process; it depends on no worker's own place."""
     x = {worker: dj.ShapeDtype((5, 1, 8, 8) if worker == 0 else (5, 0), np.dtype("float32")) for worker in range(4)}
-    plans = [network_on(dj.planning_world(4, worker)).plan(x) for worker in range(4)]
-    assert all(plan.outputs == plans[0].outputs for plan in plans)
-    assert plans[0].outputs[3] == dj.ShapeDtype((5, 3), np.dtype("float32"))
+    plans = on_all(4, lambda P: network_on(P).plan(x).outputs)
+    assert all(plan == plans[0] for plan in plans)
+    assert plans[0][3] == dj.ShapeDtype((5, 3), np.dtype("float32"))
     wrong = x | {0: dj.ShapeDtype((5, 2, 8, 8), np.dtype("float32"))}
-    for worker in range(4):
-        with pytest.raises(dj.PlanError, match="channels"):
-            network_on(dj.planning_world(4, worker)).plan(wrong)
+    assert "channels" in refusal(4, lambda P: network_on(P).plan(wrong), dj.PlanError)
 
 
 @pytest.mark.world(2)
 def test_a_network_is_an_argument_of_dj_jit() -> None:
     """Layers and partitions pass through dj.jit, jax.grad and vmap as what they are."""
-    P = dj.Partition()
-    network, (_, x) = network_on(P), images(P)
-    params = network.init(jax.random.key(0), float)
-
-    @dj.jit
-    def step(network: nn.Sequential, P: dj.Partition, params: Any, x: jax.Array) -> Any:
-        return dj.value_and_grad(squares, argnums=1, partition=P)(network, params, x)
-
+    P, network, params, x = begun()
+    step = dj.jit(lambda network, P, *rest: dj.value_and_grad(squares, 1, partition=P)(network, *rest))
     check_against_plain_jax(P, params, *step(network, P, params, x))
 
 
@@ -283,9 +265,8 @@ def test_equinox() -> None:
         def __call__(self, x: jax.Array) -> jax.Array:
             return self.network(self.params, x) * jax.lax.stop_gradient(self.scale)
 
-    P = dj.Partition()
-    network, (_, x) = network_on(P), images(P)
-    model = Model(network, network.init(jax.random.key(0), float), jnp.ones(()))
+    P, network, params, x = begun()
+    model = Model(network, params, jnp.ones(()))
     assert len(jax.tree.leaves(model)) == len(jax.tree.leaves(model.params)) + 1
     value_and_grad = dj.value_and_grad(lambda model, x: jnp.sum(model(x) ** 2))
     step = dj.jit(value_and_grad)
@@ -293,17 +274,14 @@ def test_equinox() -> None:
     check_against_plain_jax(P, model.params, value, gradient.params)
     filtered = eqx.filter_jit(value_and_grad)(model, x)
     jax.tree.map(np.testing.assert_array_equal, filtered, (value, gradient))
-    optimiser = optax.adam(1e-3)
-    updates, _ = jax.jit(optimiser.update)(gradient, optimiser.init(model), model)
-    trained = eqx.apply_updates(model, updates)
+    trained = eqx.apply_updates(model, jax.tree.map(lambda g: -1e-4 * g, gradient))
     assert trained.network == network and step(trained, x)[0] < value
 
 
 @pytest.mark.simulated(2)
 def test_flax() -> None:
     """A network is an attribute of a linen module, and of an nnx one."""
-    P = dj.Partition()
-    network, (_, x) = network_on(P), images(P)
+    P, network, params, x = begun()
 
     class Linen(linen.Module):
         network: nn.Sequential
@@ -312,23 +290,22 @@ def test_flax() -> None:
         def __call__(self, x: jax.Array) -> jax.Array:
             return self.network(self.param("blocks", self.network.init, float), x)
 
-    module = Linen(network)
-    variables = module.init(jax.random.key(0), x)
-    value, gradient = dj.jit(dj.value_and_grad(lambda variables, x: jnp.sum(module.apply(variables, x) ** 2)))(
-        variables, x
-    )
-    check_against_plain_jax(P, variables["params"]["blocks"], value, gradient["params"]["blocks"])
-
     class Nnx(nnx.Module):
         def __init__(self) -> None:
             self.network = network
-            self.blocks = nnx.Param(network.init(jax.random.key(0), float))
+            self.blocks = nnx.Param(params)
 
         def __call__(self, x: jax.Array) -> jax.Array:
             return self.network(self.blocks.get_value(), x)
 
-    graph, state = nnx.split(Nnx())
-    value, gradient = dj.jit(dj.value_and_grad(lambda state, x: jnp.sum(nnx.merge(graph, state)(x) ** 2)))(state, x)
+    def differentiated(apply: Callable[..., Any], variables: Any) -> Any:
+        return dj.jit(dj.value_and_grad(lambda variables: jnp.sum(apply(variables, x) ** 2)))(variables)
+
+    module, (graph, state) = Linen(network), nnx.split(Nnx())
+    variables = module.init(jax.random.key(0), x)
+    value, gradient = differentiated(module.apply, variables)
+    check_against_plain_jax(P, variables["params"]["blocks"], value, gradient["params"]["blocks"])
+    value, gradient = differentiated(lambda state, x: nnx.merge(graph, state)(x), state)
     check_against_plain_jax(P, state["blocks"].get_value(), value, gradient["blocks"].get_value())
 
 
@@ -354,17 +331,9 @@ def test_variables_of_flax_are_parameters() -> None:
 def test_the_table_of_a_network() -> None:
     """A line for each layer, also of networks within it: partitions, parameters, bytes on the workers."""
     lines = str(network_on(dj.planning_world(4, 2))).splitlines()
-    assert [line.split()[:2] for line in lines[1:-1]] == [
-        ["0", "Repartition"],
-        ["1", "DistributedConv2d"],
-        ["2", "relu"],
-        ["3", "DistributedMaxPool2d"],
-        ["4.0", "Repartition"],
-        ["4.1", "<lambda>"],
-        ["4.2", "DistributedLinear"],
-        ["4.3", "tanh"],
-        ["5", "DistributedLinear"],
-    ]
+    names = "Repartition DistributedConv2d relu DistributedMaxPool2d Repartition <lambda> DistributedLinear tanh"
+    assert [line.split()[1] for line in lines[1:-1]] == [*names.split(), "DistributedLinear"]
+    assert [line.split()[0] for line in lines[1:-1]] == ["0", "1", "2", "3", "4.0", "4.1", "4.2", "4.3", "5"]
     assert "P_x 1 x 1 x 2 x 2 (0-3)" in lines[2] and lines[2].endswith("40          0 to 160")
     weight, bias = 64 * 6, 6
     assert f"{weight + bias}" in lines[7] and lines[7].endswith(f"{4 * weight // 4} to {4 * (weight // 4 + bias // 2)}")

@@ -1,6 +1,5 @@
 """Where one argument alone is differentiated the others are constants, and no worker waits for ever."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,27 +9,21 @@ import numpy as np
 import pytest
 from blocks import block_of
 from matrix.partitions import on
+from sequential import made
 
 import distdl_jax as dj
-from distdl_jax import nn
 
 CHANNELS: dict[str, Any] = {"in_channels": 3, "out_channels": 4, "kernel_size": 2}
-LAYERS: dict[str, tuple[tuple[int, ...], Callable[[dj.Partition], Any]]] = {
-    "linear": (
-        (3, 3),
-        lambda P: nn.DistributedLinear(P.grid([1, 2]), P.grid([1, 1], [2]), P.grid([1, 2], [3, 1]), 3, 2),
-    ),
+LAYERS: dict[str, tuple[tuple[int, ...], Any]] = {
+    "linear": ((3, 3), made("Linear", on(1, 2), on(1, 1, ranks=(2,)), on(1, 2, ranks=(3, 1)), 3, 2)),
     "convolution": (
-        (2, 3, 5),
-        lambda P: nn.DistributedConv1d(P.grid([1, 1, 3], [2, 0, 3]), **CHANNELS, padding=1, padding_mode="reflect"),
+        (2, 3, 5), made("Conv1d", on(1, 1, 3, ranks=(2, 0, 3)), **CHANNELS, padding=1, padding_mode="reflect"),
     ),
     "general convolution": (
         (2, 3, 5),
-        lambda P: nn.DistributedConv1d(
-            *(on(1, 2, 2, ranks=(1, 3, 0, 2)).partition(P), P.grid([1, 1, 2], [3, 0]), P.grid([1, 2, 2])), **CHANNELS
-        ),
+        made("Conv1d", on(1, 2, 2, ranks=(1, 3, 0, 2)), on(1, 1, 2, ranks=(3, 0)), on(1, 2, 2), **CHANNELS),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.world(4)

@@ -12,24 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from matrix.partitions import on
+from sequential import made
 
 import distdl_jax as dj
-from distdl_jax import nn
 
-Make = Callable[[dj.Partition], Any]
-
-LAYERS: dict[str, tuple[tuple[int, ...], Make]] = {
-    "attention in a ring": (
-        (1, 3, 4),
-        lambda P: nn.DistributedMultiHeadAttention(P.grid([1, 2, 1]), embed_dim=4, num_heads=2, causal=True),
-    ),
-    "attention of heads": ((1, 3, 4), lambda P: nn.DistributedMultiHeadAttention(P.grid([1, 1, 2]), 4, 2, causal=True)),
-    "convolution": (
-        (1, 2, 6, 4),
-        lambda P: nn.DistributedConv2d(P.grid([1, 1, 2, 1]), in_channels=2, out_channels=2, kernel_size=3, padding=1),
-    ),
-    "max pool": ((1, 2, 7), lambda P: nn.DistributedMaxPool1d(P.grid([1, 1, 2]), kernel_size=3, stride=1, padding=1)),
-    "batch norm": ((3, 2, 5), lambda P: nn.DistributedBatchNorm(P.grid([1, 1, 2]), 2)),
+CONV = {"in_channels": 2, "out_channels": 2, "kernel_size": 3, "padding": 1}
+LAYERS: dict[str, tuple[tuple[int, ...], Any]] = {
+    "attention in a ring": ((1, 3, 4), made("MultiHeadAttention", on(1, 2, 1), 4, 2, causal=True)),
+    "attention of heads": ((1, 3, 4), made("MultiHeadAttention", on(1, 1, 2), 4, 2, causal=True)),
+    "convolution": ((1, 2, 6, 4), made("Conv2d", on(1, 1, 2, 1), **CONV)),
+    "max pool": ((1, 2, 7), made("MaxPool1d", on(1, 1, 2), kernel_size=3, stride=1, padding=1)),
+    "batch norm": ((3, 2, 5), made("BatchNorm", on(1, 1, 2), 2)),
 }
 
 

@@ -4,10 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from matrix.partitions import On, on
-from sequential import Beside, check_beside
+from sequential import Beside, beside, check_beside
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -15,15 +16,13 @@ from distdl_jax import nn
 
 def linear(P_x: On, n_in: int, n_out: int, P_y: On | None = None, sizes: Any = (3,), **options: Any) -> Beside:
     def layer(P: dj.Partition) -> nn.DistributedLinear:
-        return nn.DistributedLinear(
-            P_x.partition(P), P_y and P_y.partition(P), in_features=n_in, out_features=n_out, **options
-        )
+        on_them = P_x.partition(P), P_y and P_y.partition(P)
+        return nn.DistributedLinear(*on_them, in_features=n_in, out_features=n_out, **options)
 
     def whole(params: Any, x: Any) -> Any:
         return x @ params["weight"].T + params.get("bias", 0)
 
-    name = f"linear {P_x} -> {P_y} {n_in} -> {n_out} {options}"
-    y_sizes = (*sizes, n_out)
+    name, y_sizes = f"linear {P_x} -> {P_y} {n_in} -> {n_out} {options}", (*sizes, n_out)
     return Beside(name, (*sizes, n_in), layer, whole, _with_dims(P_x, sizes), P_y and _with_dims(P_y, sizes), y_sizes)
 
 
@@ -35,25 +34,16 @@ def _with_dims(P: On, sizes: Any) -> On:
 def conv(
     P_x: On, n_in: int, n_out: int, sizes: Any, P_y: On | None = None, transposed: bool = False, **options: Any
 ) -> Beside:
-    dims = len(P_x.shape) - 2
-    arguments = {"in_channels": n_in, "out_channels": n_out, "kernel_size": 3, "padding": 1, **options}
-
-    def layer(P: dj.Partition) -> Any:
-        kind = getattr(nn, f"DistributedConv{'Transpose' * transposed}{dims}d")
-        return kind(P_x.partition(P), P_y and P_y.partition(P), **arguments)
-
     def whole(params: Any, x: Any) -> Any:
-        w, groups = params["weight"], options.get("groups", 1)
+        w = params["weight"]
         if transposed:  # of stride 1: the convolution with the kernel turned round
-            w, pads = jnp.flip(w, range(2, w.ndim)).swapaxes(0, 1), [(1, 1)] * dims
-        else:
-            pads = [(1, 1)] * dims
-        y = lax.conv_general_dilated(x, w, (1,) * dims, pads, feature_group_count=groups)
-        return y + params["bias"].reshape(-1, *(1,) * dims)
+            w = jnp.flip(w, 2).swapaxes(0, 1)
+        y = lax.conv_general_dilated(x, w, (1,), [(1, 1)], feature_group_count=options.get("groups", 1))
+        return y + params["bias"].reshape(-1, 1)
 
-    name = f"conv {sizes} {P_x} -> {P_y} {n_in} -> {n_out} {transposed} {options}"
-    features = [n if isinstance(n, int) else sum(n) for n in sizes[2:]]
-    return Beside(name, sizes, layer, whole, P_x, P_y, (sizes[0], n_out, *features))
+    kind, y_sizes = f"Conv{'Transpose' * transposed}1d", (sizes[0], n_out, int(np.sum(sizes[2])))
+    channels = {"in_channels": n_in, "out_channels": n_out}
+    return beside(kind, sizes, whole, P_x, P_y, kernel_size=3, padding=1, y_sizes=y_sizes, **channels, **options)
 
 
 CASES = [
@@ -89,18 +79,15 @@ def both(P_x: dj.CartesianPartition, **options: Any) -> tuple[Any, Any]:
 def test_derived_partitions_are_those_that_one_would_give() -> None:
     """A layer is equal to the one that is given them, and to its copies: there is one form of each layer."""
     P = dj.planning_world(4).grid([1, 2, 2])
+    P_two, space = P.slice(2, keepdims=False), P.slice(1)
     for split, P_W in (("out", [2, 1, 2]), ("in", [1, 2, 2]), (None, [2, 1, 2])):
         conv, linear = both(P, split=split)
         given = nn.DistributedConv1d(P, P, P.grid(P_W), in_channels=4, out_channels=6, kernel_size=3)
         assert conv == given and hash(conv) == hash(given) and repr(conv) == repr(given) and replace(conv) == conv
-        P_two = P.slice(2, keepdims=False)
         assert linear == nn.DistributedLinear(P_two, P_two, P_two.grid(P_W[:2]), 4, 6) == replace(linear)
     narrowing = nn.DistributedConv1d(P, in_channels=6, out_channels=4, kernel_size=3)
     assert narrowing.P_W.shape == (1, 2, 2), "less moves where sums are scattered"
-    space = P.slice(1)
-    assert nn.DistributedConv1d(space, space, in_channels=4, out_channels=6, kernel_size=3) == nn.DistributedConv1d(
-        space, in_channels=4, out_channels=6, kernel_size=3, split="in_channels"
-    ), "where no channels are cut, there is nothing to choose"
+    assert both(space)[0] == both(space, split="in")[0], "where no channels are cut, there is nothing to choose"
     column = nn.DistributedLinear(P_two.slice(1), P_two, in_features=4, out_features=6)
     row = nn.DistributedLinear(P_two, P_two.slice(1), in_features=6, out_features=4, split="in_features")
     assert (column.P_W.shape, row.P_W.shape) == ((2, 1), (1, 2)), "Megatron's pair"

@@ -44,9 +44,17 @@ def test_recorded_layers(world_size: int, recorded: dict[str, dict[str, Any]]) -
     records = {name: recorded[name] for name in RECORDED[world_size].split()}
     P_world = dj.Partition()
     layers = {name: layer_of(record, P_world) for name, record in records.items()}
-    got = run(program(layers), {name: inputs(layers[name], record, P_world.rank) for name, record in records.items()})
-    for name, record in records.items():
-        y, dx, dparams = got[name]
+
+    def outputs_and_gradients(inputs: dict[str, Any]) -> dict[str, Any]:
+        results = {}
+        for name, (params, x, dy) in inputs.items():
+            y, pullback = jax.vjp(layers[name].apply, params, x)
+            results[name] = y, *pullback(dy)
+        return results
+
+    given = {name: inputs(layers[name], record, P_world.rank) for name, record in records.items()}
+    for name, (y, dparams, dx) in run(outputs_and_gradients, given).items():
+        record = records[name]
         for key, value in (("y", y), ("dx", dx)):
             compare(f"{key} of {name}", value, record[f"{key}_r{P_world.rank}"], record[key])
         for key, spec in layers[name].param_specs().items():
@@ -59,12 +67,9 @@ def test_recorded_layers(world_size: int, recorded: dict[str, dict[str, Any]]) -
 
 def layer_of(record: Any, P_world: dj.Partition) -> Any:
     """The layer with the partitions and arguments of the record."""
-    partitions = [
-        P_world.grid(record[f"{P}_shape"], record[f"{P}_ranks"])
-        for P in ("P_x", "P_y", "P_w")
-        if f"{P}_shape" in record
-    ]
-    options = {key: _plain(record[f"arg_{key}"]) for key in ARGUMENTS if f"arg_{key}" in record}
+    partitions = [P_world.grid(record[f"{P}_shape"], record[f"{P}_ranks"]) for P in ("P_x", "P_y", "P_w")
+                  if f"{P}_shape" in record]  # fmt: skip
+    options = {key: record[f"arg_{key}"].tolist() for key in ARGUMENTS if f"arg_{key}" in record}
     dims = partitions[0].dim - 2
     if "kind" in record:
         return getattr(nn, f"Distributed{str(record['kind']).capitalize()}Pool{dims}d")(*partitions, **options)
@@ -72,26 +77,10 @@ def layer_of(record: Any, P_world: dj.Partition) -> Any:
     return getattr(nn, f"DistributedConv{dims}d")(*partitions, **channels, **options, bias=bool(record["bias"]))
 
 
-def _plain(value: np.ndarray) -> Any:
-    return int(value) if value.ndim == 0 else tuple(value.tolist())
-
-
 def inputs(layer: Any, record: Any, rank: int) -> tuple[dict[str, Any], Any, Any]:
     """This worker's parameters, input and output cotangent; its shares of w and b are those of our own layout."""
     params = {key: block(record[key[0]], slices(spec)) for key, spec in layer.param_specs().items()}
     return params, jax.device_put(record[f"x_r{rank}"]), jax.device_put(record[f"dy_r{rank}"])
-
-
-def program(layers: dict[str, Any]) -> Any:
-    def outputs_and_gradients(inputs: dict[str, Any]) -> dict[str, Any]:
-        results = {}
-        for name, (params, x, dy) in inputs.items():
-            y, pullback = jax.vjp(layers[name].apply, params, x)
-            dparams, dx = pullback(dy)
-            results[name] = y, dx, dparams
-        return results
-
-    return outputs_and_gradients
 
 
 def compare(what: str, got: np.ndarray, want: np.ndarray, whole: np.ndarray) -> None:

@@ -1,5 +1,6 @@
 """Layers that mix channels, or work on each of them, beside the sequential ones, however the tensor is split."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -7,31 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from all_workers import refusal
-from launcher.examples import LONG
 from matrix.partitions import On, on
-from sequential import Beside, check_beside, close, cut
+from sequential import Beside, beside, check_beside, close, cut
 
 import distdl_jax as dj
-from distdl_jax import functional as F
 from distdl_jax import nn
 
 
 def pointwise(P_x: On, dim: int, features: int, *sizes: Any, **options: Any) -> Beside:
     def whole(params: Any, x: Any) -> Any:
-        y = jnp.moveaxis(jnp.tensordot(x, params["weight"], (dim, 1)) + params.get("bias", 0.0), -1, dim)
-        return y
+        return jnp.moveaxis(jnp.tensordot(x, params["weight"], (dim, 1)) + params.get("bias", 0.0), -1, dim)
 
-    length = sizes[dim] if isinstance(sizes[dim], int) else sum(sizes[dim])
-    y_sizes = list(sizes)
+    length, y_sizes = int(np.sum(sizes[dim])), list(sizes)
     y_sizes[dim] = features
-    return Beside(
-        f"pointwise {dim} {features} {sizes} {P_x} {options}",
-        sizes,
-        lambda P: nn.DistributedPointwise(P_x.partition(P), length, features, dim, **options),
-        whole,
-        P_x,
-        y_sizes=y_sizes,
-    )
+    return beside("Pointwise", sizes, whole, P_x, length, features, dim, y_sizes=y_sizes, **options)
 
 
 def prelu(P_x: On, number: int, *sizes: Any) -> Beside:
@@ -39,14 +29,7 @@ def prelu(P_x: On, number: int, *sizes: Any) -> Beside:
         slopes = params["weight"].reshape(-1, *(1,) * max(x.ndim - 2, 0))
         return jnp.where(x > 0, x, slopes * x)
 
-    return Beside(
-        f"prelu {number} {sizes} {P_x}",
-        sizes,
-        lambda P: nn.DistributedPReLU(P_x.partition(P), number),
-        whole,
-        P_x,
-        y_sizes=sizes,
-    )
+    return beside("PReLU", sizes, whole, P_x, number, y_sizes=sizes)
 
 
 def squeeze_excitation(P_x: On, squeeze: int, *sizes: Any) -> Beside:
@@ -56,14 +39,7 @@ def squeeze_excitation(P_x: On, squeeze: int, *sizes: Any) -> Beside:
         s = jax.nn.sigmoid(s @ params["fc2"]["weight"].T + params["fc2"]["bias"])
         return x * jnp.expand_dims(s, tuple(range(2, x.ndim)))
 
-    return Beside(
-        f"squeeze {squeeze} {sizes} {P_x}",
-        sizes,
-        lambda P: nn.DistributedSqueezeExcitation(P_x.partition(P), sizes[1], squeeze, jax.nn.silu),
-        whole,
-        P_x,
-        y_sizes=sizes,
-    )
+    return beside("SqueezeExcitation", sizes, whole, P_x, sizes[1], squeeze, jax.nn.silu, y_sizes=sizes)
 
 
 CASES = (
@@ -72,85 +48,62 @@ CASES = (
     pointwise(on(1, 3, ranks=(3, 0, 1)), 1, 2, 2, [0, 1, 4]),
     prelu(on(1, 2, 2, ranks=(3, 1, 2, 0)), 3, 2, 3, [0, 4]),
     prelu(on(3, 1, ranks=(3, 0, 1)), 1, 4, 3),
+    prelu(on(4), 1, 5),
     squeeze_excitation(on(1, 2, 2, ranks=(3, 1, 2, 0)), 2, 2, 3, [0, 4]),
     squeeze_excitation(on(2, 1, 1, 2, ranks=(2, 0, 3, 1)), 2, 3, 4, 2, 3),
 )
-MORE = (
-    pointwise(on(2, 2), 0, 3, 4, 5),
-    pointwise(on(1,), 0, 2, 3),
-    prelu(on(4), 1, 5),
-)  # fmt: skip
 
 
 @pytest.mark.simulated(4)
 def test_beside_the_sequential_ones() -> None:
     """Output and all gradients: batch, channels and features split, evenly or not, with empty blocks, on any teams."""
-    check_beside(CASES if LONG == 1 else CASES + MORE)
+    check_beside(CASES)
 
 
 @pytest.mark.simulated(4)
-def test_conditioned_on_a_vector_and_on_another_tensor() -> None:
-    """FiLM and AdaIN as the docs write them: the gradients of all parameters, of the vector and of both tensors."""
-    P, on_x, sizes = dj.Partition(), on(1, 2, 2, ranks=(3, 1, 2, 0)), (2, 3, [0, 4])
-    P_x, P_c = on_x.partition(P), on(1, 1, 4).partition(P)
-    embed, norm = nn.DistributedPointwise(P_c, 3, 4), nn.DistributedInstanceNorm(P_x, 3)
-    layers = {"embed": embed} | {
-        name: nn.DistributedPointwise(P_x, 4, 3, replicated=True) for name in ("scale", "shift")
-    }
-    draw = np.random.default_rng(5).normal
-    x, style, weight, time = draw(size=(2, 3, 4)), 1 + draw(size=(2, 3, 5)), draw(size=(2, 3, 4)), draw(size=(2, 3, 1))
-    key = jax.random.key(1)
-    params = {name: layer.init(key, float) for name, layer in layers.items()}
-    params["time"] = jnp.asarray(time)
+def test_conditioned_on_a_vector() -> None:
+    """FiLM as the docs write it: the gradients of all parameters, of the vector and of the tensor."""
+    P, on_x, sizes, key = dj.Partition(), on(1, 2, 2, ranks=(3, 1, 2, 0)), (2, 3, [0, 4]), jax.random.key(1)
+    P_x, draw = on_x.partition(P), np.random.default_rng(5).normal
+    layers = {"embed": nn.DistributedPointwise(on(1, 1, 4).partition(P), 3, 4)}
+    layers |= {name: nn.DistributedPointwise(P_x, 4, 3, replicated=True) for name in ("scale", "shift")}
+    x, weight, time = draw(size=(2, 3, 4)), draw(size=(2, 3, 4)), draw(size=(2, 3, 1))
+    params = {name: layer.init(key, float) for name, layer in layers.items()} | {"time": jnp.asarray(time)}
     specs = {name: layer.param_specs() for name, layer in layers.items()}
     specs["time"] = dj.TensorSpec(time.shape, P_x, replicated=True)
 
-    def loss(params: Any, x: Any, style: Any) -> Any:
-        time = jnp.tanh(embed(params["embed"], dj.replicated(params["time"], P_x)))
-        scale, shift = (layers[name](params[name], time) for name in ("scale", "shift"))
-        y = norm({}, jnp.sin((1 + scale) * x + shift))
-        y = y * F.std(style, P_x, axes=2) + F.mean(style, P_x, axes=2)
-        return jnp.sum(jnp.cos(y) * cut(weight, on_x, P.rank, sizes))
+    def loss(apply: Any, weight: Any, params: Any, x: Any) -> Any:
+        time = jnp.tanh(apply("embed", params, params["time"]))
+        return jnp.sum(jnp.sin((1 + apply("scale", params, time)) * x + apply("shift", params, time)) * weight)
 
-    def plain(params: Any, x: Any, style: Any) -> Any:
-        def pointwise(name: str, x: Any) -> Any:
-            return jnp.einsum("oi,nid->nod", params[name]["weight"], x) + params[name]["bias"][:, None]
+    def ours(name: str, params: Any, x: Any) -> Any:
+        return layers[name](params[name], dj.replicated(x, P_x) if name == "embed" else x)
 
-        time = jnp.tanh(pointwise("embed", params["time"]))
-        y = jnp.sin((1 + pointwise("scale", time)) * x + pointwise("shift", time))
-        y = (y - y.mean(2, keepdims=True)) / jnp.sqrt(y.var(2, keepdims=True) + 1e-5)
-        y = y * style.std(2, keepdims=True) + style.mean(2, keepdims=True)
-        return jnp.sum(jnp.cos(y) * weight)
+    def plain(name: str, params: Any, x: Any) -> Any:
+        return jnp.einsum("oi,nid->nod", params[name]["weight"], x) + params[name]["bias"][:, None]
 
-    own = cut(x, on_x, P.rank, sizes), cut(style, on_x, P.rank)
-    value, (of_params, *of_tensors) = dj.jit(dj.value_and_grad(loss, (0, 1, 2)))(params, *own)
-    gathered, slopes = dj.gather(params, specs), dj.gather(of_params, specs)
-    both = P.broadcast_data(
-        (jax.tree.map(np.asarray, gathered), jax.tree.map(np.asarray, slopes)) if P.rank == 0 else None
-    )
-    want, (its_params, *its_tensors) = jax.jit(jax.value_and_grad(plain, (0, 1, 2)))(both[0], x, style)
+    own, own_weight = (cut(each, on_x, P.rank, sizes) for each in (x, weight))
+    value, (of_params, of_x) = dj.jit(dj.value_and_grad(partial(loss, ours, own_weight), (0, 1)))(params, own)
+    both = [jax.tree.map(np.asarray, dj.gather(tree, specs)) for tree in (params, of_params)]
+    whole, slopes = P.broadcast_data(both if P.rank == 0 else None)
+    want, (its_params, its_x) = jax.jit(jax.value_and_grad(partial(loss, plain, weight), (0, 1)))(whole, x)
     close(value, want, 1e-12, "value")
-    jax.tree.map(lambda got, its: close(got, its, 1e-12, "parameters"), both[1], its_params)
-    close(of_tensors[0], cut(np.asarray(its_tensors[0]), on_x, P.rank, sizes), 1e-12, "x")
-    close(of_tensors[1], cut(np.asarray(its_tensors[1]), on_x, P.rank), 1e-12, "style")
+    jax.tree.map(lambda got, its: close(got, its, 1e-12, "parameters"), slopes, its_params)
+    close(of_x, cut(np.asarray(its_x), on_x, P.rank, sizes), 1e-12, "x")
 
 
 @pytest.mark.simulated(2)
 def test_initial_weights_are_those_of_a_linear_layer() -> None:
     """For one key, with copies of all of them, or of the rows of this worker's outputs."""
     P = dj.Partition()
-    one, two = P.grid([1, 1]), P.grid([1, 2])
-    linear = dj.gather(
-        (whole := nn.DistributedLinear(one, one, one, 3, 5)).init(jax.random.key(7)), whole.param_specs()
-    )
-    for P_x in (P.grid([2, 1]), two):
-        layer = nn.DistributedPointwise(P_x, 3, 5)
-        params, specs = layer.init(jax.random.key(7)), layer.param_specs()
-        assert {name: its.shape for name, its in params.items()} == {
-            "weight": (5, 3) if P_x != two else (3 - P.rank, 3),
-            "bias": (5,) if P_x != two else (3 - P.rank,),
-        }
-        mine = dj.gather(params, specs)
+    one, key = P.grid([1, 1]), jax.random.key(7)
+    whole = nn.DistributedLinear(one, one, one, 3, 5)
+    linear = dj.gather(whole.init(key), whole.param_specs())
+    for shape, rows in (([2, 1], 5), ([1, 2], 3 - P.rank)):
+        layer = nn.DistributedPointwise(P.grid(shape), 3, 5)
+        params = layer.init(key)
+        assert {name: its.shape for name, its in params.items()} == {"weight": (rows, 3), "bias": (rows,)}
+        mine = dj.gather(params, layer.param_specs())
         if P.rank == 0:
             jax.tree.map(np.testing.assert_array_equal, mine, linear)
 

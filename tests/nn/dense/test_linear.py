@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from launcher.examples import LONG
 from matrix.partitions import On
 from sequential import Beside, check_beside
 
@@ -17,17 +16,9 @@ Ranks = tuple[int, ...]
 
 
 def linear(
-    x: Ranks,
-    y: Ranks,
-    W: Ranks,
-    shape: tuple[int, ...],
-    n_in: int,
-    n_out: int,
-    lead: tuple[int, ...] = (3,),
-    bias: bool = True,
-    batches: tuple[int, ...] | None = None,
-    sharded: bool = False,
-) -> Beside:
+    x: Ranks, y: Ranks, W: Ranks, shape: tuple[int, ...], n_in: int, n_out: int, lead: tuple[int, ...] = (3,),
+    bias: bool = True, batches: tuple[int, ...] | None = None, sharded: bool = False,
+) -> Beside:  # fmt: skip
     """A layer on the world ranks `x`, `y` and `W`, row-major on a grid of `shape`, P_fo x P_fi or P_n x P_fo x P_fi.
 
     `batches` are the lengths of the blocks of a batch that is split, where they are not balanced.
@@ -49,47 +40,30 @@ def linear(
 
 
 CASES = {
-    1: [
-        linear((0,), (0,), (0,), (1, 1), 5, 3),
-        linear((0,), (0,), (0,), (1, 1), 1, 1, bias=False),
-        linear((0,), (0,), (0,), (1, 1), 4, 3, lead=(2, 1, 3)),
-    ],
+    1: [linear((0,), (0,), (0,), (1, 1), 4, 3, lead=(2, 1, 3))],
     2: [
-        linear((0, 1), (0,), (0, 1), (1, 2), 5, 3),
         linear((1,), (0, 1), (0, 1), (2, 1), 4, 3),
         linear((0,), (1,), (1,), (1, 1), 4, 3),  # all of it elsewhere than the input
         linear((1, 0), (1,), (0, 1), (1, 2), 1, 3),  # a worker with an empty block of one feature
-        linear((0, 1), (0, 1), (0, 1), (2, 1, 1), 4, 3),  # the batch split alone: data parallelism
-        linear((1, 0), (0, 1), (1, 0), (2, 1, 1), 4, 3, lead=(3, 2), bias=False),
         linear((0, 1), (1, 0), (1, 0), (2, 1, 1), 4, 1, sharded=True),  # one worker has no share of the parameters
         *(linear((0, 1), (0, 1), (0, 1), (2, 1, 1), 3, 2, lead=(n,)) for n in (0, 1)),  # workers without a sample
     ],
     4: [
-        linear((0, 1), (0, 1), (0, 1, 2, 3), (2, 2), 7, 5),  # overlapping
         linear((3, 1), (0, 2), (2, 0, 3, 1), (2, 2), 6, 4, lead=(2, 3)),  # permuted
         linear((0,), (1, 2), (3, 2), (2, 1), 3, 4),  # the input's worker has no weight
-        linear((0, 1), (2,), (1, 3), (1, 2), 7, 3, bias=False),
-        linear((0, 1, 2), (3,), (1, 2, 3), (1, 3), 7, 2),  # 7 features over 3 workers
-        linear((3,), (0, 1, 2), (0, 1, 2), (3, 1), 3, 2),  # 2 over 3: an empty block of the output
+        linear((0, 1, 2), (3,), (1, 2, 3), (1, 3), 7, 2, bias=False),  # 7 features over 3 workers
         linear((3, 0, 1), (2,), (0, 1, 2), (1, 3), 2, 3),  # 2 over 3: an empty block of the input
-        linear((2,), (2,), (2,), (1, 1), 3, 3, lead=(1,)),  # three workers have nothing to do
-        linear((1, 2), (2, 1), (0, 3, 1, 2), (2, 2), 5, 7, lead=(0,)),  # no samples
-        linear((0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3), (4, 1, 1), 3, 2),  # 3 samples over 4 workers
         linear((3, 0, 2, 1), (1, 2), (2, 3, 1, 0), (2, 1, 2), 5, 3, lead=(3, 2)),  # with the input's features
         linear((0, 3), (2, 0, 1, 3), (1, 2, 3, 0), (2, 2, 1), 4, 3, lead=(5,)),  # with the output's features
-        linear((0, 1), (1, 2), (2, 3), (2, 1, 1), 3, 4),  # teams that overlap in part
         linear((0, 1), (1, 0), (2, 3), (2, 1, 1), 3, 4, bias=False),  # disjoint from the weight's
         linear((0, 1, 2, 3), (3, 2, 1, 0), (0, 1, 2, 3), (4, 1, 1), 2, 3, lead=(6,), batches=(0, 4, 2, 0)),
-        linear((0, 1), (2, 3), (3, 1), (2, 1, 1), 2, 3, lead=(4, 1, 2), batches=(1, 3)),
         linear((3, 1), (0, 2), (1, 0, 3, 2), (1, 2, 2), 7, 5),  # three dimensions, and the batch whole
         linear((3, 0, 2, 1), (1, 2), (2, 3, 1, 0), (2, 1, 2), 5, 3, sharded=True),
         linear((0, 3), (2, 0, 1, 3), (1, 2, 3, 0), (2, 2, 1), 4, 6, lead=(5,), bias=False, sharded=True),
     ],
     12: [
         linear((0, 1, 2, 3), (4, 5, 6), tuple(range(12)), (3, 4), 16, 12, lead=(1,)),  # the documentation's
-        linear((11, 3, 5), (0, 11, 2, 4), (*range(11, 5, -1), *range(6)), (4, 3), 10, 9),
         linear((4, 5, 6, 7), (11, 0, 1, 2, 3, 9), tuple(range(12)), (2, 3, 2), 7, 5),
-        linear(tuple(range(12)), (*range(6, 12), *range(6)), (*range(11, -1, -1),), (12, 1, 1), 3, 4, lead=(11,)),
         linear((4, 5, 6), (11, 0, 1, 2, 3, 9, 4, 5, 6), (*range(1, 10),), (3, 3, 1), 2, 8, sharded=True),
     ],
 }
@@ -99,28 +73,6 @@ CASES = {
 @pytest.mark.simulated(12)
 def test_output_and_gradients_are_those_of_the_sequential_layer(world_size: int) -> None:
     check_beside(CASES[world_size])
-
-
-def random_case(seed: int, world: int) -> Beside:
-    """Any shape of P_W that fits into the world, any teams, any sizes: empty blocks and empty batches too."""
-    draw = np.random.default_rng(seed)
-    upto = range(1, world + 1)
-    shapes = [(n, rows, columns) for n in upto for rows in upto for columns in upto if n * rows * columns <= world]
-    n, rows, columns = shapes[draw.integers(len(shapes))]
-    ranks = [tuple(map(int, draw.permutation(world)[: n * each])) for each in (columns, rows, rows * columns)]
-    lead = tuple(map(int, draw.integers(0 if draw.random() < 0.1 else 1, 4, size=draw.integers(1, 4))))
-    n_in, n_out = map(int, draw.integers(1, 9, size=2))
-    batches = None if n == 1 or draw.random() < 0.5 else tuple(map(int, draw.multinomial(lead[0], np.full(n, 1 / n))))
-    shape = (rows, columns) if n == 1 and draw.random() < 0.7 else (n, rows, columns)
-    bias, sharded = (bool(its) for its in draw.random(2) < (0.7, 0.4))
-    return linear(*ranks, shape, n_in, n_out, lead, bias, batches, sharded)
-
-
-@pytest.mark.simulated(4)
-@pytest.mark.parametrize("batch", range(20 if LONG > 1 else 1))
-def test_random_partitions_and_sizes(batch: int) -> None:
-    """Ten random layers in a program."""
-    check_beside([random_case(10 * batch + i, 4) for i in range(10)])
 
 
 @pytest.mark.simulated(4)
@@ -138,27 +90,19 @@ def test_wrong_blocks_raise_on_every_worker_of_the_layer() -> None:
     """One worker holds the wrong block; all say so, and go on together afterwards."""
     rank, layer = dj.Partition().rank, linear((0, 1), (3, 2), (0, 1, 2, 3), (2, 2), 7, 5).layer(dj.Partition())
     params = layer.init(jax.random.key(0), float)
+    weight, bias = (params[name] for name in ("weight", "bias"))
     x = jnp.ones((3, 4 - rank)) if rank < 2 else dj.zero_volume_tensor(dtype=float)
-    wrong = {
-        "`x` has shape (3, 4), but block 1 must be ... x 3: 7 features, balanced over 2 workers": (
-            params,
-            jnp.ones((3, 4)) if rank == 1 else x,
-        ),
-        "`x` has shape (4,), but block 0 must be ... x 4": (params, jnp.ones(4) if rank == 0 else x),
-        '`params["weight"]` has shape (5, 7), but this worker\'s block of 5 x 7 on 2 x 2 workers is (2, 3)': (
-            {**params, "weight": jnp.ones((5, 7)) if rank == 3 else params["weight"]},
-            x,
-        ),
-        '`params["bias"]` has shape (1,), but this worker\'s block of 5 on 2 workers is (3,)': (
-            {**params, "bias": jnp.ones(1) if rank == 0 else params["bias"]},
-            x,
-        ),
-        "`params` must hold \"bias\" on every worker, but holds ['weight']": (
-            {"weight": params["weight"]} if rank == 2 else params,
-            x,
-        ),
-    }
-    for sentence, (given, block) in wrong.items():
+    for sentence, given, block in (
+        ("`x` has shape (3, 4), but block 1 must be ... x 3: 7 features, balanced over 2 workers", params,
+         jnp.ones((3, 4)) if rank == 1 else x),
+        ("`x` has shape (4,), but block 0 must be ... x 4", params, jnp.ones(4) if rank == 0 else x),
+        ('`params["weight"]` has shape (5, 7), but this worker\'s block of 5 x 7 on 2 x 2 workers is (2, 3)',
+         {**params, "weight": jnp.ones((5, 7)) if rank == 3 else weight}, x),
+        ('`params["bias"]` has shape (1,), but this worker\'s block of 5 on 2 workers is (3,)',
+         {**params, "bias": jnp.ones(1) if rank == 0 else bias}, x),
+        ("`params` must hold \"bias\" on every worker, but holds ['weight']",
+         {"weight": weight} if rank == 2 else params, x),
+    ):  # fmt: skip
         with pytest.raises(dj.PlanError) as caught:
             jax.jit(layer)(given, block)
         assert sentence in str(caught.value)

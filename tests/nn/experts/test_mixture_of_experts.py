@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matrix.layer_cases import mixture_of_experts
 from matrix.partitions import On, on
-from sequential import Beside, check_beside, cut
+from sequential import Beside, beside, check_beside, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -33,38 +33,17 @@ class Gated:
 
 
 def mixture(
-    sizes: Sequence[Any],
-    P_x: On,
-    experts: int,
-    k: int,
-    factor: float | None,
-    P_W: On | None = None,
-    group_axes: Sequence[int] | None = None,
-    expert: Gated | None = None,
-) -> Beside:
+    sizes: Sequence[Any], P_x: On, experts: int, k: int, factor: float | None, P_W: On | None = None,
+    group_axes: Sequence[int] | None = None, expert: Gated | None = None,
+) -> Beside:  # fmt: skip
     axes = ((0,) if len(sizes) > 2 else ()) if group_axes is None else group_axes
-    default = {"hidden_dim": 3, "activation": jnp.tanh} if expert is None else {"expert": expert}
+    of = {"hidden_dim": 3, "activation": jnp.tanh} if expert is None else {"expert": expert}
+    of |= {"top_k": k, "capacity_factor": factor, "group_axes": group_axes, "P_W": P_W}
 
-    def layer(P: dj.Partition) -> Any:
-        return nn.DistributedMixtureOfExperts(
-            P_x.partition(P),
-            sizes[-1],
-            experts,
-            top_k=k,
-            capacity_factor=factor,
-            group_axes=group_axes,
-            P_W=P_W and P_W.partition(P),
-            **default,
-        )
+    def whole(params: Any, x: Any) -> Any:
+        return mixture_of_experts(params, x, k, factor, axes, k > 1, expert)[0]
 
-    return Beside(
-        f"mixture of {experts}, {k} of them, {factor} {sizes} {P_x} {P_W} {group_axes}",
-        sizes,
-        layer,
-        lambda params, x: mixture_of_experts(params, x, k, factor, axes, k > 1, expert)[0],
-        P_x,
-        y_sizes=sizes,
-    )
+    return beside("MixtureOfExperts", sizes, whole, P_x, sizes[-1], experts, y_sizes=sizes, **of)
 
 
 @pytest.mark.simulated(4)
@@ -82,58 +61,39 @@ def test_output_and_gradients_are_those_on_one_worker() -> None:
 
 
 @pytest.mark.world(2)
-def test_losses_in_a_network_that_is_trained() -> None:
-    """The state of a block in `Sequential`, with recomputation, in a scan of steps; and the order of who is dropped."""
+def test_losses_in_a_network() -> None:
+    """The state of a block in `Sequential`, with recomputation; its gradient, and the order of who is dropped."""
     P_world = dj.Partition()
     P = P_world.grid([1, 2, 1])
     layer = nn.DistributedMixtureOfExperts(P, 4, 3, 3, activation=jnp.tanh, capacity_factor=0.5)
     network = nn.Sequential(nn.Remat(nn.Residual(layer)), jnp.tanh)
     x = np.random.default_rng(0).normal(size=(2, 5, 4))
-    own = cut(x, on(1, 2, 1), P_world.rank)
+    own, begin = cut(x, on(1, 2, 1), P_world.rank), network.init_state(float)
     params, specs = network.init(jax.random.key(0), float), network.param_specs()
 
-    def loss(params: Any, state: Any, x: Any) -> Any:
-        y, state = network(params, x, state=state)
-        of_layer = state[0]["body"]
-        balance, z = (jnp.sum(of_layer[name]) for name in ("load_balancing_loss", "router_z_loss"))
-        return jnp.sum(y**2) + 0.3 * balance + 0.2 * z, state
+    def with_losses(y: Any, losses: Any) -> Any:
+        balance, z = (jnp.sum(losses[name]) for name in ("load_balancing_loss", "router_z_loss"))
+        return jnp.sum(y**2) + 0.3 * balance + 0.2 * z, losses
 
-    def plain_loss(params: Any, x: Any) -> Any:
+    def loss(params: Any) -> Any:
+        y, state = network(params, own, state=begin)
+        assert jax.tree.map(jnp.shape, state) == jax.tree.map(jnp.shape, begin)
+        return with_losses(y, state[0]["body"])
+
+    def plain(params: Any) -> Any:
         y, losses = mixture_of_experts(params[0]["body"], x, 2, 0.5)
-        more = 0.3 * losses["load_balancing_loss"] + 0.2 * losses["router_z_loss"]
-        return jnp.sum(jnp.tanh(x + y) ** 2) + more, losses
+        return with_losses(jnp.tanh(x + y), losses)
 
-    def descend(derivative: Any) -> Any:
-        def step(carry: Any, _: Any) -> Any:
-            params, state = carry
-            (value, state), gradient = derivative(params, state)
-            return (jax.tree.map(lambda p, d: p - 0.3 * d, params, gradient), state), (value, state)
-
-        return step
-
-    begin = network.init_state(float)
-    derivative = dj.value_and_grad(loss, has_aux=True)
-
-    @dj.jit
-    def train(params: Any) -> Any:
-        step = descend(lambda params, state: derivative(params, state, own))
-        return jax.lax.scan(step, (params, begin), None, length=2), network(params, own, state=begin, training=False)[1]
-
-    ((trained, _), (values, states)), same = train(params)
-    whole, after = dj.gather(params, specs), dj.gather(trained, specs)
+    (value, losses), gradient = dj.jit(dj.value_and_grad(loss, has_aux=True))(params)
+    same = network(params, own, state=begin, training=False)[1]
     assert jax.tree.all(jax.tree.map(np.array_equal, same, begin))
+    whole, slopes = dj.gather(params, specs), dj.gather(gradient, specs)
     if P_world.rank == 0:
-        plain = jax.value_and_grad(plain_loss, has_aux=True)
-        step = descend(lambda params, state: plain(params, x))
-        start = jax.eval_shape(lambda: plain_loss(whole, x)[1])
-        zeros = jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), start)
-        (want, _), (plain_values, losses) = jax.jit(lambda params: jax.lax.scan(step, (params, zeros), None, length=2))(
-            whole
-        )
-        np.testing.assert_allclose(values, plain_values, rtol=1e-12)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-13), after, want)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), states[0]["body"], losses)
-        assert losses["tokens_per_expert"].sum() == 2 * 2 * x.shape[0] * x.shape[1]
+        (want, wanted), its = jax.jit(jax.value_and_grad(plain, has_aux=True))(whole)
+        np.testing.assert_allclose(value, want, rtol=1e-12)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), losses, wanted)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), slopes, its)
+        assert wanted["tokens_per_expert"].sum() == 2 * x.shape[0] * x.shape[1]
 
 
 @pytest.mark.simulated(2)

@@ -1,5 +1,6 @@
 """Message passing on a graph, and graph convolutions, beside the same in plain JAX on the whole graph."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ from all_workers import refusal
 from blocks import block_of
 from jax import lax
 from matrix.partitions import On, on
-from sequential import Beside, check_beside
+from sequential import Beside, beside, check_beside
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -72,31 +73,20 @@ def test_beside_plain_jax() -> None:
         (nodes, edges), _ = lax.scan(lambda x, its: (apply(its, *x), None), (nodes, edges), params)
         return jnp.sum(w * nodes) + jnp.sum(u * edges), (nodes, edges)
 
-    def all_of(applied: list[Any], arguments: list[Any], value_and_grad: Any) -> list[Any]:
-        pairs = zip(applied, arguments, strict=True)
-        return [value_and_grad(lambda *args, f=f: loss(f, *args), (0, 1, 2), has_aux=True)(*args) for f, args in pairs]
-
-    blocks = [graph.block(P) for graph in GRAPHS]
-    both = [jax.vmap(lambda key, block=block: block.init(key, jnp.float64)) for block in blocks]
-    own, whole, specs = [], [], []
-    for graph, block, init in zip(GRAPHS, blocks, both, strict=True):
-        params = init(jax.random.split(jax.random.key(1), 2))
-        of_one = dj.gather(jax.tree.map(lambda leaf: leaf[0], params), block.param_specs())
-        of_two = dj.gather(jax.tree.map(lambda leaf: leaf[1], params), block.param_specs())
-        stacked = P.broadcast_data(jax.tree.map(lambda a, b: np.stack([a, b]), of_one, of_two))
-        arrays = graph.arrays()
-        specs.append([dj.TensorSpec(x.shape, block.P_x) for x in arrays])
-        parts = (block_of(x, spec) for x, spec in zip(arrays, specs[-1], strict=True))
-        own.append((params, *parts))
-        whole.append((stacked, *arrays))
-    found = dj.jit(lambda args: all_of(blocks, args, dj.value_and_grad))(own)
-    plain = [lambda *args, graph=graph: plain_block(graph, *args) for graph in GRAPHS]
-    wanted = jax.jit(lambda args: all_of(plain, args, jax.value_and_grad))(whole)
-    for block, spec, ((value, y), dx), ((want, want_y), want_dx) in zip(blocks, specs, found, wanted, strict=True):
+    for graph in GRAPHS:
+        block = graph.block(P)
+        keys = jax.random.split(jax.random.key(1), 2)
+        params = jax.vmap(lambda key, block=block: block.init(key, jnp.float64))(keys)
+        specs = [dj.TensorSpec(x.shape, block.P_x) for x in graph.arrays()]
+        own = [block_of(x, spec) for x, spec in zip(graph.arrays(), specs, strict=True)]
+        of_each = [dj.gather(jax.tree.map(lambda leaf, n=n: leaf[n], params), block.param_specs()) for n in range(2)]
+        stacked = P.broadcast_data(jax.tree.map(lambda *its: np.stack(its), *of_each))
+        (value, y), dx = dj.jit(dj.value_and_grad(partial(loss, block), (0, 1, 2), has_aux=True))(params, *own)
+        plain = jax.jit(jax.value_and_grad(partial(loss, partial(plain_block, graph)), (0, 1, 2), has_aux=True))
+        (want, want_y), want_dx = plain(stacked, *graph.arrays())
         assert abs(value - want) < 1e-11
-        ours, theirs = (*y, *dx[1:]), (*want_y, *want_dx[1:])
-        for mine, all_, of in zip(ours, theirs, (*spec[:2], *spec[:2]), strict=True):
-            np.testing.assert_allclose(mine, block_of(np.asarray(all_), of).reshape(mine.shape), atol=1e-11)
+        for mine, whole, spec in zip((*y, *dx[1:]), (*want_y, *want_dx[1:]), specs, strict=True):
+            np.testing.assert_allclose(mine, block_of(np.asarray(whole), spec).reshape(mine.shape), atol=1e-11)
         if block.P_x.active:
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-11), dx[0], want_dx[0])
 
@@ -116,31 +106,34 @@ def test_a_plan_knows_what_moves() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    def planned(sizes: Any, batches: Any = ((), ())) -> Any:
+    def planned(sizes: Any, batches: Any = ((), ())) -> str:
         def plan(P: dj.Partition) -> Any:
-            grid = P.grid([*(1,) * len(batches[0]), 2, 1])
-            block = nn.DistributedGraphNetBlock(grid, 2, [0, 1], [1, 2], 3)
-            nodes, edges = (
-                {worker: ShapeDtype((*batch, of[worker], 2), np.dtype(float)) for worker in (0, 1)}
-                for batch, of in zip(batches, sizes, strict=True)
-            )
-            return block.plan(nodes, edges)
+            block = nn.DistributedGraphNetBlock(P.grid([*(1,) * len(batches[0]), 2, 1]), 2, [0, 1], [1, 2], 3)
+            return block.plan(
+                *({w: ShapeDtype((*batch, of[w], 2), np.dtype(float)) for w in (0, 1)}
+                  for batch, of in zip(batches, sizes, strict=True))
+            )  # fmt: skip
 
-        return plan
+        return refusal(2, plan, dj.PlanError)
 
-    unbalanced = refusal(2, planned(((1, 2), (1, 1))), dj.PlanError)
-    assert unbalanced.startswith("`nodes` (3 x 2) must be ... x 3 x 2 in balanced blocks, but")
-    assert "`edges` (4 x 2) must be ... x 2 x 2" in refusal(2, planned(((2, 1), (2, 2))), dj.PlanError)
-    assert "equal batches" in refusal(2, planned(((2, 1), (1, 1)), ((3,), (4,))), dj.PlanError)
+    def planned_conv(nodes: tuple[int, int], dtype: str = "float32") -> str:
+        held = {worker: ShapeDtype((nodes[worker], 2), np.dtype(dtype)) for worker in (0, 1)}
+        return refusal(2, lambda P: nn.DistributedGraphConv(P.grid([2, 1]), 2, 3, [0], [1], 3).plan(held), dj.PlanError)
+
+    assert planned(((1, 2), (1, 1))).startswith("`nodes` (3 x 2) must be ... x 3 x 2 in balanced blocks, but")
+    assert "`edges` (4 x 2) must be ... x 2 x 2" in planned(((2, 1), (2, 2)))
+    assert "equal batches" in planned(((2, 1), (1, 1)), ((3,), (4,)))
+    assert "must have 3 nodes, `num_nodes`, in balanced blocks" in planned_conv((1, 2))
+    assert "must hold floating or complex numbers" in planned_conv((2, 1), "int32")
 
 
 def conv(aggregation: str, P_x: On, *sizes: int, edges: int, **options: Any) -> Beside:
     """A layer to four features, on random edges that repeat, beside the plain one."""
     nodes, features = sizes[-2:]
-    senders, receivers = np.random.default_rng(edges).integers(0, nodes, (2, edges))
+    ends = np.random.default_rng(edges).integers(0, nodes, (2, edges))
     matrix = np.zeros((nodes, nodes))
-    np.add.at(matrix, (receivers, senders), 1.0)
-    degrees = np.bincount(receivers, minlength=nodes)
+    np.add.at(matrix, (ends[1], ends[0]), 1.0)
+    degrees = np.bincount(ends[1], minlength=nodes)
 
     def together(x: Any) -> Any:
         if aggregation == "max":
@@ -157,16 +150,8 @@ def conv(aggregation: str, P_x: On, *sizes: int, edges: int, **options: Any) -> 
         y = together(x) @ params["weight"].T + params.get("bias", 0.0)
         return y + x @ params["root"].T if "root" in params else y
 
-    return Beside(
-        f"graph conv {aggregation} {sizes} {P_x} {options}",
-        sizes,
-        lambda P: nn.DistributedGraphConv(
-            P_x.partition(P), features, 4, senders, receivers, nodes, aggregation, **options
-        ),
-        whole,
-        P_x,
-        y_sizes=(*sizes[:-1], 4),
-    )
+    args = features, 4, *(its.tolist() for its in ends), nodes, aggregation
+    return beside("GraphConv", sizes, whole, P_x, *args, y_sizes=(*sizes[:-1], 4), **options)
 
 
 @pytest.mark.simulated(4)
@@ -180,12 +165,3 @@ def test_convolutions_beside_the_plain_ones() -> None:
             conv("max", on(4, 1), 3, 2, edges=7),
         )
     )
-
-
-def test_what_does_not_fit_a_convolution_is_refused() -> None:
-    def planned(nodes: tuple[int, int], dtype: str = "float32") -> Any:
-        blocks = {worker: ShapeDtype((nodes[worker], 2), np.dtype(dtype)) for worker in (0, 1)}
-        return lambda P: nn.DistributedGraphConv(P.grid([2, 1]), 2, 3, [0], [1], 3).plan(blocks)
-
-    assert "must have 3 nodes, `num_nodes`, in balanced blocks" in refusal(2, planned((1, 2)), dj.PlanError)
-    assert "must hold floating or complex numbers" in refusal(2, planned((2, 1), "int32"), dj.PlanError)

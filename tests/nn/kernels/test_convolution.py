@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import jax
@@ -39,12 +39,9 @@ CASES = {
     "kernel of one": ((6, 5), 4, 3, (1, 1), 2, ((0, 0), (1, 0)), 1, 1),
     "wide": ((8, 7), 18, 20, (3, 3), 1, ((1, 1), (0, 1)), 1, 1),
     "wide, strided": ((8, 7), 18, 20, (3, 3), 2, ((1, 1), (0, 1)), 1, 1),
-    "dilated": ((9, 11), 4, 5, (3, 2), 1, ((2, 2), (0, 3)), (2, 3), 1),
     "unused rows at the end": ((10, 9), 4, 5, (2, 2), 3, ((0, 0), (1, 0)), 1, 1),
     "16 channels, strided, dilated": ((9, 8), 16, 6, (3, 2), (2, 1), ((2, 1), (0, 1)), (1, 2), 1),
-    "10 channels to 4, an even kernel": ((9, 8), 10, 4, (3, 4), 1, ((1, 1), (3, 2)), 1, 1),
     "strided, dilated, padding beyond": ((11, 8), 3, 8, (3, 4), (2, 3), ((4, 1), (0, 6)), (3, 2), 1),
-    "5 x 5 taps, strided": ((11, 8), 3, 8, (5, 5), 2, ((4, 1), (2, 2)), 1, 1),
     "a stride as long as the kernel": ((9, 8), 8, 5, (2, 2), 2, ((0, 0), (1, 1)), 1, 1),
     "groups": ((8, 9), 6, 9, (3, 3), 1, ((1, 0), (1, 2)), 1, 3),
     "one channel a group": ((8, 9), 4, 8, (3, 3), 1, ((1, 1), (1, 1)), 1, 4),
@@ -52,7 +49,6 @@ CASES = {
     "3-D": ((6, 7, 5), 3, 4, (3, 2, 3), 1, ((1, 1), (0, 1), (1, 1)), 1, 1),
     "3-D, wide": ((4, 7, 5), 17, 18, (2, 3, 3), 1, ((1, 1), (0, 1), (1, 1)), 1, 1),
     "3-D strided, dilated": ((8, 7, 9), 2, 5, (3, 2, 2), (2, 1, 3), ((2, 0), (0, 1), (1, 1)), (2, 3, 1), 1),
-    "3-D, one channel": ((6, 7, 5), 1, 3, (3, 3, 3), 1, ((1, 1), (1, 1), (0, 1)), 1, 1),
     "3-D, nothing but padding": ((0, 4, 0), 3, 4, (2, 2, 2), 1, ((1, 1), (0, 1), (3, 1)), 1, 1),
     "1-D, nothing but padding": ((0,), 1, 4, (2,), 1, ((2, 1),), 1, 1),
     "depthwise": ((7, 8), 3, 3, (3, 2), 1, ((1, 1), (0, 1)), (1, 2), 3),
@@ -77,14 +73,10 @@ def _per_dimension(value, kernel):
     return value if isinstance(value, tuple) else (value,) * len(kernel)
 
 
-def _placed(name):
-    _, _, _, kernel, stride, padding, dilation, groups = CASES[name]
-    return Placement(_per_dimension(stride, kernel), padding, _per_dimension(dilation, kernel)), groups
-
-
 def _problem(name, dtype="float64", batch=2):
-    features, c_in, c_out, kernel, *_, groups = CASES[name]
-    return Problem((batch, c_in, *features), (c_out, c_in // groups, *kernel), *_placed(name), dtype)
+    features, c_in, c_out, kernel, stride, padding, dilation, groups = CASES[name]
+    placement = Placement(_per_dimension(stride, kernel), padding, _per_dimension(dilation, kernel))
+    return Problem((batch, c_in, *features), (c_out, c_in // groups, *kernel), placement, groups, dtype)
 
 
 @contextmanager
@@ -104,19 +96,16 @@ needs_onednn = pytest.mark.skipif(not HAS_ONEDNN, reason="oneDNN's convolutions 
 
 
 def _case(name, dtype, batch=2):
-    features, c_in, c_out, kernel, stride, padding, dilation, groups = CASES[name]
-    stride, dilation = _per_dimension(stride, kernel), _per_dimension(dilation, kernel)
-    rng = np.random.default_rng(len(name))
-    x = rng.normal(size=(batch, c_in, *features)).astype("float32").astype(dtype)
-    weight = rng.normal(size=(c_out, c_in // groups, *kernel)).astype("float32").astype(dtype)
-
-    def ours(x, weight):
-        return convolution(_problem(name, dtype, batch), x, weight)
+    *_, groups = CASES[name]
+    problem, rng = _problem(name, dtype, batch), np.random.default_rng(len(name))
+    x, weight = (rng.normal(size=shape).astype("float32").astype(dtype) for shape in (problem.x, problem.weight))
+    placed = problem.window
 
     def plain(x, weight):
-        return lax.conv_general_dilated(x, weight, stride, padding, rhs_dilation=dilation, feature_group_count=groups)
+        options = {"rhs_dilation": placed.dilation, "feature_group_count": groups}
+        return lax.conv_general_dilated(x, weight, placed.stride, placed.padding, **options)
 
-    return ours, plain, x, weight
+    return partial(convolution, problem), plain, x, weight
 
 
 def _assert_close(got, expected, dtype, what=""):
@@ -238,16 +227,16 @@ def test_a_setting_leaves_the_convolution_to_xla(monkeypatch):
     ("name", "dtype", "ways"),
     [
         ("LeNet's first", "float32", ("products", "xla", "products")),
-        ("LeNet's first", "float64", ("products", "products", "products")),
-        ("wide", "float64", ("xla", "xla", "xla")),
+        ("LeNet's first", "float64", ("products",) * 3),
+        ("wide", "float64", ("xla",) * 3),
         ("wide, strided", "float64", ("xla", "products", "xla")),
-        ("wide, strided", "float32", ("xla", "xla", "xla")),
-        ("3-D", "float32", ("products", "products", "products")),
-        ("3-D", "bfloat16", ("xla", "xla", "xla")),
-        ("fewer pixels than taps", "float32", ("products", "products", "products")),
-        ("groups", "float32", ("products", "products", "products")),
-        ("1 x 1", "float32", ("products", "products", "products")),
-        ("4-D", "float32", ("products", "products", "products")),
+        ("wide, strided", "float32", ("xla",) * 3),
+        ("3-D", "float32", ("products",) * 3),
+        ("3-D", "bfloat16", ("xla",) * 3),
+        ("fewer pixels than taps", "float32", ("products",) * 3),
+        ("groups", "float32", ("products",) * 3),
+        ("1 x 1", "float32", ("products",) * 3),
+        ("4-D", "float32", ("products",) * 3),
     ],
 )
 def test_the_rule_without_onednn(name, dtype, ways, monkeypatch):
@@ -255,25 +244,20 @@ def test_the_rule_without_onednn(name, dtype, ways, monkeypatch):
     assert tuple(rule.way(_problem(name, dtype), direction) for direction in DIRECTIONS) == ways
 
 
-SCANNED = [
-    ("LeNet's first", "products"),
-    ("1-D", "xla"),
-    ("groups", "products"),
-    pytest.param("wide, strided", "onednn", marks=needs_onednn),
-]
+SCANNED = [("LeNet's first", "products"), ("1-D", "xla"), pytest.param("wide, strided", "onednn", marks=needs_onednn)]
 
 
 @pytest.mark.parametrize(("name", "way"), SCANNED)
 def test_checkpoint_and_scan(name, way):
     dtype = "float32" if way == "onednn" else "float64"
     ours, plain, x, weight = _case(name, dtype)
-    nothing, factors = jnp.zeros((), dtype), jnp.arange(1.0, 4.0, dtype=dtype)
+    factors = jnp.arange(1.0, 4.0, dtype=dtype)
 
     def summed(f):
-        def step(total, factor):
-            return total + jnp.sum(jnp.sin(jax.checkpoint(f)(factor * x, weight))), None
+        def step(weight, total, factor):
+            return total + jnp.sum(jnp.sin(jax.checkpoint(f)(factor * jnp.mean(weight) * x, weight))), None
 
-        return lambda weight: lax.scan(lambda t, s: step(t, s * jnp.mean(weight)), nothing, factors)[0]
+        return lambda weight: lax.scan(partial(step, weight), jnp.zeros((), dtype), factors)[0]
 
     with _computed(way):
         got = jax.jit(jax.value_and_grad(summed(ours)))(weight)

@@ -18,13 +18,8 @@ CASES = {
     "tiles": ((6, 8), (2, 2), (2, 2)),
     "tiles, rows and columns left over": ((7, 8), (2, 3), (2, 3)),
     "overlapping": ((7, 9), (3, 3), (2, 1)),
-    "apart": ((9, 7), (2, 1), (4, 2)),
-    "1-D tiles": ((9,), (4,), (4,)),
-    "3-D tiles": ((4, 5, 6), (2, 2, 3), (2, 2, 3)),
-    "3-D overlapping": ((4, 5, 6), (2, 3, 2), (1, 2, 2)),
-    "one window": ((3, 2), (3, 2), (3, 2)),
-    "windows of one": ((3, 2), (1, 1), (1, 1)),
 }
+DTYPES = ("float64", "float32", "bfloat16")
 
 
 def largest(x, windows):
@@ -59,29 +54,6 @@ def _x(name, dtype="float64"):
     return jax.device_put(np.random.default_rng(len(name)).integers(-2, 3, (2, 3, *CASES[name][0])).astype(dtype))
 
 
-def _run(f):
-    def run(x):
-        y, pullback = jax.vjp(f, x)
-        return y, pullback(jnp.arange(1, y.size + 1, dtype=y.dtype).reshape(y.shape))
-
-    return run
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_result_and_gradient(name):
-    """The largest and the total, in three dtypes, in one program."""
-    xs = {dtype: _x(name, dtype) for dtype in ("float64", "float32", "bfloat16")}
-    ways = {function: _ways(name, function) for function in FUNCTIONS}
-    program = jax.jit(lambda xs: {(f, d): [_run(way)(x) for way in ways[f]] for f in ways for d, x in xs.items()})
-    for (function, dtype), both in program(xs).items():
-        # Sums of cotangents in another order.
-        tolerance = 0.02 if dtype == "bfloat16" and function == "total" else 0
-        for got, expected in zip(*map(jax.tree.leaves, both), strict=True):
-            assert got.dtype == expected.dtype == dtype
-            a, b = (np.asarray(each, np.float64) for each in (got, expected))
-            np.testing.assert_allclose(a, b, rtol=tolerance, atol=0, err_msg=f"{function}, {dtype}")
-
-
 def _drawn(rng):
     """A window and the shape of an x: windows apart, side by side or overlapping, dilated; or none."""
     rank = rng.integers(1, 4)
@@ -99,11 +71,10 @@ def _by_hand(x, windows, dy=None):
     largest, total = np.zeros((2, *x.shape[:2], *count))
     dlargest, dtotal = np.zeros((2, *x.shape))
     for window in product(*map(range, (*x.shape[:2], *count))):
-        offsets = product(*map(range, windows.kernel))
-        starts = [[w * s for w, s in zip(window[2:], windows.stride, strict=True)]] * np.prod(windows.kernel)
+        start = [w * s for w, s in zip(window[2:], windows.stride, strict=True)]
         places = [
             (*window[:2], *(a + o * d for a, o, d in zip(start, offset, windows.placement.dilation, strict=True)))
-            for start, offset in zip(starts, offsets, strict=True)
+            for offset in product(*map(range, windows.kernel))
         ]
         entries = [x[place] for place in places]
         largest[window], total[window] = max(entries), sum(entries)
@@ -115,9 +86,12 @@ def _by_hand(x, windows, dy=None):
 
 
 def test_any_window():
-    """Against what is worked out window by window: forward, and what cotangents come to. All in one program."""
+    """Against what is worked out window by window: forward, and what cotangents come to. All in one program.
+
+    Whole numbers, of which no sum is above what bfloat16 counts to.
+    """
     rng = np.random.default_rng(7)
-    drawn = [_drawn(rng) for _ in range(examples(24))]
+    drawn = [_drawn(rng) for _ in range(examples(30))]
     xs = [rng.integers(-3, 4, shape).astype(float) for _, shape in drawn]
     dys = [
         rng.integers(1, 9, _by_hand(x, windows)[0].shape).astype(float)
@@ -133,10 +107,13 @@ def test_any_window():
 
         return [one(x, windows, dy) for x, (windows, _), dy in zip(xs, drawn, dys, strict=True)]
 
-    for got, x, (windows, _), dy in zip(both(xs, dys), xs, drawn, dys, strict=True):
+    dtypes = [DTYPES[n % 3] for n in range(len(drawn))]
+    given = [[jnp.asarray(x, dtype) for x, dtype in zip(its, dtypes, strict=True)] for its in (xs, dys)]
+    for got, x, (windows, _), dy, dtype in zip(both(*given), xs, drawn, dys, dtypes, strict=True):
         expected = zip(_by_hand(x, windows), _by_hand(x, windows, dy), strict=True)
         for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(list(expected)), strict=True):
-            np.testing.assert_array_equal(ours, theirs, err_msg=f"{windows} of {x.shape}")
+            assert ours.dtype == dtype
+            np.testing.assert_array_equal(np.asarray(ours, float), theirs, err_msg=f"{windows} of {x.shape}")
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -19,8 +19,10 @@ GRIDS = [
 ]
 
 
-def rows_columns_and_one(P: dj.Partition) -> list[dj.CartesianPartition]:
-    return [P.grid(shape) for shape in ((2, 1, 1), (1, 1, 2), (1, 1, 1))]
+def pools_on(P: dj.Partition, ranks: tuple[int, int]) -> list[nn.DistributedMaxPool1d]:
+    """On rows, on columns, on one worker, and on rows of these workers."""
+    grids = [((2, 1, 1), None), ((1, 1, 2), None), ((1, 1, 1), None), ((2, 1, 1), ranks)]
+    return [nn.DistributedMaxPool1d(P.grid(*its), 1) for its in grids]
 
 
 @pytest.mark.simulated(4)
@@ -90,31 +92,28 @@ def test_a_subclass_of_a_users_own_is_not_refused() -> None:
 @pytest.mark.simulated(4)
 def test_what_may_be_right_is_not_refused() -> None:
     P = dj.Partition()
-    rows, columns, one = rows_columns_and_one(P)
-    other = P.grid((2, 1, 1), (2, 3))
-    pools = {P_x: nn.DistributedMaxPool1d(P_x, 1) for P_x in (rows, columns, one, other)}
+    of_rows, of_columns, of_one, of_other = pools_on(P, (2, 3))
+    rows, columns, one, other = (pool.P_x for pool in (of_rows, of_columns, of_one, of_other))
     x = jnp.arange(16.0).reshape(2, 2, 4)
-    all_sum, turn = nn.AllSumReduce(columns, (2,)), lambda x: jnp.swapaxes(x, 0, 2) if x.ndim == 3 else x
+    turn = lambda x: jnp.swapaxes(x, 0, 2) if x.ndim == 3 else x  # noqa: E731
     means = nn.DistributedAdaptiveAvgPool(columns, 1), nn.DistributedGlobalAvgPool(columns)
     for start, layers, wanted in (
-        (rows, [pools[rows], turn, pools[columns]], jnp.swapaxes(x, 0, 2)),
-        (rows, [nn.Sequential(pools[rows], turn), pools[columns]], jnp.swapaxes(x, 0, 2)),
-        (rows, [pools[rows], nn.Remat(nn.Sequential(turn, pools[columns]))], jnp.swapaxes(x, 0, 2)),
-        (rows, [pools[rows], nn.Sequential(turn), pools[columns]], jnp.swapaxes(x, 0, 2)),
-        (rows, [pools[rows], lambda x: dj.functional.repartition(x, rows, other), pools[other]], x),
-        (rows, [pools[rows], Move(rows, other), jax.nn.relu, pools[other]], x),
-        (rows, [nn.Sequential(nn.Repartition(rows, other), nn.Sequential(jnp.abs)), pools[other]], x),
-        (columns, [all_sum, pools[one]], x[..., :2] + x[..., 2:]),  # of copies one is enough
-        *((columns, [mean, jax.nn.relu, pools[one]], x.mean(2, keepdims=True)) for mean in means),
-        (one, [pools[one], pools[columns]], x),  # the second worker's block was empty
+        (rows, [of_rows, turn, of_columns], turn(x)),
+        (rows, [nn.Sequential(of_rows, turn), of_columns], turn(x)),
+        (rows, [of_rows, nn.Remat(nn.Sequential(turn, of_columns))], turn(x)),
+        (rows, [of_rows, lambda x: dj.functional.repartition(x, rows, other), of_other], x),
+        (rows, [of_rows, Move(rows, other), jax.nn.relu, of_other], x),
+        (rows, [nn.Sequential(nn.Repartition(rows, other), nn.Sequential(jnp.abs)), of_other], x),
+        (columns, [nn.AllSumReduce(columns, (2,)), of_one], x[..., :2] + x[..., 2:]),  # of copies one is enough
+        *((columns, [mean, jax.nn.relu, of_one], x.mean(2, keepdims=True)) for mean in means),
+        (one, [of_one, of_columns], x),  # the second worker's block was empty
     ):
         network = nn.Sequential(*layers)
         mine = dj.TensorSpec(x.shape, start)
         placeholder = jnp.zeros((2, 0) if start != one or P.rank > 1 else (2, 2, 0))
         block = placeholder if mine.box is None else x[tuple(slice(*its) for its in mine.box)]
         y = network(network.init(jax.random.key(0)), block)
-        last = layers[-1].P_x if hasattr(layers[-1], "P_x") else columns
-        whole = dj.gather(y, dj.TensorSpec(wanted.shape, last))
+        whole = dj.gather(y, dj.TensorSpec(wanted.shape, getattr(layers[-1], "P_x", columns)))
         if P.rank == 0:
             np.testing.assert_array_equal(whole, wanted)
 
@@ -122,15 +121,13 @@ def test_what_may_be_right_is_not_refused() -> None:
 @pytest.mark.simulated(4)
 def test_misfits() -> None:
     P = dj.Partition()
-    rows, columns, one = rows_columns_and_one(P)
-    turned = P.grid((2, 1, 1), (1, 0))
-    pools = {P_x: nn.DistributedMaxPool1d(P_x, 1) for P_x in (rows, columns, one, turned)}
-    for layers in ([pools[rows], pools[columns]], [nn.Remat(nn.Residual(pools[rows])), jax.nn.relu, pools[turned]]):
+    rows, columns, one, turned = pools_on(P, (1, 0))
+    for layers in ([rows, columns], [nn.Remat(nn.Residual(rows)), jax.nn.relu, turned]):
         with pytest.raises(dj.InvalidArgumentError, match=r"`layers\[.\]` \(DistributedMaxPool1d\) takes its"):
             nn.Sequential(*layers)
     with pytest.raises(dj.InvalidArgumentError, match=r"`body` takes its input from 2 x 1 x 1 .*, but `shortcut` from"):
-        nn.Residual(pools[rows], nn.Repartition(turned, rows))
-    network = nn.Sequential(pools[rows], jax.nn.relu, pools[one])
+        nn.Residual(rows, nn.Repartition(turned.P_x, rows.P_x))
+    network = nn.Sequential(rows, jax.nn.relu, one)
     x = jnp.ones((1, 1, 1) if P.rank < 2 else (1, 0))
     if P.rank == 1:
         with pytest.raises(dj.PlanError, match=r"leaves it on 2 x 1 x 1 .*, a block of 1 x 1 x 1 on worker 1, too"):

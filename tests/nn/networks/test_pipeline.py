@@ -36,14 +36,7 @@ def plain(params: Any, x: Any) -> Any:
 
 CASES = (
     Beside("three teams", (6, 3), lambda P: pipeline(P, 3), plain, on(1, 1), on(1, 1, ranks=(2,))),
-    Beside(
-        "two teams of two, the batch split",
-        (8, 3),
-        lambda P: pipeline(P, 2, 2, 2),
-        plain,
-        on(2, 1),
-        on(2, 1, ranks=(2, 3)),
-    ),
+    Beside("the batch split", (8, 3), lambda P: pipeline(P, 2, 2, 2), plain, on(2, 1), on(2, 1, ranks=(2, 3))),
 )
 
 
@@ -123,39 +116,28 @@ def test_1f1b_keeps_less() -> None:
     """The first of two stages keeps the inputs of two microbatches, not the activations of all eight."""
     P = dj.Partition()
     grids, n = [P.grid([1, 1], [s]) for s in range(2)], 64
-    stage = [nn.Sequential(*[nn.DistributedLinear(G, G, G, n, n), jnp.tanh] * 4) for G in grids]
-    net = nn.Pipeline(stage, 8)
+    net = nn.Pipeline([nn.Sequential(*[nn.DistributedLinear(G, G, G, n, n), jnp.tanh] * 4) for G in grids], 8)
     x, y = (jnp.ones((4096, n)) if G.active else dj.zero_volume_tensor(4096) for G in grids)
     params, loss = net.init(jax.random.key(0), float), nn.DistributedMSELoss(grids[1])
-    gpipe = jax.jit(dj.grad(lambda p, x, y: loss(net(p, x), y)))
-    used = [
-        f.lower(params, x, y).compile().memory_analysis().temp_size_in_bytes
-        for f in (jax.jit(net.value_and_grad(loss)), gpipe)
-    ]
+    both = net.value_and_grad(loss), dj.grad(lambda p, x, y: loss(net(p, x), y))
+    compiled = [jax.jit(f).lower(params, x, y).compile() for f in both]
+    used = [its.memory_analysis().temp_size_in_bytes for its in compiled]
     assert used[0] < 0.5 * used[1]
 
 
 def test_what_is_refused() -> None:
-    def sentence(stages: Any, microbatches: Any, error: Any = dj.InvalidArgumentError) -> str:
-        return refusal(3, lambda P: nn.Pipeline(stages(P), microbatches), error)
+    def norm(P: dj.Partition) -> Any:
+        return nn.DistributedLayerNorm(P.grid([2, 1]), 3)
 
-    assert "`stages` (=()) must be one layer or more" in sentence(lambda P: [], 2)
-    assert "`microbatches` (=0) must be" in sentence(lambda P: [nn.DistributedLayerNorm(P.grid([1, 1]), 3)], 0)
-    assert "`stages[1]`" in sentence(
-        lambda P: [nn.DistributedLayerNorm(P.grid([1]), 3), jnp.tanh], 1, dj.InvalidTypeError
-    )
-    assert "must have an `input_partition`" in sentence(lambda P: [nn.Sequential(jnp.tanh)], 1)
-    split = refusal(
-        3,
-        lambda P: nn.Pipeline(
-            [nn.DistributedLayerNorm(P.grid([2, 1]), 3), nn.Repartition(P.grid([2, 1]), P.grid([1, 1]))], 1
-        ),
-        dj.InvalidArgumentError,
-    )
-    assert "take the batch split over 2 workers, but leave it split over 1" in split
-    uneven = refusal(
-        3,
-        lambda P: pipeline(P, 4).output_spec(dj.TensorSpec((6, 3), P.grid([1, 1]))),
-        dj.PlanError,
-    )
-    assert "6 samples on worker 0: all workers must have the same number, a multiple of `microbatches` (=4)" in uneven
+    for sentence, kind, make in (
+        ("`stages` (=()) must be one layer or more", dj.InvalidArgumentError, lambda P: nn.Pipeline([], 2)),
+        ("`microbatches` (=0) must be", dj.InvalidArgumentError, lambda P: nn.Pipeline([norm(P)], 0)),
+        ("`stages[1]`", dj.InvalidTypeError, lambda P: nn.Pipeline([norm(P), jnp.tanh], 1)),
+        ("must say its `input_partition`", dj.InvalidArgumentError,
+         lambda P: nn.Pipeline([nn.Sequential(jnp.tanh)], 1)),
+        ("take the batch split over 2 workers, but leave it split over 1", dj.InvalidArgumentError,
+         lambda P: nn.Pipeline([norm(P), nn.Repartition(P.grid([2, 1]), P.grid([1, 1]))], 1)),
+        ("6 samples on worker 0: each worker must have as many, a multiple of `microbatches` (=4)", dj.PlanError,
+         lambda P: pipeline(P, 4).output_spec(dj.TensorSpec((6, 3), P.grid([1, 1])))),
+    ):  # fmt: skip
+        assert sentence in refusal(3, make, kind)

@@ -23,27 +23,19 @@ def test_value_is_the_sum_over_all_workers_on_every_worker(world_size):
     a, b = jnp.arange(3.0), jnp.ones(3) * (rank + 1)
     value = 5.0 * sum((worker + 1) ** 2 for worker in range(world_size))
     d_a, d_b = (rank + 1) * 2 * a * b, (rank + 1) * a**2
-
+    with_aux = dj.value_and_grad(lambda a, b: (share(a, b), {"mine": b}), 1, has_aux=True)
+    scaled = dj.value_and_grad(lambda a, scale: scale * share(a, b))
     for transform in (lambda f: f, jax.jit):
-        got, gradient = transform(dj.value_and_grad(share))(a, b)
-        assert (got, got.shape, got.dtype) == (value, (), a.dtype)
-        np.testing.assert_allclose(gradient, d_a)
-
-        np.testing.assert_allclose(transform(dj.grad(share, 1))(a, b), d_b)
-
-        got, gradients = transform(dj.value_and_grad(share, argnums=(1, 0)))(a, b)
-        assert got == value and isinstance(gradients, tuple)
-        jax.tree.map(np.testing.assert_allclose, gradients, (d_b, d_a))
-
-        with_aux = transform(dj.value_and_grad(lambda a, b: (share(a, b), {"mine": b}), 1, has_aux=True))
-        (got, aux), gradient = with_aux(a, b)
-        assert got == value
-        np.testing.assert_allclose(aux["mine"], b)
-        np.testing.assert_allclose(gradient, d_b)
-
-        got, gradient = transform(dj.value_and_grad(lambda a, scale: scale * share(a, b)))(a, scale=2.0)
-        assert got == 2 * value
-        np.testing.assert_allclose(gradient, 2 * d_a)
+        got = transform(dj.value_and_grad(share))(a, b)
+        assert (got[0], got[0].shape, got[0].dtype) == (value, (), a.dtype)
+        for found, wanted in (
+            (got, (value, d_a)),
+            (transform(dj.grad(share, 1))(a, b), d_b),
+            (transform(dj.value_and_grad(share, argnums=(1, 0)))(a, b), (value, (d_b, d_a))),
+            (transform(with_aux)(a, b), ((value, {"mine": b}), d_b)),
+            (transform(scaled)(a, scale=2.0), (2 * value, 2 * d_a)),
+        ):
+            jax.tree.map(np.testing.assert_allclose, found, wanted)
 
 
 @pytest.mark.world(4)
@@ -61,20 +53,19 @@ def test_one_worker_with_the_whole_loss():
     P = dj.Partition()
     here, there = P.grid([1, 1]), P.grid([1, 1], [1])
     layer = nn.DistributedLinear(here, there, here, 3, 2)
-    x = jnp.arange(6.0).reshape(2, 3) if MPI.COMM_WORLD.rank == 0 else dj.zero_volume_tensor()
-    weight, bias = np.arange(6.0).reshape(2, 3), np.ones(2)
-    params = {"weight": block(weight, layer.P_W), "bias": block(bias, layer.param_specs()["bias"].partition)}
-    value, (d_params, d_x) = dj.value_and_grad(lambda params, x: jnp.sum(layer(params, x) ** 2), (0, 1))(params, x)
-    y = np.arange(6.0).reshape(2, 3) @ weight.T + bias
-    assert float(value) == np.sum(y**2)
-    np.testing.assert_allclose(d_params["bias"], block(2 * y.sum(0), layer.param_specs()["bias"].partition))
-    np.testing.assert_allclose(d_params["weight"], block(2 * y.T @ np.arange(6.0).reshape(2, 3), layer.P_W))
-    np.testing.assert_allclose(d_x, block(2 * y @ weight, layer.P_x))
+    whole, weight, bias = np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(2, 3), np.ones(2)
+    x = jnp.asarray(whole) if MPI.COMM_WORLD.rank == 0 else dj.zero_volume_tensor()
+    P_bias = layer.param_specs()["bias"].partition
+    params = {"weight": block(weight, layer.P_W), "bias": block(bias, P_bias)}
+    y = whole @ weight.T + bias
 
     def squares(params, x):
         y = layer(params, x)
         return jnp.sum(y**2) if there.active else 0.0, x
 
-    (_, same), aux = dj.grad(squares, (0, 1), has_aux=True)(params, x)
-    np.testing.assert_array_equal(same, d_x)
+    (value, aux), (d_params, d_x) = dj.value_and_grad(squares, (0, 1), has_aux=True)(params, x)
+    assert float(value) == np.sum(y**2)
+    np.testing.assert_allclose(d_params["bias"], block(2 * y.sum(0), P_bias))
+    np.testing.assert_allclose(d_params["weight"], block(2 * y.T @ whole, layer.P_W))
+    np.testing.assert_allclose(d_x, block(2 * y @ weight, layer.P_x))
     np.testing.assert_array_equal(aux, x)

@@ -7,11 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from launcher.examples import LONG
 from matrix.partitions import On, on
-from sequential import Beside, check_beside, cut
+from sequential import Beside, beside, check_beside, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -27,10 +25,7 @@ def scaled(params: Any, x: Any, axis: int = 1) -> Any:
 
 
 def norm(kind: str, whole: Callable[[Any, Any], Any], P_x: On, sizes: Any, *args: Any, **options: Any) -> Beside:
-    """The normalisation `kind` with these arguments, and the same of the whole."""
-    layer_type = getattr(nn, f"Distributed{kind}Norm")
-    name = f"{kind} {args} {sizes} {P_x} {options}"
-    return Beside(name, sizes, lambda P: layer_type(P_x.partition(P), *args, **options), whole, P_x, y_sizes=sizes)
+    return beside(f"{kind}Norm", sizes, whole, P_x, *args, y_sizes=sizes, **options)
 
 
 def batch_norm(P_x: On, *sizes: Any, **options: Any) -> Beside:
@@ -46,15 +41,17 @@ def dims_of(shape: tuple[int, ...], options: Any) -> tuple[int, ...]:
     return (dim,) if isinstance(dim, int) else tuple(dim)
 
 
-def others(x: Any, axes: tuple[int, ...]) -> list[int]:
-    return [d for d in range(x.ndim) if d not in [axis % x.ndim for axis in axes]]
+def widened(params: Any, x: Any, axes: tuple[int, ...]) -> Any:
+    """Parameters of these dimensions, as they stand beside x."""
+    others = [d for d in range(x.ndim) if d not in [axis % x.ndim for axis in axes]]
+    return {name: jnp.expand_dims(its, others) for name, its in params.items()}
 
 
 def layer_norm(P_x: On, shape: tuple[int, ...], *sizes: Any, **options: Any) -> Beside:
     axes = dims_of(shape, options)
 
     def whole(params: Any, x: Any) -> Any:
-        wide = {name: jnp.expand_dims(its, others(x, axes)) for name, its in params.items()}
+        wide = widened(params, x, axes)
         return normalised(x, axes) * wide.get("weight", 1.0) + wide.get("bias", 0.0)
 
     return norm("Layer", whole, P_x, sizes, shape, **options)
@@ -64,8 +61,7 @@ def rms_norm(P_x: On, shape: tuple[int, ...], *sizes: Any, **options: Any) -> Be
     axes = dims_of(shape, options)
 
     def whole(params: Any, x: Any) -> Any:
-        weight = jnp.expand_dims(params["weight"], others(x, axes)) if params else 1.0
-        return x / jnp.sqrt((x**2).mean(axes, keepdims=True) + 1e-6) * weight
+        return x / jnp.sqrt((x**2).mean(axes, keepdims=True) + 1e-6) * widened(params, x, axes).get("weight", 1.0)
 
     return norm("RMS", whole, P_x, sizes, shape, **options)
 
@@ -88,6 +84,7 @@ CASES = (
     batch_norm(on(2, 1, 2), [0, 4], 2, [1, 3], eps=1e-3),
     layer_norm(on(1, 1, 3, ranks=(3, 0, 1)), (3, 2), 2, 3, 2),
     rms_norm(on(2, 2), (5,), 3, 5),
+    rms_norm(on(1, 2, 2), (3, 4), 2, 3, 4, elementwise_affine=False),
     layer_norm(on(1, 2, 2, ranks=(3, 1, 2, 0)), (5,), 2, 5, [0, 3], dim=1),
     rms_norm(on(2, 1, 2), (3, 4), 3, 4, [2, 1], dim=(1, 0), elementwise_affine=True),
     group_norm(on(1, 3, 1, ranks=(2, 0, 3)), 2, 2, 6, 3),
@@ -97,23 +94,12 @@ CASES = (
     *(batch_norm(on(2, 1, 1), n, 4, 3) for n in (0, 1)),  # of no sample on both workers, or on one
     *(layer_norm(on(2, 1), (4,), n, 4) for n in (0, 1)),
 )
-MORE = (
-    batch_norm(on(1, 3, 1, 1, ranks=(2, 0, 3)), 2, 2, 3, 2, affine=False),
-    rms_norm(on(1, 2, 2), (3, 4), 2, 3, 4, elementwise_affine=False),
-    layer_norm(on(2, 2, 1), (4,), [3, 0], 3, 4, bias=False),
-    layer_norm(on(1, 1, 2, 2), (2, 4), 2, 2, 3, 4, dim=(-1, 1)),
-    layer_norm(on(1, 4), (3,), 2, 3, elementwise_affine=False),
-    group_norm(on(1, 4), 1, 3, 5),
-    batch_norm(on(1, 1, 1, 2, 2, 1), 2, 2, 2, 3, 2, 2),
-    instance_norm(on(1, 2, 1, 1, 2, 1), 2, 3, 2, 1, 3, 2),
-    layer_norm(on(1, 1, 2, 1, 1, 2), (2, 2, 3, 2, 3), 2, 2, 2, 3, 2, 3),
-)
 
 
 @pytest.mark.simulated(4)
 def test_beside_the_sequential_ones() -> None:
     """Output and all gradients: channels, batch and features split, evenly or not, with empty blocks, on any teams."""
-    check_beside(CASES if LONG == 1 else CASES + MORE)
+    check_beside(CASES)
 
 
 @pytest.mark.simulated(4)
@@ -126,6 +112,8 @@ def test_without_cancellation() -> None:
     x = 1e7 + np.random.default_rng(0).standard_normal((64, 2))
     P_x = on(4, 1)
     layer = nn.DistributedBatchNorm(P_x.partition(P), 2, affine=False, eps=0.0, track_running_stats=False)
+    assert layer.init_state() == layer.state_specs() == {}
+    assert {*nn.DistributedLayerNorm(P_x.partition(P), 2, bias=False).init()} == {"weight"}
     apply = jax.jit(partial(layer, training=False))
     wide = apply({}, cut(x, P_x, P.rank))
     np.testing.assert_allclose(wide, cut(np.asarray(normalised(x, (0,), 0.0)), P_x, P.rank), atol=1e-8)
@@ -150,128 +138,78 @@ def test_half_precisions_are_summed_in_float32(dtype: str) -> None:
 @pytest.mark.simulated(4)
 @pytest.mark.parametrize("momentum", [0.3, None])
 def test_running_statistics(momentum: float | None) -> None:
-    """Of three batches the running mean, and the unbiased variance; evaluation uses them, and changes nothing."""
+    """Of three batches the running mean, and the unbiased variance; evaluation uses them, and changes nothing.
+
+    Two layers of a network, one within another; no derivative goes through what they keep.
+    """
     P, P_x = dj.Partition(), on(2, 2)
     layer = nn.DistributedBatchNorm(P_x.partition(P), 3, momentum=momentum)
-    params, state = layer.init(jax.random.key(0), float), layer.init_state(float)
-    step = dj.jit(lambda state, x, training: layer(params, x, state=state, training=training), static_argnums=2)
-    mean, variance = np.zeros(3), np.ones(3)
-    for number in range(3):
-        x = np.random.default_rng(number).normal(2, 3, (5, 3))
-        y, state = step(state, cut(x, P_x, P.rank), True)
-        weight = 1 / (number + 1) if momentum is None else momentum
-        mean += weight * (x.mean(0) - mean)
-        variance += weight * (x.var(0, ddof=1) - variance)
-        np.testing.assert_allclose(y, cut(np.asarray(normalised(x, (0,))), P_x, P.rank), atol=1e-12)
-    its = cut(np.stack([mean, variance]), on(1, 2), P_x.grid.ravel()[P.rank] % 2)
-    np.testing.assert_allclose(np.stack([state["running_mean"], state["running_var"]]), its, atol=1e-12)
-    assert int(state["num_batches_tracked"]) == 3
-    specs = layer.state_specs()
-    assert jax.tree.map(lambda spec: spec.local_shape, specs) == jax.tree.map(np.shape, state)
-    y, after = step(state, cut(x, P_x, P.rank), False)
-    np.testing.assert_allclose(y, cut((x - mean) / np.sqrt(variance + 1e-5), P_x, P.rank), atol=1e-12)
-    jax.tree.map(np.testing.assert_array_equal, after, state)
-    evaluation = jax.make_jaxpr(lambda x: layer(params, x, state=state, training=False))(y)
-    assert "all_gather" not in str(evaluation) and "moments" not in str(evaluation)
-
-
-@pytest.mark.simulated(4)
-def test_a_network_threads_its_states() -> None:
-    """Trained with batch normalisation between linear layers, nested too, as plain JAX trains it; then evaluated."""
-    P = dj.Partition()
-    P_x, P_W = on(2, 2).partition(P), on(2, 2, 1).partition(P)
-    P_y = on(2, 2).partition(P)
-    linear = nn.DistributedLinear(on(2, 1, ranks=(0, 2)).partition(P), P_y, P_W, 3, 4)
-    network = nn.Sequential(
-        linear, nn.Sequential(nn.DistributedBatchNorm(P_x, 4), jnp.tanh), nn.DistributedBatchNorm(P_x, 4, affine=False)
-    )
+    network = nn.Sequential(lambda x: 2 * x, nn.Sequential(layer, jnp.tanh), layer)
     params, state = network.init(jax.random.key(0), float), network.init_state(float)
-    x = np.random.default_rng(0).standard_normal((6, 3))
-    own = cut(x, on(2, 1, ranks=(0, 2)), P.rank)
-    own = dj.zero_volume_tensor(3, float) if own is None else own
-    optimiser = optax.sgd(0.1)
 
     @dj.jit
-    def step(params: Any, state: Any) -> Any:
-        def loss(params: Any) -> Any:
-            y, new = network(params, own, state=state)
-            moments = sum(jnp.sum(its) for its in jax.tree.leaves(new) if its.dtype == float)
-            # 0, and so is its derivative: the state has none.
-            return jnp.sum(jnp.sin(y) ** 2) + moments - jax.lax.stop_gradient(moments), new
+    def step(state: Any, x: Any) -> Any:
+        def of_state(params: Any) -> Any:
+            y, new = network(params, x, state=state)
+            return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(new) if leaf.dtype == float), (y, new)
 
-        (value, new), gradient = dj.value_and_grad(loss, has_aux=True)(params)
-        return optax.apply_updates(params, optimiser.update(gradient, optimiser.init(params))[0]), new, value
+        return dj.grad(of_state, has_aux=True)(params)
 
-    specs = network.param_specs()
-    plain_params = dj.gather(params, specs)
-    plain_state = [np.zeros((2, 4)), np.ones((2, 4))]
-
-    def plain(params: Any, x: Any) -> Any:
-        first, (norm, _), _ = params
-        y = x @ first["weight"].T + first["bias"]
-        z = jnp.tanh(scaled(norm, normalised(y, (0,))))
-        return normalised(z, (0,)), [
-            jnp.stack([u.mean(0) for u in (y, z)]),
-            jnp.stack([u.var(0, ddof=1) for u in (y, z)]),
-        ]
-
-    differentiated = jax.jit(
-        jax.value_and_grad(lambda p: (jnp.sum(jnp.sin((out := plain(p, x))[0]) ** 2), out[1]), has_aux=True)
-    )
-    for _ in range(3):
-        params, state, value = step(params, state)
-        if P.rank == 0:
-            (want, moments), gradient = differentiated(plain_params)
-            plain_params = jax.tree.map(lambda p, g: p - 0.1 * g, plain_params, gradient)
-            plain_state = [0.9 * old + 0.1 * new for old, new in zip(plain_state, moments, strict=True)]
-            np.testing.assert_allclose(value, want, rtol=1e-11)
-    whole_params, whole_state = dj.gather(params, specs), dj.gather(state, network.state_specs())
-    evaluated = dj.jit(lambda p, s: network(p, own, state=s, training=False))(params, state)
-    assert jax.tree.map(np.shape, evaluated[1]) == jax.tree.map(np.shape, state)
-    if P.rank == 0:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-11), whole_params, plain_params)
-        means = np.stack([whole_state[1][0]["running_mean"], whole_state[2]["running_mean"]])
-        np.testing.assert_allclose(means, plain_state[0], atol=1e-11)
-        np.testing.assert_allclose(whole_state[1][0]["running_var"], plain_state[1][0], atol=1e-11)
+    running = [[np.zeros(3), np.ones(3)] for _ in range(2)]
+    for number in range(3):
+        x = np.random.default_rng(number).normal(2, 3, (5, 3))
+        gradient, (y, state) = step(state, cut(x, P_x, P.rank))
+        assert not any(leaf.any() for leaf in jax.tree.leaves(gradient))
+        weight, z = 1 / (number + 1) if momentum is None else momentum, 2 * x
+        for moments in running:
+            moments[0] += weight * (z.mean(0) - moments[0])
+            moments[1] += weight * (z.var(0, ddof=1) - moments[1])
+            z = np.tanh(normalised(z, (0,))) if moments is running[0] else normalised(z, (0,))
+        np.testing.assert_allclose(y, cut(np.asarray(z), P_x, P.rank), atol=1e-12)
+    for its, moments in zip((state[1][0], state[2]), running, strict=True):
+        want = cut(np.stack(moments), on(1, 2), P.rank % 2)
+        np.testing.assert_allclose(np.stack([its["running_mean"], its["running_var"]]), want, atol=1e-12)
+        assert int(its["num_batches_tracked"]) == 3
+    assert jax.tree.map(lambda spec: spec.local_shape, network.state_specs()) == jax.tree.map(np.shape, state)
+    evaluate = partial(layer, params[2], state=state[2], training=False)
+    y, after = jax.jit(evaluate)(cut(x, P_x, P.rank))
+    mean, variance = running[1]
+    np.testing.assert_allclose(y, cut((x - mean) / np.sqrt(variance + 1e-5), P_x, P.rank), atol=1e-12)
+    jax.tree.map(np.testing.assert_array_equal, after, state[2])
+    evaluation = str(jax.make_jaxpr(evaluate)(y))
+    assert "all_gather" not in evaluation and "moments" not in evaluation
     with pytest.raises(dj.InvalidArgumentError, match="`state` has 2 entries, but there are 3 layers"):
-        network(params, own, state=state[:2])
+        network(params, cut(x, P_x, P.rank), state=state[:2])
 
 
 @pytest.mark.simulated(2)
 def test_refusals_when_it_is_called() -> None:
     P = dj.Partition()
-    P_x = P.grid([1, 2])
-    layer = nn.DistributedBatchNorm(P_x, 3)
-    params = layer.init(dtype=float)
-    with pytest.raises(dj.PlanError, match=r"`x` must have length 3 in dimension 1, balanced over 2 workers.*\[1, 2\]"):
-        layer(params, jnp.ones((4, 1 + P.rank)))
-    with pytest.raises(dj.PlanError, match="must hold real floating-point numbers, but is int32"):
-        layer(params, jnp.ones((4, 2 - P.rank), "int32"))
-    with pytest.raises(dj.PlanError, match=r"`x` \(of shape \(1, 3\)\) must have more than one value per channel"):
-        layer(params, jnp.ones((1, 2 - P.rank)))
-    with pytest.raises(dj.InvalidArgumentError, match=r"`state` \(=None\) must be given if `training` is False"):
-        layer(params, jnp.ones((4, 2 - P.rank)), training=False)
-    x, state = jnp.ones((4, 2 - P.rank)), layer.init_state(float)
+    layer = nn.DistributedBatchNorm(P.grid([1, 2]), 3)
+    params, state, x = layer.init(dtype=float), layer.init_state(float), jnp.ones((4, 2 - P.rank))
     some = {name: its for name, its in state.items() if name == "running_mean" or P.rank == 0}
-    for training in (True, False):
-        with pytest.raises(dj.PlanError, match='On worker 1: `state` must hold "running_var" on every worker'):
-            layer(params, x, state=some, training=training)
-        with pytest.raises(dj.PlanError, match=r'On worker 1: `state\["running_mean"\]` has shape \(3,\), but this'):
-            layer(params, x, state=state | ({"running_mean": jnp.ones(3)} if P.rank else {}), training=training)
-    with pytest.raises(dj.InvalidTypeError, match=r"`state` \(=\[\]\) must be a dictionary, from `init_state` or"):
-        layer(params, x, state=[])
-    for wrong in (None, [params["weight"]]):
-        with pytest.raises(
-            dj.InvalidTypeError, match=r"`params` is .*, but must be a dictionary of \['bias', 'weight'\]"
-        ):
-            layer(wrong if P.rank else params, x)
-
-
-def test_a_layer_has_the_state_and_the_parameters_that_it_needs() -> None:
-    P_x = on(1, 1).partition(dj.planning_world(1))
-    layer = nn.DistributedBatchNorm(P_x, 2, track_running_stats=False)
-    assert layer.init_state() == layer.state_specs() == {}
-    assert {*nn.DistributedLayerNorm(P_x, 2, bias=False).init()} == {"weight"}
+    long = state | ({"running_mean": jnp.ones(3)} if P.rank else {})
+    listed = [params["weight"]] if P.rank else params
+    no_params = r"`params` is .*, but must be a dictionary of \['bias', 'weight'\]"
+    for kind, sentence, work in (
+        (dj.PlanError, r"`x` must have length 3 in dimension 1, balanced over 2 workers.*\[1, 2\]",
+         lambda: layer(params, jnp.ones((4, 1 + P.rank)))),
+        (dj.PlanError, "must hold real floating-point numbers, but is int32", lambda: layer(params, x.astype("int32"))),
+        (dj.PlanError, r"`x` \(of shape \(1, 3\)\) must have more than one value per channel",
+         lambda: layer(params, x[:1])),
+        (dj.InvalidArgumentError, r"`state` \(=None\) must be given where `training` is False",
+         lambda: layer(params, x, training=False)),
+        *((dj.PlanError, 'On worker 1: `state` must hold "running_var" on every worker',
+           lambda training=training: layer(params, x, state=some, training=training)) for training in (True, False)),
+        *((dj.PlanError, r'On worker 1: `state\["running_mean"\]` has shape \(3,\), but this',
+           lambda training=training: layer(params, x, state=long, training=training)) for training in (True, False)),
+        (dj.InvalidTypeError, r"`state` \(=\[\]\) must be a dictionary, from `init_state` or",
+         lambda: layer(params, x, state=[])),
+        (dj.InvalidTypeError, no_params, lambda: layer(None if P.rank else params, x)),
+        (dj.InvalidTypeError, no_params, lambda: layer(listed, x)),
+    ):  # fmt: skip
+        with pytest.raises(kind, match=sentence):
+            work()
 
 
 def of_ones(function: Any) -> Any:

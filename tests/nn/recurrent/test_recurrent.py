@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from blocks import block_of
-from launcher.examples import LONG
 from matrix.partitions import On, on
 from sequential import Beside, Sizes, check_beside
 
@@ -126,42 +125,22 @@ def recurrent(kind: str, P_x: On, sizes: Sequence[Sizes], *, step: Any, layers: 
     return Beside(f"{kind} {sizes} {P_x} {over}", sizes, layer, whole, P_x)
 
 
+CONV_LSTM = {"in_channels": 2, "hidden_channels": 1, "kernel_size": 3}
+CIRCULAR = {"padding_mode": "circular", "sharded": True, **CONV_LSTM}
 CASES = (
     recurrent("GRUCell", on(2, 1, 2, ranks=(3, 1, 2, 0)), (3, 3, 5), step=gru, input_size=5, hidden_size=3),
     recurrent("LSTMCell", on(1, 1, 3, ranks=(2, 0, 3)), (2, 2, 4), step=lstm, input_size=4, hidden_size=2),
     recurrent("GRU", on(2, 1, 2), (3, 2, 1), step=gru, layers=2, input_size=1, hidden_size=3, bias=False),
     recurrent("LSTM", on(1, 3, ranks=(3, 1, 0)), (2, 4), step=lstm, layers=1, input_size=4, hidden_size=5),
-    recurrent(
-        "ConvLSTMCell1d",
-        on(2, 1, 1, 2, ranks=(2, 1, 3, 0)),
-        (3, 2, 2, 5),
-        step=conv_lstm("zeros"),
-        in_channels=2,
-        hidden_channels=1,
-        kernel_size=3,
-    ),
-)
-MORE = (
-    recurrent("LSTM", on(4, 1, 1), (3, 2, 2), step=lstm, layers=2, input_size=2, hidden_size=2),
-    recurrent("GRUCell", on(1, 1, 4), (2, 3, 3), step=gru, input_size=3, hidden_size=6, bias=False),
-    recurrent(
-        "ConvLSTMCell2d",
-        on(1, 1, 1, 2, 2),
-        (1, 2, 1, 3, 4),
-        step=conv_lstm("circular"),
-        in_channels=1,
-        hidden_channels=2,
-        kernel_size=3,
-        padding_mode="circular",
-        sharded=True,
-    ),
+    recurrent("ConvLSTMCell1d", on(2, 1, 1, 2, ranks=(2, 1, 3, 0)), (3, 2, 2, 5), step=conv_lstm("zeros"), **CONV_LSTM),
+    recurrent("ConvLSTMCell2d", on(1, 1, 1, 2, 2), (1, 2, 2, 3, 4), step=conv_lstm("circular"), **CIRCULAR),
 )
 
 
 @pytest.mark.simulated(4)
 def test_as_plain_jax() -> None:
     """Outputs, carries, and gradients by x and parameters: batch and features uneven, empty, on any teams."""
-    check_beside(CASES if LONG == 1 else CASES + MORE)
+    check_beside(CASES)
 
 
 @pytest.mark.simulated(4)
@@ -169,32 +148,26 @@ def test_carries_keep_their_shapes_and_dtypes() -> None:
     """As the specs say; in half precision, too, beside parameters in float32; and the plan knows of the outputs."""
     P = dj.Partition()
     P_x, P_s, P_f = P.grid([2, 1], [3, 1]), P.grid([2, 1, 2]), P.grid([1, 1, 3])
-    layers = (
+
+    def all_shapes(tree: Any) -> Any:
+        return jax.tree.map(lambda a: dj.ShapeDtype(a.shape, np.dtype(a.dtype)), tree)
+
+    for layer, shape in (
         (nn.DistributedGRUCell(P_x, 3, 2), (5, 3)),
         (nn.DistributedLSTM(P_s, 3, 3, num_layers=2), (5, 2, 3)),
         (nn.DistributedConvLSTMCell1d(P_f, in_channels=2, hidden_channels=3, kernel_size=2), (2, 2, 4)),
-    )
-    for layer, shape in layers:
+    ):
         x_spec = dj.TensorSpec(shape, layer.P_x)
         params, carry = layer.init(jax.random.key(0)), layer.init_carry(x_spec, jnp.float16)
         x = jnp.ones(x_spec.local_shape, jnp.bfloat16)
-        y, after = jax.eval_shape(
-            lambda *given, layer=layer: layer(given[0], given[1], carry=given[2]), params, x, carry
-        )
-        assert jax.tree.map(lambda a: (a.shape, a.dtype), after) == jax.tree.map(lambda a: (a.shape, a.dtype), carry)
+        y, after = jax.eval_shape(lambda x, carry, f=layer, params=params: f(params, x, carry=carry), x, carry)
+        assert all_shapes(after) == all_shapes(carry)
         specs = layer.carry_specs(x_spec)
         assert all(a.shape == spec.local_shape for a, spec in zip(*map(jax.tree.leaves, (carry, specs)), strict=True))
-        told = dict(enumerate(P.allgather_data(dj.ShapeDtype(x.shape, np.dtype(x.dtype)))))
-        of_params = dict(enumerate(P.allgather_data(jax.tree.map(lambda p: dj.ShapeDtype(p.shape, p.dtype), params))))
+        told, of_params = (dict(enumerate(P.allgather_data(all_shapes(its)))) for its in (x, params))
         if layer.P_x.active:
-            assert layer.plan(told, of_params).outputs[P.rank] == dj.ShapeDtype(y.shape, np.dtype(y.dtype))
+            assert layer.plan(told, of_params).outputs[P.rank] == all_shapes(y)
             assert layer.output_spec(x_spec).local_shape == y.shape and y.dtype == jnp.float32
-
-
-def test_a_carry_of_another_partition_is_refused() -> None:
-    P = dj.planning_world(4)
-    with pytest.raises(dj.InvalidArgumentError, match=r"`x_spec` .* must be the spec of a tensor on P_x"):
-        nn.DistributedGRUCell(P.grid([2, 2]), 2, 3).init_carry(dj.TensorSpec((2, 2, 1), P.grid([2, 2, 1])))
 
 
 @pytest.mark.simulated(2)
@@ -203,16 +176,18 @@ def test_refusals_when_it_is_called() -> None:
     P = dj.Partition()
     gru, lstm = (getattr(nn, f"Distributed{kind}Cell")(P.grid([1, 2]), 2, 4) for kind in ("GRU", "LSTM"))
     x, h = jnp.ones((3, 1)), jnp.ones((3, 2))
-    with pytest.raises(dj.PlanError, match=r"On worker 1: `carry` must hold .* 3 x 2, .* but is float\d\d\[4, 2\]"):
-        gru(gru.init(jax.random.key(0)), x, carry=jnp.ones((3 + P.rank, 2)))
-    with pytest.raises(dj.PlanError, match=r"On worker 0: `carry\[1\]` must hold real floating-point .* but is int"):
-        lstm(lstm.init(jax.random.key(0)), x, carry=(h, h.astype(int)))
-    with pytest.raises(
-        dj.InvalidTypeError, match=r"(?s)`carry` .* must be the arrays \(h, c\), as returned by `init_carry`"
-    ):
-        lstm(lstm.init(jax.random.key(0)), x, carry=h)
-    with pytest.raises(dj.PlanError, match="`x` must have length 2 in dimension 1, balanced over 2 workers"):
-        gru(gru.init(jax.random.key(0)), jnp.ones((3, 2)))
+    for kind, sentence, cell, given, carry in (
+        (dj.PlanError, r"On worker 1: `carry` must hold .* 3 x 2, .* but is float\d\d\[4, 2\]", gru, x,
+         jnp.ones((3 + P.rank, 2))),
+        (dj.PlanError, r"On worker 0: `carry\[1\]` must hold real floating-point .* but is int", lstm, x,
+         (h, h.astype(int))),
+        (dj.InvalidTypeError, r"(?s)`carry` .* must be the arrays \(h, c\), as `init_carry` makes it", lstm, x, h),
+        (dj.PlanError, "`x` must have length 2 in dimension 1, balanced over 2 workers", gru, h, h),
+    ):  # fmt: skip
+        with pytest.raises(kind, match=sentence):
+            cell(cell.init(jax.random.key(0)), given, carry=carry)
+    with pytest.raises(dj.InvalidArgumentError, match=r"`x_spec` .* must be of a tensor on P_x"):
+        gru.init_carry(dj.TensorSpec((2, 2, 1), P.grid([2, 1, 1])))
 
 
 def test_what_pytorch_has_is_read() -> None:
