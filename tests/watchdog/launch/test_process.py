@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import run, run_alone
+from jobs import run
 from launcher import mpiexec
 
 import distdl_jax as dj
@@ -137,8 +137,10 @@ def test_what_a_partition_changes(workers, by):
 
 
 def test_without_mpi():
-    _, output = run_alone("-c", WITHOUT_MPI)
-    assert output.splitlines() == ["import: []", "simulated: [2, 2]", "refuses: A partition needs MPI"], output
+    command, env = [sys.executable, "-c", WITHOUT_MPI], mpiexec.clean(os.environ)
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    said = ["import: []", "simulated: [2, 2]", "refuses: A partition needs MPI"]
+    assert done.stdout.splitlines() == said, done.stderr
 
 
 def test_import_time(tmp_path):
