@@ -90,9 +90,10 @@ def test_of_several_threads_that_wait_for_others_the_first_counts():
     def agree_again(_):
         with status.agreeing(None, "another", "", (1,)):
             status.still_waits_for(())
+            return status.waiting.label
 
     with status.agreeing(None, "the first", "", (1,)):
-        in_threads(agree_again, 1)
+        assert in_threads(agree_again, 1) == ["the first"]
         assert (status.waiting.label, status.waiting.waits_for) == ("the first", (1,))
     assert status.waiting is None
 
