@@ -73,13 +73,8 @@ def test_patches_of_jax_are_removed() -> None:
     jax_compat.install_jax_patches()
 
 
-@what_breaks(jax_compat.hand_tokens_back)
-def test_a_program_takes_the_token_of_the_one_before_it() -> None:
-    """In the order of the calls; what a program raised is raised where it is waited for, and the next ones run."""
-    from jax._src.dispatch import runtime_tokens
-
-    jax_compat.install_jax_patches()
-    called: list[float] = []
+def noting(called: list[float]) -> Any:
+    """Return a program that notes its argument in order, raises if it is negative, and adds 1."""
 
     def note(x: Any) -> Any:
         called.append(float(x))
@@ -87,7 +82,17 @@ def test_a_program_takes_the_token_of_the_one_before_it() -> None:
             raise ValueError("a negative number")
         return x
 
-    program = jax.jit(lambda x: io_callback(note, jax.typeof(x), x, ordered=True) + 1)
+    return jax.jit(lambda x: io_callback(note, jax.typeof(x), x, ordered=True) + 1)
+
+
+@what_breaks(jax_compat.hand_tokens_back)
+def test_a_program_takes_the_token_of_the_one_before_it() -> None:
+    """In the order of the calls; what a program raised is raised where it is waited for, and the next ones run."""
+    from jax._src.dispatch import runtime_tokens
+
+    jax_compat.install_jax_patches()
+    called: list[float] = []
+    program = noting(called)
     jax.effects_barrier()
     x = program(0.0)
     ((effect, token),) = runtime_tokens.current_tokens.items()
@@ -141,13 +146,7 @@ def test_a_program_comes_after_the_one_that_is_set() -> None:
 def test_a_compiled_function_with_ordered_effects_runs_again() -> None:
     jax_compat.install_jax_patches()
     called: list[float] = []
-
-    def note(x: Any) -> Any:
-        called.append(float(x))
-        return x
-
-    program = jax.jit(lambda x: io_callback(note, jax.typeof(x), x, ordered=True) + 1)
-    compiled = program.lower(0.0).compile()
+    compiled = noting(called).lower(0.0).compile()
     assert [float(compiled(float(n))) for n in range(3)] == [1, 2, 3] and called == [0, 1, 2]
 
 

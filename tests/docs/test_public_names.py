@@ -22,16 +22,24 @@ MODULES = ("", "checkpoint", "data", "functional", "graphs", "machine", "nn", "o
 WORKERS = 4
 
 
-def signatures() -> dict[str, str]:
-    """Return the signature of each public name and of the public methods of each class."""
-    found: dict[str, str] = {}
+def public() -> dict[str, Any]:
+    """Return the public functions and classes, by name."""
+    found: dict[str, Any] = {}
     for module in MODULES:
         namespace = getattr(dj, module) if module else dj
         names = getattr(namespace, "__all__", None) or [name for name in vars(namespace) if name[0] != "_"]
         for name in names:
             value = getattr(namespace, name)
             if callable(value) and value.__module__.startswith("distdl_jax"):
-                found |= _signatures(f"{module}.{name}".lstrip("."), value)
+                found[f"{module}.{name}".lstrip(".")] = value
+    return found
+
+
+def signatures() -> dict[str, str]:
+    """Return the signature of each public name and of the public methods of each class."""
+    found: dict[str, str] = {}
+    for name, value in public().items():
+        found |= _signatures(name, value)
     return found
 
 

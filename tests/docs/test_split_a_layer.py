@@ -1,18 +1,16 @@
-"""Each line of docs/how-to/split-a-layer.md makes the layer of its row, which agrees with the sequential one."""
+"""Each line of docs/how-to/split-a-layer.md makes the layer of its row, which agrees with its like on one worker."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from blocks import block_of
-from jax import lax
 from jobs import ROOT
 from launcher.settings import long_run
 from matrix.partitions import On, on
@@ -48,6 +46,12 @@ class Row(NamedTuple):
         grids = {name: shape and P.grid(shape) for name, shape in shapes.items()}
         return eval(self.line, {"nn": nn, **OPTIONS, **grids})
 
+    def whole(self, *args: Any) -> Any:
+        """Call the layer as it is on this worker alone."""
+        P = dj.Partition()
+        grids = {name: shape and P.grid([1] * len(shape), [P.rank]) for name, shape in self.shapes.items()}
+        return eval(self.line, {"nn": nn, **OPTIONS, **grids})(*args)
+
 
 def rows() -> Iterator[Row]:
     for line in PAGE.splitlines():
@@ -74,75 +78,6 @@ def test_the_partitions_are_those_of_the_row(row: Row) -> None:
     assert used == set(range(row.workers))
 
 
-def conv(params: Any, x: Any, groups: int = 1) -> Any:
-    y = lax.conv_general_dilated(x, params["weight"], (1,) * (x.ndim - 2), [(1, 1)] * (x.ndim - 2),
-                                 feature_group_count=groups)  # fmt: skip
-    return y + params["bias"].reshape(-1, *(1,) * (x.ndim - 2))
-
-
-def transposed(params: Any, x: Any) -> Any:
-    """Of stride 1: the convolution with the kernel turned round."""
-    weight = jnp.flip(params["weight"], (2, 3)).swapaxes(0, 1)
-    return conv({"weight": weight, "bias": params["bias"]}, x)
-
-
-def normalised(x: Any, axes: tuple[int, ...]) -> Any:
-    return (x - x.mean(axes, keepdims=True)) / jnp.sqrt(x.var(axes, keepdims=True) + 1e-5)
-
-
-def scaled(params: Any, x: Any) -> Any:
-    weight, bias = (params[name].reshape(-1, 1, 1) for name in ("weight", "bias"))
-    return x * weight + bias
-
-
-def group_norm(params: Any, x: Any) -> Any:
-    return scaled(params, normalised(x.reshape(2, 2, -1), (2,)).reshape(x.shape))
-
-
-def attention(params: Any, x: Any) -> Any:
-    q, k, v = (jnp.einsum("nse,hde->nshd", x, params[of]) + params[f"{of}_bias"] for of in ("query", "key", "value"))
-    weights = jax.nn.softmax(jnp.einsum("nshd,nthd->nhst", q, k) / math.sqrt(q.shape[-1]))
-    return jnp.einsum("nhst,nthd,ehd->nse", weights, v, params["out"]) + params["out_bias"]
-
-
-def spectral(params: Any, x: Any) -> Any:
-    """Two modes: of rows the first two and the last two, of columns the first two."""
-    weight = params["weight"][..., 0] + 1j * params["weight"][..., 1]
-    spectrum = jnp.fft.rfft2(x)
-    whole = jnp.zeros((*weight.shape[:2], *spectrum.shape[2:]), complex)
-    whole = whole.at[:, :, jnp.array([0, 1, -2, -1]), :2].set(weight)
-    return jnp.fft.irfft2(jnp.einsum("bihw,iohw->bohw", spectrum, whole), x.shape[2:])
-
-
-def windows(x: Any) -> Any:
-    n, c, h, w = x.shape
-    return x.reshape(n, c, h // 2, 2, w // 2, 2)
-
-
-def affine(params: Any, x: Any) -> Any:
-    return x @ params["weight"].T + params["bias"]
-
-
-WHOLE: dict[str, Callable[[Any, Any], Any]] = {
-    "Linear": affine,
-    "Pointwise": affine,
-    "Conv2d": conv,
-    "Conv3d": conv,
-    "ConvTranspose2d": transposed,
-    "MaxPool2d": lambda params, x: windows(x).max((3, 5)),
-    "AvgPool2d": lambda params, x: windows(x).mean((3, 5)),
-    "GlobalAvgPool": lambda params, x: x.mean((2, 3), keepdims=True),
-    "BatchNorm": lambda params, x: scaled(params, normalised(x, (0, 2, 3))),
-    "GroupNorm": group_norm,
-    "InstanceNorm": lambda params, x: scaled(params, normalised(x, (2, 3))),
-    "LayerNorm": lambda params, x: normalised(x, (1,)) * params["weight"] + params["bias"],
-    "RMSNorm": lambda params, x: x / jnp.sqrt((x**2).mean(1, keepdims=True) + 1e-6) * params["weight"],
-    "Embedding": lambda params, x: params["weight"][x],
-    "MultiHeadAttention": attention,
-    "SpectralConv2d": spectral,
-}
-
-
 def beside(row: Row) -> Beside:
     P_x = row.on("P_x")
     assert P_x is not None
@@ -151,22 +86,17 @@ def beside(row: Row) -> Beside:
         lengths[-1] = 6
     elif row.kind == "MultiHeadAttention":
         lengths[-1] = 8
-    whole = WHOLE[row.kind]
-    if "groups" in row.line:
-        whole = lambda params, x: conv(params, x, groups=4)  # noqa: E731
     P_y = row.on("P_y")
     if row.kind == "GlobalAvgPool":
         P_y = on(1, 2, 1, 1, ranks=(0, 2))
     integers = 10 if row.kind == "Embedding" else 0
-    return Beside(f"{row.kind} {row.split}", lengths, row.layer, whole, P_x, P_y, integers=integers)
+    return Beside(f"{row.kind} {row.split}", lengths, row.layer, row.whole, P_x, P_y, integers=integers)
 
 
-def of_size(workers: int) -> list[Row]:
-    return [row for row in ROWS if row.workers == workers and not row.kind.endswith("Loss")]
-
-
-def check(rows: list[Row]) -> None:
-    """Compare outputs; in a long run gradients, too, which take three times as long to compile."""
+@pytest.mark.simulated(4, 8)
+def test_layers_beside_their_like_on_one_worker(world_size: int) -> None:
+    """Outputs; in a long run gradients, too, which take three times as long to compile."""
+    rows = [row for row in ROWS if row.workers == world_size and not row.kind.endswith("Loss")]
     cases = [beside(row) for row in rows]
     if long_run():
         check_beside(cases)
@@ -187,36 +117,13 @@ def check(rows: list[Row]) -> None:
 
 
 @pytest.mark.simulated(4)
-def test_beside_the_sequential_layers_on_four_workers() -> None:
-    check(of_size(4))
-
-
-@pytest.mark.simulated(8)
-def test_beside_the_sequential_layers_on_eight_workers() -> None:
-    check(of_size(8))
-
-
-def dice(x: Any, target: Any) -> Any:
-    both, sums = (x * target).sum((2, 3)), (x + target).sum((2, 3))
-    return jnp.mean(1 - (2 * both + 1e-5) / (sums + 1e-5))
-
-
-PLAIN_LOSSES: dict[str, Callable[[Any, Any], Any]] = {
-    "MSELoss": lambda x, target: jnp.mean((x - target) ** 2),
-    "CrossEntropyLoss": lambda x, target: -jnp.mean((target * jax.nn.log_softmax(x, 1)).sum(1)),
-    "DiceLoss": dice,
-}
-
-
-@pytest.mark.simulated(4)
-def test_losses_beside_the_sequential_ones() -> None:
+def test_losses_beside_their_like_on_one_worker() -> None:
     P, draw = dj.Partition(), np.random.default_rng(0)
     x, target = draw.random((2, 4, 8, 8)), draw.random((2, 4, 8, 8))
     for row in (row for row in ROWS if row.kind.endswith("Loss")):
         P_x = row.on("P_x")
         assert P_x is not None
-        loss, plain = row.layer(P), PLAIN_LOSSES[row.kind]
-        value, gradient = dj.jit(dj.value_and_grad(loss))(cut(x, P_x, P.rank), cut(target, P_x, P.rank))
-        want, of_x = jax.value_and_grad(plain)(x, target)
+        value, gradient = dj.jit(dj.value_and_grad(row.layer(P)))(cut(x, P_x, P.rank), cut(target, P_x, P.rank))
+        want, of_x = jax.value_and_grad(row.whole)(x, target)
         np.testing.assert_allclose(value, want, rtol=1e-12)
         np.testing.assert_allclose(gradient, cut(of_x, P_x, P.rank), atol=1e-12)

@@ -14,13 +14,9 @@ from virtual_worker import Function, Steps, Worker
 
 from distdl_jax.settings import TimeLimits
 
+ANYWHERE = ("hangs", "hangs in a program", "is killed", "is stopped", "leaves", "fails")
 FAULTS = (
-    "hangs",
-    "hangs in a program",
-    "is killed",
-    "is stopped",
-    "leaves",
-    "fails",
+    *ANYWHERE,
     "skips a call",
     "calls another function",
     "traces alone",
@@ -244,7 +240,7 @@ def call_of(
 def choose_fault(random: Random, draw: Draw) -> None:
     """Draw a fault that can happen, and where."""
     draw.faulty = random.randrange(draw.size)
-    places: dict[str, list[int]] = {fault: [] for fault in FAULTS}
+    places = {fault: [*range(len(draw.steps))] if fault in ANYWHERE else [] for fault in FAULTS}
     called: set[str] = set()
     for number, step in enumerate(draw.steps):
         is_in = draw.faulty in step.workers(draw.worlds)
@@ -260,12 +256,6 @@ def choose_fault(random: Random, draw: Draw) -> None:
                 places[fault].append(number)
         if name and is_in:
             called.add(name)
-    for fault in (fault for fault, numbers in places.items() if not numbers):
-        if fault in ("skips a call", "calls another function", "traces alone", "agrees on something else") or (
-            fault == "loops less often"
-        ):
-            continue
-        places[fault] = list(range(len(draw.steps)))
     draw.fault = random.choice([fault for fault in FAULTS if places[fault]])
     draw.at = random.choice(places[draw.fault])
     # A worker that is killed or stopped is so at any moment.
@@ -302,10 +292,9 @@ def program_of(worker: Worker, draw: Draw) -> Steps:
     """Return the worker's program, with its fault."""
     for number, step in enumerate(draw.steps):
         yield from worker.compute(step.before.get(worker.rank, 0.0))
-        if draw.fault is not None and (number, worker.rank) == (draw.at, draw.faulty):
-            handled = yield from faulty_step(worker, draw, step, draw.fault)
-            if handled:
-                continue
+        is_faulty = draw.fault is not None and (number, worker.rank) == (draw.at, draw.faulty)
+        if is_faulty and (yield from faulty_step(worker, draw, step)):
+            continue
         if worker.rank in step.workers(draw.worlds):
             yield from healthy_step(worker, step)
     yield from worker.leave()
@@ -322,14 +311,9 @@ def healthy_step(worker: Worker, step: Step) -> Steps:
             yield from worker.agree(watch, step.team, f"something in {step.team}")
         case "call":
             assert step.function is not None
-            yield from worker.call(
-                step.function,
-                worker.rank in step.traces,
-                step.compiles.get(worker.rank, 0.0),
-                step.overlaps,
-                worker.rank in step.retries,
-                step.pauses.get(worker.rank, 0.0),
-            )
+            traces, retries = worker.rank in step.traces, worker.rank in step.retries
+            compiles, pause = step.compiles.get(worker.rank, 0.0), step.pauses.get(worker.rank, 0.0)
+            yield from worker.call(step.function, traces, compiles, step.overlaps, retries, pause)
         case "plain":
             assert step.function is not None
             yield from worker.plain(watch, step.function.parts[watch.rank], step.overlaps)
@@ -337,10 +321,10 @@ def healthy_step(worker: Worker, step: Step) -> Steps:
             yield from worker.compile(step.before.get(worker.rank, 0.0))
 
 
-def faulty_step(worker: Worker, draw: Draw, step: Step, fault: str) -> Iterator[Any]:
+def faulty_step(worker: Worker, draw: Draw, step: Step) -> Iterator[Any]:
     """Run the fault, in place of the step or before it; return whether the step is done with."""
     job, function = worker.job, step.function
-    match fault:
+    match draw.fault:
         case "hangs":
             yield lambda: False
         case "hangs in a program":

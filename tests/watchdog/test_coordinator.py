@@ -5,7 +5,8 @@ from dataclasses import replace
 from played_coordinator import Played, all_reduce, ask, clock, to_all
 from test_deadlock import AGREEING, IN_CALL, LEFT, RUNNING, calls
 
-from distdl_jax.watchdog.watch.messages import CannotAgree, EndJob, Fail, Wait
+from distdl_jax.watchdog.watch.coordinator import EVENTS
+from distdl_jax.watchdog.watch.messages import Answer, CannotAgree, EndJob, Fail, Wait
 
 
 def test_those_concerned_are_asked_again_before_all_fail():
@@ -61,3 +62,21 @@ def test_of_those_that_have_left_one_is_enough_to_say_so():
     played = Played({0: LEFT, 1: LEFT, 2: RUNNING})
     played.waits[1] = (Wait("left", 0, 60.0),)
     assert len(clock(played, 60.0, "left", now=60.0)) == 1
+
+
+def test_the_story_of_a_worker_and_of_all():
+    played = Played({0: AGREEING, 1: LEFT, 2: RUNNING})
+    played.tick(1.0)
+    played.answer(1, 0, 1, now=2.0)
+    story = played.coordinator.story()
+    assert [line.split(": ", 1)[0].strip() for line in story] == ["0.0 s", "0.0 s", "1.0 s", "2.0 s"]
+    assert "worker 0 is about to run broadcast" in story[0] and "worker 1 has ended its program" in story[1]
+    assert "workers 0 and 1 asked to confirm" in story[2] and "all fail: Worker 1 has ended" in story[3]
+
+
+def test_the_story_is_bounded():
+    played = Played({0: RUNNING, 1: RUNNING})
+    for episode in range(2 * EVENTS):
+        played.hear(Answer(0, replace(AGREEING, episode=episode)), float(episode))
+    story = played.coordinator.story()
+    assert len(story) == EVENTS and "  511.0 s: worker 0 is about" in story[-1]

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from distdl_jax.watchdog.watch.call_log import CallLog
@@ -9,12 +10,14 @@ from distdl_jax.watchdog.watch.log import log
 from distdl_jax.watchdog.watch.status import WorkerStatus, acting_as, worker_status
 
 
+def in_threads(work, *of_each):
+    """Run it in a thread for each argument, at the same time."""
+    with ThreadPoolExecutor(len(of_each)) as pool:
+        return list(pool.map(work, of_each))
+
+
 def test_all_threads_of_a_process_are_one_worker():
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(worker_status()))
-    thread.start()
-    thread.join()
-    assert seen == [worker_status()]
+    assert in_threads(lambda _: worker_status(), 1, 2) == [worker_status()] * 2
 
 
 def test_threads_may_be_workers_of_their_own(caplog):
@@ -32,11 +35,7 @@ def test_threads_may_be_workers_of_their_own(caplog):
         assert worker_status() is before
 
     before, calls = worker_status(), len(worker_status().calls)
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
+    in_threads(work, 0, 1, 2)
     assert lines == {rank: f"worker {rank} of 3: here" for rank in range(3)}
     assert not before.in_call and len(before.calls) == calls
 
@@ -65,43 +64,36 @@ def test_calls_in_two_threads_count_each_in_its_world():
     """Of a program that trains in a thread, too, over a communicator of its own."""
     status, ours, other = WorkerStatus(0, 1), CallLog(), CallLog()
 
-    def train():
+    def train(worlds):
+        status.here.worlds = worlds
         with status.call("step in a thread"), status.traced():
             status.here.worlds.append("theirs")
             status.agreed_on(other, 1, "step in a thread")
             assert status.here.traces
         with status.call("step in a thread", other):
             pass
+        assert status.here.worlds == ["theirs"]
 
     with status.call("step", ours), status.traced():
         status.here.worlds = []
-        thread = threading.Thread(target=in_the_world_of_a_thread, args=(status, train))
-        thread.start()
-        thread.join(10)
+        in_threads(train, [])
         assert status.here.worlds == [] and status.here.traces
         assert ours.inside and ours.tracing and status.here.log is ours
     assert (ours.number, ours.passed, other.number, other.passed) == (1, 1, 2, 2)
     assert not status.in_call and not status.tracing
 
 
-def in_the_world_of_a_thread(status, train):
-    status.here.worlds = []
-    train()
-    assert status.here.worlds == ["theirs"]
-
-
 def test_of_several_threads_that_wait_for_others_the_first_counts():
     """One that agrees again and again, in a communicator of its own, hides none that has waited for long."""
     status = WorkerStatus(0, 2)
 
-    def agree_again():
+    def agree_again(_):
         with status.agreeing(None, "another", "", (1,)):
             status.still_waits_for(())
+            return status.waiting.label
 
     with status.agreeing(None, "the first", "", (1,)):
-        thread = threading.Thread(target=agree_again)
-        thread.start()
-        thread.join(10)
+        assert in_threads(agree_again, 1) == ["the first"]
         assert (status.waiting.label, status.waiting.waits_for) == ("the first", (1,))
     assert status.waiting is None
 

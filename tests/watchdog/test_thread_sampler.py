@@ -1,4 +1,4 @@
-"""What a worker's threads do, seen from another one."""
+"""What a worker's threads do, seen from another one: the watchdog's thread, its clock and its sampler."""
 
 import threading
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from distdl_jax.watchdog.watch.clock import LONGEST_TURN, AwakeClock
 from distdl_jax.watchdog.watch.status import ThreadRecord, WorkerStatus, is_pending
 from distdl_jax.watchdog.watch.thread import WatchdogThread
 from distdl_jax.watchdog.watch.thread_sampler import Sampler
@@ -117,3 +118,12 @@ def test_a_turn_survives_what_each_of_its_parts_raises(part, caplog):
         thread._turn(Fails() if part in ("sampler", "all") else Sees(), Clock(), status)
     assert len(turns) == (3 if part in ("first", "all") else 6)
     assert len([record for record in caplog.records if "it goes on" in record.message]) <= 3
+
+
+@pytest.mark.parametrize("turns", [[0.05] * 100, [0.05, 3600.0, 0.05], [0.05, 1e6]])
+def test_time_in_which_nobody_looked_does_not_count(turns):
+    clock, now = AwakeClock(50.0), 50.0
+    for turn in turns:
+        now += turn
+        seconds = clock.turn(now)
+    assert seconds == pytest.approx(sum(min(turn, LONGEST_TURN) for turn in turns))

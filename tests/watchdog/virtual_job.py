@@ -1,4 +1,4 @@
-"""A job in virtual time, with the real reporters and the real coordinator: only programs and the network are played.
+"""A job in virtual time, with the real agents and coordinator: only programs and the network are played.
 
 Any delay is possible; a watch, a worker or the whole job may stand still for a while, or for ever. By MPI's rules the
 n-th collective of a team meets the n-th of every other member, messages between two workers keep their order, and a
@@ -19,6 +19,7 @@ from virtual_watch import FOREVER, Watch, World
 from virtual_worker import Steps, Worker
 
 from distdl_jax.settings import TimeLimits
+from distdl_jax.watchdog.watch.thread import WatchdogThread
 
 
 class Ended(NamedTuple):
@@ -49,9 +50,12 @@ class Job:
         self.said: list[tuple[float, str]] = []
         self.workers = [Worker(self, rank) for rank in range(size)]
         self.worlds = [World(self, members) for members in worlds]
-        for world in self.worlds:
-            for watch in world.watches:
-                watch.worker.watches[world] = watch
+        for worker in self.workers:
+            thread = WatchdogThread()
+            for world in self.worlds:
+                if worker.rank in world.members:
+                    worker.watches[world] = world.watches[world.members.index(worker.rank)]
+                    thread.add(worker.watches[world])
         self._events: list[tuple[float, int, bool, Callable[[], None]]] = []
         self._to_come = 0  # events that are not the watch's own
         self._stands_since = 0.0

@@ -10,11 +10,12 @@ from virtual_watch import FOREVER, TURN, Watch, World
 
 from distdl_jax.plans.trees import gathered
 from distdl_jax.watchdog.programs.ir import Loop, Operation, Program
-from distdl_jax.watchdog.watch.call_log import CallLog, Calls
+from distdl_jax.watchdog.watch.call_log import Calls
 from distdl_jax.watchdog.watch.clock import LONGEST_TURN
 from distdl_jax.watchdog.watch.coordinator import COORDINATOR
-from distdl_jax.watchdog.watch.deadlock import State
 from distdl_jax.watchdog.watch.messages import CannotAgree
+from distdl_jax.watchdog.watch.status import Waiting
+from distdl_jax.watchdog.watch.thread_sampler import Run, Sample
 
 if TYPE_CHECKING:
     from virtual_job import Job
@@ -76,9 +77,9 @@ class Worker:
     def __init__(self, job: Job, rank: int) -> None:
         self.job, self.rank = job, rank
         self.watches: dict[World, Watch] = {}
-        self.episodes = self.runs = self.run = self.program = 0
-        self.program_of: CallLog | None = None
-        self.function = ""
+        self.episodes = self.runs = 0
+        self.run: Run | None = None
+        self.waiting: Waiting | None = None
         self.mixed = False
         self.compiles = False
         self.compiled_at = -FOREVER
@@ -87,23 +88,23 @@ class Worker:
         self.busy = False
         self.watch, self.whole = Still(), Still()
         self.blocked: list[tuple[Callable[[], bool], Steps]] = []
-        self.opening: tuple[int, tuple[int, ...]] | None = (
-            None  # which of its agreements that is, and for whom it waits
-        )
 
     def is_at_work(self) -> bool:
         """Return whether the worker neither waits for others nor has left."""
-        agrees = any(watch.agreement is not None for watch in self.watches.values())
-        return self.left is None and not self.run and not agrees and self.opening is None
+        return self.left is None and self.run is None and self.waiting is None
 
     def is_in_an_unknown_program(self) -> bool:
         """Return whether one of the worker's largest worlds does not know what its program waits for."""
-        largest = [watch.log for watch in self.watches.values() if not watch.is_covered()]
-        knows = self.program and not self.mixed and all(self.program_of is log for log in largest)
-        return bool(self.run) and not knows
+        largest = [watch.calls for watch in self.watches.values() if not watch.is_covered]
+        run = self.run
+        return run is not None and (not run.call or self.mixed or any(run.log is not log for log in largest))
 
-    def compiled_ago(self) -> float:
-        return 0.0 if self.compiles else self.awake() - self.compiled_at
+    def tokens_pending(self) -> bool:
+        return self.busy
+
+    def sample(self) -> Sample:
+        """Return what its watchdog sees of it."""
+        return Sample(self.run, float(self.compiles), 0.0 if self.compiles else self.awake() - self.compiled_at)
 
     def awake(self) -> float:
         return self.watch.awake(self.job.now) + self.whole.awake(self.job.now) - self.job.now
@@ -127,35 +128,40 @@ class Worker:
         if len(team) == 1:
             return
         parent, children = gathered(team, watch.rank)
-        self.episodes += 1
-        watch.agreement = State("agreeing", "", label, children or (parent,), self.episodes)
-        self._look_soon()
+        self._wait(watch, label, children or (parent,))
         yield from self._gather(watch, label, children)
         if parent is not None:
-            watch.agreement = replace(watch.agreement, waits_for=(parent,))
+            self._still_waits((parent,))
             self._look_soon()
             watch.tell(parent, label)
             yield from self._gather(watch, label, [parent])
         for worker in children:
             watch.tell(worker, label)
-        watch.agreement = None
+        self.waiting = None
         self._look_soon()
+
+    def _wait(self, watch: Watch | None, label: str, waits_for: tuple[int, ...]) -> None:
+        self.episodes += 1
+        self.waiting = Waiting(self.episodes, watch, label, "", waits_for, 0)
+        self._look_soon()
+
+    def _still_waits(self, waits_for: tuple[int, ...]) -> None:
+        assert self.waiting is not None
+        self.waiting = replace(self.waiting, waits_for=waits_for)
 
     def open(self, team: tuple[int, ...]) -> Steps:
         """Open one more world, with these workers of the job."""
-        self.episodes += 1
-        self.opening = (self.episodes, tuple(worker for worker in team if worker != self.rank))
-        self._look_soon()
+        self._wait(None, "the first partition", tuple(worker for worker in team if worker != self.rank))
         if not any(watch.watches(team) for watch in self.watches.values()):
             self._time_opening(self.episodes, self.awake())
         yield self.job.meet(self, team)
-        self.opening = None
+        self.waiting = None
         self._look_soon()
 
     def _time_opening(self, number: int, began: float) -> None:
         """Time the opening of a world that no world watches, as the watchdog's thread does."""
         limit, job = self.job.limits.waiting, self.job
-        if not limit or self.opening is None or self.opening[0] != number or job.now >= self.dead_at:
+        if not limit or self.waiting is None or self.waiting.number != number or job.now >= self.dead_at:
             return
         if (left := began + limit - self.awake()) <= 0:
             job.end("A worker has waited for others to come to the first partition", ())
@@ -165,8 +171,7 @@ class Worker:
         """Wait for a message of each of `sources`."""
         silent = list(sources)
         while silent:
-            assert watch.agreement is not None
-            watch.agreement = replace(watch.agreement, waits_for=tuple(silent))
+            self._still_waits(tuple(silent))
             yield lambda: _has_read(watch, silent)
             source = next(worker for worker in silent if _next(watch, worker))
             other_label, _ = watch.unread[source].pop(0)
@@ -193,7 +198,7 @@ class Worker:
         """
         world = self.job.worlds[function.world]
         watch, part = self.watches[world], function.parts[self.watches[world].rank]
-        log = watch.log
+        log = watch.calls
         if raises and function.name in world.counted:
             log.begin(function.name)
             yield pause
@@ -235,7 +240,7 @@ class Worker:
 
     def _execute(self, watch: Watch, name: str, parts: list[tuple[str, Any]], number: int) -> Steps:
         self.runs += 1
-        self.run, self.program, self.program_of, self.function = self.runs, number, watch.log, name
+        self.run = Run(self.runs, 0.0, 0, None, [], function=name, log=watch.calls, call=number)
         self._look_soon()
         for kind, value in parts:
             match kind:
@@ -247,7 +252,7 @@ class Worker:
                     yield self.job.receive(watch, value)
                 case "compute":
                     yield value
-        self.run = self.program = 0
+        self.run = None
         self.busy = False
         self.job.poke(self)
         self._look_soon()
@@ -255,6 +260,8 @@ class Worker:
     def leave(self, status: int = 0) -> Steps:
         yield lambda: not self.busy
         self.left = status
+        for watch in self.watches.values():
+            watch._left = status
         self._look_soon()
 
 
@@ -266,12 +273,12 @@ def _has_read(watch: Watch, sources: Sequence[int]) -> bool:
         watch.received[source] += 1
         watch.unread[source].append((label, calls))
     watch.arrived.clear()
-    mine = watch.log.summary()
+    mine = watch.calls.summary()
     for source in sources:
         watch.unread[source] = [message for message in watch.unread[source] if not mine.has_passed(message[1])]
     return any(_next(watch, source) for source in sources)
 
 
 def _next(watch: Watch, source: int) -> tuple[str, Calls] | None:
-    mine, unread = watch.log.summary(), watch.unread[source]
+    mine, unread = watch.calls.summary(), watch.unread[source]
     return unread[0] if unread and not unread[0][1].has_passed(mine) else None

@@ -1,6 +1,7 @@
-"""What the programs of the catalogue share: some partitions, a layer, and data that worker 0 holds."""
+"""What most programs of the catalogue share: partitions, layers, a step that all take, and data that worker 0 holds."""
 
-import jax
+from functools import partial
+
 import jax.numpy as jnp
 
 import distdl_jax as dj
@@ -10,15 +11,34 @@ P = dj.Partition()
 rank = P.rank
 P_root = P.grid([1, 1])
 P_all = P.grid([1, P.size])
-P_W = P.grid([P.size, 1])
 
 scatter = nn.Repartition(P_root, P_all)
 spread = nn.Broadcast(P_root, P_all)
 add_up = nn.SumReduce(P_all, P_root)
-linear = nn.DistributedLinear(P_root, P_all, P_W, in_features=8, out_features=8)
-params = linear.init(jax.random.key(0))
+sum_all = partial(dj.functional.all_sum_reduce, P_x=P_all, axes_keep=())
+large = jnp.ones(1_000_000)
 
 
-def on_root(*shape, dtype=jnp.float32):
+@dj.jit
+def total(x):
+    return sum_all(x)
+
+
+def others_wait(does, *args, worker=1):
+    """Have one worker do this, for which the others wait in an agreement."""
+    if rank == worker:
+        does(*args)
+    P.allgather_data(0)
+
+
+def between_steps(does, *args):
+    """Have worker 1 do this, for which the others wait in a program."""
+    total(large)
+    if rank == 1:
+        does(*args)
+    total(large)
+
+
+def on_root(*shape):
     """Ones on worker 0, a zero-volume array elsewhere."""
-    return jnp.ones(shape, dtype) if rank == 0 else dj.zero_volume_tensor(shape[0], dtype)
+    return jnp.ones(shape) if rank == 0 else dj.zero_volume_tensor(shape[0], jnp.float32)

@@ -4,6 +4,7 @@ Not in the default run: DISTDL_JAX_TEST_HOSTS=1 runs them, with root, Linux, MPI
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,9 @@ pytestmark = [
 ]
 
 HOSTS, SLURM = ROOT / "tools" / "two_hosts.sh", ROOT / "tools" / "one_node_slurm.sh"
-FAULTS, STEPS = ROOT / "tests" / "watchdog" / "faults", Path(__file__).parent / "steps_until_ended.py"
+FAULTS = Path(__file__).parents[1] / "faults"
+FILES = {name: file for file in FAULTS.glob("*.py") for name in re.findall(r"^def (\w+)", file.read_text(), re.M)}
+STEPS = "steps_until_ended"
 CLOCK = 10
 
 
@@ -33,11 +36,11 @@ class Launcher:
         alike = {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", "NPROC": "1", "DISTDL_JAX_TIMEOUT": str(CLOCK)}
         self.environment = {**os.environ, **alike, **settings}
 
-    def start(self, program: Path, output: Path) -> subprocess.Popen[str]:
+    def start(self, program: str, output: Path) -> subprocess.Popen[str]:
         """Start a job, with all output in a file."""
         with output.open("w") as file:
             return subprocess.Popen(
-                [*self.command, sys.executable, "-m", "distdl_jax", str(program)],
+                [*self.command, sys.executable, "-m", "distdl_jax", str(FILES[program]), program],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -47,7 +50,7 @@ class Launcher:
 
     def run(self, program: str, folder: Path) -> tuple[int, str]:
         """Return the status and the output."""
-        process = self.start(FAULTS / f"{program}.py", folder / "output")
+        process = self.start(program, folder / "output")
         status = process.wait(20 * start_up() + 2 * CLOCK)
         return status, " ".join((folder / "output").read_text().split())
 
@@ -83,29 +86,30 @@ CASES = {
     "normal_end": ["worker 0 is done", "worker 1 is done"],
     "exception_before_the_first_partition": [BEFORE, "ValueError: no such configuration"],
     "never_joined": ["Worker 0 is about to run broadcast from 1 x 1 (0) to 1 x 2 (0, 1)"],
-    "tags_differ": ["The plan of pass_on", "the message has tag 7, and one with tag 8 is expected"],
+    "tags_differ": ["The plan of tags_differ.pass_on", "the message has tag 7, and one with tag 8 is expected"],
     "stopped": [f"Worker 1 was not heard from for {CLOCK} s."],
 }
+ENDS = {
+    "killed": ["Worker 1 of 2 (process", "was ended by SIGKILL"],
+    "exit_of_the_system": ["ended with exit status 0, by os._exit"],
+    "segmentation_fault": ["was ended by SIGSEGV"],
+}
+
+
+def check(launcher: Launcher, program: str, folder: Path) -> None:
+    status, output = launcher.run(program, folder)
+    assert (status == 0) == (program == "normal_end"), output
+    assert all(sentence in output for sentence in {**CASES, **ENDS}[program]), output
 
 
 @pytest.mark.parametrize("program", CASES)
 def test_on_two_hosts(program: str, hosts: Launcher, tmp_path: Path) -> None:
-    status, output = hosts.run(program, tmp_path)
-    assert (status == 0) == (program == "normal_end"), output
-    assert all(sentence in output for sentence in CASES[program]), output
+    check(hosts, program, tmp_path)
 
 
-@pytest.mark.parametrize("program", [*CASES, "killed", "exit_of_the_system", "segmentation_fault"])
+@pytest.mark.parametrize("program", [*CASES, *ENDS])
 def test_under_slurm(program: str, slurm: Launcher, tmp_path: Path) -> None:
-    status, output = slurm.run(program, tmp_path)
-    assert (status == 0) == (program == "normal_end"), output
-    expected = {
-        "killed": ["Worker 1 of 2 (process", "was ended by SIGKILL"],
-        "exit_of_the_system": ["ended with exit status 0, by os._exit"],
-        "segmentation_fault": ["was ended by SIGSEGV"],
-        **CASES,
-    }[program]
-    assert all(sentence in output for sentence in expected), output
+    check(slurm, program, tmp_path)
 
 
 def test_scancel(slurm: Launcher, tmp_path: Path) -> None:

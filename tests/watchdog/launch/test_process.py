@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -59,16 +58,19 @@ def changed(before):
 def say(*words):
     sys.stdout.write(" ".join(map(str, words)) + "\\n")  # in one piece
     sys.stdout.flush()
-"""
 
-PROGRAM = (
-    LOOKS
-    + """
 import jax.numpy
 before = look()
+"""
+
+IMPORTS = """
 import distdl_jax as dj
 for name in dj.__all__:  # all of it, which is imported when it is first used
     getattr(dj, name)
+"""
+
+PROGRAM = f"""
+{LOOKS}{IMPORTS}
 say("import:", changed(before))
 P = dj.Partition()
 assert P.allgather_data(P.rank) == list(range(P.size))
@@ -83,17 +85,11 @@ Q = dj.Partition()
 assert Q != P and Q.allgather_data(Q.rank) == list(range(P.size))
 say("again:", changed(before))
 """
-)
 
-WITHOUT_MPI = (
-    LOOKS
-    + """
-import jax.numpy
-before = look()
+WITHOUT_MPI = f"""
+{LOOKS}
 sys.modules["mpi4py"] = sys.modules["mpi4jax"] = None  # as if they were not installed
-import distdl_jax as dj
-for name in dj.__all__:
-    getattr(dj, name)
+{IMPORTS}
 say("import:", changed(before))
 say("simulated:", dj.simulate(2, lambda: dj.Partition().size))
 try:
@@ -101,16 +97,13 @@ try:
 except dj.SetupError as error:
     say("refuses:", str(error).split(",")[0])
 """
-)
 
-IMPORT_TIME = """
+IMPORT_TIME = f"""
 import time
 began = time.process_time()
 import jax, jax.numpy
 imported = time.process_time()
-import distdl_jax as dj
-for name in dj.__all__:
-    getattr(dj, name)
+{IMPORTS}
 print((time.process_time() - imported) / (imported - began))
 """
 
@@ -128,42 +121,26 @@ MPI.COMM_WORLD.Barrier()
 """
 
 
-def lines(workers: int, program: str, *by: str) -> Counter[str]:
-    status, output = run(workers, *by, "-c", program, anew=True)
-    assert status == 0, output
-    return Counter(line for line in output.splitlines() if re.match(r"(import|partition|close|then|again):", line))
-
-
-USED = "then: This partition was made before dj.close(), which has closed its world. Make a new one."
-
-
-@pytest.mark.parametrize("by", [(), ("-m", "distdl_jax")], ids=["python", "supervised"])
-def test_several_workers(by):
-    """An excepthook, a thread, what is mended in JAX, and MPI with its finder; `dj.close()` leaves only these two."""
-    opened = ["JAX", "MPI", "finders", "sys", "threads"]
-    assert lines(2, PROGRAM, *by) == {
-        "import: []": 2,
-        f"partition: {opened}": 2,
-        "close: ['MPI', 'finders']": 2,
-        USED: 2,
-        f"again: {opened}": 2,
-    }
-
-
-def test_one_worker():
-    """One worker alone makes nobody wait."""
-    opened = ["JAX", "MPI", "finders"]
-    found = lines(1, PROGRAM)
-    assert found == {"import: []": 1, f"partition: {opened}": 1, "close: ['MPI', 'finders']": 1, f"again: {opened}": 1}
+@pytest.mark.parametrize(
+    ("workers", "by"), [(2, ()), (2, ("-m", "distdl_jax")), (1, ())], ids=["python", "supervised", "one worker"]
+)
+def test_what_a_partition_changes(workers, by):
+    """An excepthook and a thread, where somebody may wait, what is mended in JAX, and MPI with its finder;
+    `dj.close()` leaves only these two."""
+    opened = ["JAX", "MPI", "finders", *["sys", "threads"] * (workers > 1)]
+    said = ["import: []", f"partition: {opened}", "close: ['MPI', 'finders']", f"again: {opened}"]
+    if workers > 1:
+        said.append("then: This partition was made before dj.close(), which has closed its world. Make a new one.")
+    status, output = run(workers, *by, "-c", PROGRAM, anew=True)
+    lines = re.findall(r"^(?:import|partition|close|then|again): .*", output, re.M)
+    assert (status, sorted(lines)) == (0, sorted(said * workers)), output
 
 
 def test_without_mpi():
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_MPI], capture_output=True, text=True, env=mpiexec.clean(os.environ)
-    )
-    assert done.stdout.splitlines() == ["import: []", "simulated: [2, 2]", "refuses: A partition needs MPI"], (
-        done.stderr
-    )
+    command, env = [sys.executable, "-c", WITHOUT_MPI], mpiexec.clean(os.environ)
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    said = ["import: []", "simulated: [2, 2]", "refuses: A partition needs MPI"]
+    assert done.stdout.splitlines() == said, done.stderr
 
 
 def test_import_time(tmp_path):

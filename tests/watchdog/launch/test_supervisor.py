@@ -28,10 +28,17 @@ def environment(**more: str) -> dict[str, str]:
     return {name: value for name, value in known.items() if name not in ("NPROC", "GLIBC_TUNABLES")} | more
 
 
-def start(program: str, *options: str, **more: object) -> subprocess.Popen[str]:
-    command = [sys.executable, *options, "-m", "distdl_jax", "-c", program]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe, env=environment(), **more)
+JOB = {"PMI_SIZE": "2", "PMI_RANK": "0"}  # as a launcher of two workers gives the first
+
+
+def start(program: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([*SUPERVISED, "-c", program], text=True, stdout=subprocess.PIPE, env=environment())
+
+
+def ended(program: str, *options: str, typed: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *(options or ["-m", "distdl_jax"]), "-c", program]
+    env, limit = environment(**more), patience(60)
+    return subprocess.run(command, capture_output=True, text=True, input=typed, timeout=limit, env=env)
 
 
 def wait_for(process: subprocess.Popen[str], word: str) -> None:
@@ -56,32 +63,28 @@ def wait_for(process: subprocess.Popen[str], word: str) -> None:
 def test_it_ends_as_python_does(program, status):
     """Where there is only one worker, without a word."""
     plain = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    process = start(program)
-    output, errors = process.communicate(timeout=patience(60))
-    assert process.returncode == plain.returncode == status
-    assert output == "" and "Worker" not in errors and errors.splitlines()[-1:] == plain.stderr.splitlines()[-1:]
+    done = ended(program)
+    assert (done.returncode, done.stdout) == (plain.returncode, "") == (status, "")
+    assert "Worker" not in done.stderr and done.stderr.splitlines()[-1:] == plain.stderr.splitlines()[-1:]
 
 
 def test_input_options_and_group():
     program = "import os, sys; print(sys.stdin.read(), sys.flags.optimize, os.getpgrp(), os.environ['PATH'] != '')"
-    process = start(program, "-O")
-    output, errors = process.communicate("as it came", timeout=patience(60))
-    assert output.split() == ["as", "it", "came", "1", str(os.getpgrp()), "True"], errors
+    done = ended(program, "-O", "-m", "distdl_jax", typed="as it came")
+    assert done.stdout.split() == ["as", "it", "came", "1", str(os.getpgrp()), "True"], done.stderr
 
 
 @pytest.mark.parametrize("words", [["-BOm", "distdl_jax"], ["-BOmdistdl_jax"], ["-B", "-O", "-mdistdl_jax"]])
 def test_options_in_one_word(words):
     program = "import sys; print(sys.flags.dont_write_bytecode, sys.flags.optimize, *sys.argv)"
-    command = [sys.executable, *words, "-c", program, "-x"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(PYTHONDONTWRITEBYTECODE=""))
-    assert done.stdout.split() == ["1", "1", "-c", "-x"], done.stderr
+    done = ended(program, *words, PYTHONDONTWRITEBYTECODE="")
+    assert done.stdout.split() == ["1", "1", "-c"], done.stderr
 
 
 def test_what_it_sets_before_the_worker_starts():
     settings = ("GLIBC_TUNABLES", "NPROC", "OMP_NUM_THREADS", "DISTDL_JAX_SUPERVISOR")
     program = f"import os; print(*(os.environ.get(name) for name in {settings}))"
-    process = start(program)
-    assert process.communicate(timeout=patience(60))[0].split()[1:] == ["None", "None", "None"]
+    assert ended(program).stdout.split()[1:] == ["None", "None", "None"]
     assert worker_environment({}, 4, 10, bound=False).items() >= {"NPROC": "2", "OMP_NUM_THREADS": "2"}.items()
     assert worker_environment({}, 4, 2, bound=False)["NPROC"] == "1"
     assert worker_environment({}, 4, 3, bound=True)["NPROC"] == "3"
@@ -104,8 +107,7 @@ for _ in range(10):
     np.ones(2**23)
 print(faults() - before)
 """
-    output, errors = start(program).communicate(timeout=patience(60))
-    assert HUGE_PAGES and int(output) < 1000, errors
+    assert HUGE_PAGES and int(ended(program).stdout) < 1000
 
 
 HANDLES = """
@@ -123,8 +125,7 @@ print(len(came))
 SENDS_TO_THE_GROUP = """
 import os, signal, subprocess, sys
 command = [sys.executable, "-m", "distdl_jax", "-c", {program!r}]
-ranks = dict(os.environ, PMI_SIZE="2", PMI_RANK="0")
-job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=ranks)
+job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
 assert job.stdout.readline() == "ready\\n"
 os.killpg(job.pid, signal.SIGTERM)
 print(job.communicate()[0], job.returncode)
@@ -139,12 +140,11 @@ def test_a_signal_to_the_supervisor_is_passed_on():
 
 
 @pytest.mark.parametrize("leaves", ["getpid", "setsid", "setpgrp"])
-def test_a_signal_to_the_launchers_group_comes_once(leaves, tmp_path):
+def test_a_signal_to_the_launchers_group_comes_once(leaves):
     """The supervisor leads the group; the worker is in it, or has left it."""
     program = HANDLES.replace("import signal", f"import os; os.{leaves}()\nimport signal")
-    script = tmp_path / "sends.py"
-    script.write_text(SENDS_TO_THE_GROUP.format(program=program))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment())
+    sends = [sys.executable, "-c", SENDS_TO_THE_GROUP.format(program=program)]
+    done = subprocess.run(sends, capture_output=True, text=True, env=environment(**JOB))
     assert done.stdout.split() == ["1", "0"], done.stderr
 
 
@@ -157,8 +157,7 @@ def test_a_signal_from_outside_of_its_container_is_passed_on(below, job):
     if subprocess.run([*own, "true"], capture_output=True).returncode:
         pytest.skip("namespaces can't be made here")
     command = [*own, *below, *SUPERVISED, "-c", HANDLES]
-    ranks = environment(PMI_SIZE=job, PMI_RANK="0")
-    process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, env=ranks)
+    process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, env=environment(PMI_SIZE=job, PMI_RANK="0"))
     wait_for(process, "ready")
     supervisor = process.pid
     for _ in range(2 if below else 1):
@@ -172,7 +171,12 @@ def has_ended(process: int) -> bool:
     return not path.exists() or "Z" in path.read_text().split()[2]
 
 
-def wait_for_the_end(*processes: int) -> None:
+def killed(process: subprocess.Popen[str]) -> None:
+    """Kill it, and wait for the end of those whose numbers it has printed."""
+    assert process.stdout is not None
+    processes = [int(word) for word in process.stdout.readline().split()]
+    process.kill()
+    process.wait()
     until = time.monotonic() + patience(20)
     while not all(map(has_ended, processes)):
         assert time.monotonic() < until
@@ -184,22 +188,12 @@ def test_no_supervisor_outlives_its_launcher():
     """As where hydra's proxy is killed; the worker has a session of its own."""
     program = "import os, time; os.setsid(); print(os.getppid(), os.getpid(), flush=True); time.sleep(10_000)"
     launcher = f"import subprocess; subprocess.run({[*SUPERVISED, '-c', program]!r})"
-    ranks = environment(PMI_SIZE="2", PMI_RANK="0")
-    process = subprocess.Popen([sys.executable, "-c", launcher], text=True, stdout=subprocess.PIPE, env=ranks)
-    assert process.stdout is not None
-    processes = map(int, process.stdout.readline().split())
-    process.kill()
-    process.wait()
-    wait_for_the_end(*processes)
+    command = [sys.executable, "-c", launcher]
+    killed(subprocess.Popen(command, text=True, stdout=subprocess.PIPE, env=environment(**JOB)))
 
 
 def test_no_worker_outlives_its_supervisor():
-    process = start("import os, time; print(os.getpid(), flush=True); time.sleep(10_000)")
-    assert process.stdout is not None
-    worker = int(process.stdout.readline())
-    process.kill()
-    process.wait()
-    wait_for_the_end(worker)
+    killed(start("import os, time; print(os.getpid(), flush=True); time.sleep(10_000)"))
 
 
 def test_on_a_terminal():
@@ -252,9 +246,8 @@ def test_workers_of_a_job_share_the_cores():
 
 
 def test_exit_handlers_of_a_worker_that_is_alone_take_their_time():
-    process = start("import atexit, time; atexit.register(lambda: (time.sleep(7), print('done'))); raise SystemExit(3)")
-    output, errors = process.communicate(timeout=patience(60))
-    assert (output, process.returncode) == ("done\n", 3), errors
+    done = ended("import atexit, time; atexit.register(lambda: (time.sleep(7), print('done'))); raise SystemExit(3)")
+    assert (done.stdout, done.returncode) == ("done\n", 3), done.stderr
 
 
 def test_a_program_that_closes_all_descriptors(tmp_path):
@@ -267,20 +260,15 @@ def test_a_program_that_closes_all_descriptors(tmp_path):
         "atexit.register(time.sleep, 1000)\n"
         "sys.exit(True)\n"
     )
-    done = subprocess.run(
-        [*SUPERVISED, "-c", program], capture_output=True, text=True, env=environment(PMI_SIZE="2", PMI_RANK="0")
-    )
+    done = ended(program, **JOB)
     assert done.returncode == 1 and "ended with exit status 1, before it had a partition" in done.stderr, done.stderr
     assert len(list(tmp_path.iterdir())) == 60 and not any(file.read_bytes() for file in tmp_path.iterdir())
 
 
 def test_a_hangup_ends_a_worker_with_mpi():
     """Which UCX, below MPI, would keep from it."""
-    process = start(
-        "import os, signal, time\nfrom mpi4py import MPI\nos.kill(os.getpid(), signal.SIGHUP)\ntime.sleep(9)"
-    )
-    errors = process.communicate(timeout=patience(60))[1]
-    assert process.returncode == -signal.SIGHUP, errors
+    program = "import os, signal, time\nfrom mpi4py import MPI\nos.kill(os.getpid(), signal.SIGHUP)\ntime.sleep(9)"
+    assert ended(program).returncode == -signal.SIGHUP
 
 
 INSIDE = """
