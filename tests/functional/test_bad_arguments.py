@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import distdl_jax as dj
+from distdl_jax import functional as F
 from distdl_jax import nn
 
 
@@ -49,8 +50,8 @@ def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any]
     spec, x, key = dj.TensorSpec((4,), C), jnp.ones(2), jax.random.key(0)
     tree, specs = {"w": x}, {"w": spec}
     line, points = jnp.ones((1, 1, 2)), jnp.ones((1, 2, 1))
-    arrays, anyone = "matrix integers complex", "None partition"
-    rates = "None integer negative float function"
+    arrays, anyone, on, number = "matrix integers complex", "None partition", "partition", "integer float"
+    a_spec, a_function = "spec", "function"
 
     def square(x: Any) -> Any:
         return jnp.sum(x**2)
@@ -62,183 +63,143 @@ def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any]
 
         return step
 
-    reduced = {"x": x, "P_x": C, "axes_reduce": 0}
-    of_reduced = {"P_x": "partition", "axes_reduce": "None"}
-    derived = {"fun": square, "primals": (x,), "tangents": (x,), "partition": P}
-    pulled = {"fun": square, "argnums": 0, "partition": P}
-
     def of_x(derivative: Callable[..., Any]) -> Callable[..., Any]:
         return lambda **options: derivative(**options)(x)
 
+    def transposed(fun: Any, partition: Any) -> Any:
+        return dj.linear_transpose(fun, x, partition=partition)
+
+    def swapped(**arguments: Any) -> Any:
+        return F.all_to_all(x[None], C.grid([1, C.size]), **arguments)
+
+    def saved(step: Any) -> None:
+        dj.checkpoint.save("/nowhere/at/all", tree, specs, step)
+
+    reduced, of_reduced = dict(x=x, P_x=C, axes_reduce=0), dict(P_x=on, axes_reduce="None")
+    derived = dict(fun=square, primals=(x,), tangents=(x,), partition=P)
+    of_derived = dict(fun=a_function, primals="", tangents="", partition=anyone)
+    pulled, of_pulled = dict(fun=square, argnums=0, partition=P), dict(fun=a_function, argnums="", partition=anyone)
+    halo, of_halo = dict(P_x=C, halo=((1, 1),), periodic=(True,)), dict(P_x=on, halo="", periodic="")
+    sample = dict(x=line, grid=points, P_x=C3, mode="bilinear", padding_mode="zeros", max_displacement=1.0)
+    of_sample = dict(grid="", mode="", padding_mode="", max_displacement="integer float tuple None")
+    clipped = dict(clipping=0.1, specs=specs, eps=1e-3, axis=0)
+    of_lbfgs = dict(
+        memory_size="integer", partition=anyone, linesearch="None", learning_rate=f"None negative {number} function"
+    )
+    drawn, of_drawn = dict(key=key, spec=spec), dict(key="", spec=a_spec)
+    initial = dict(initializer=jax.nn.initializers.normal(), dtype=float)
+    summed = nn.AllSumReduce(C, 0)
     return {
-        "all_reduce": (dj.all_reduce, {**reduced, "op": "sum"}, {**of_reduced, "x": arrays, "op": ""}),
-        "all_max": (dj.functional.all_max, reduced, {**of_reduced, "x": "matrix integers"}),
-        "init_block": (
-            dj.init_block,
-            {"initializer": jax.nn.initializers.normal(), "key": key, "spec": spec, "dtype": float},
-            {"key": "", "spec": "spec", "dtype": "None"},
-        ),
-        "random.bernoulli": (dj.random.bernoulli, {"key": key, "p": 0.5, "spec": spec}, {"key": "", "spec": "spec"}),
-        "random.uniform": (dj.random.uniform, {"key": key, "spec": spec}, {"key": "", "spec": "spec"}),
-        "random.normal": (dj.random.normal, {"key": key, "spec": spec}, {"key": "", "spec": "spec"}),
-        "replicated": (dj.replicated, {"tree": tree, "P": C, "axes": 0}, {"P": "partition", "axes": "None"}),
-        "zero_volume_tensor": (dj.zero_volume_tensor, {"batch_size": 2}, {"batch_size": "None integer"}),
-        "zero_volume_tensor, like": (dj.zero_volume_tensor, {"like": x}, {"like": f"None spec {arrays}"}),
-        "gather": (dj.gather, {"tree": tree, "specs": specs, "root": 0}, {"specs": "spec", "root": ""}),
+        "all_reduce": (dj.all_reduce, dict(reduced, op="sum"), dict(of_reduced, x=arrays, op="")),
+        "all_max": (F.all_max, reduced, dict(of_reduced, x="matrix integers")),
+        "init_block": (dj.init_block, dict(drawn, **initial), dict(of_drawn, dtype="None")),
+        "random.bernoulli": (dj.random.bernoulli, dict(drawn, p=0.5), of_drawn),
+        "random.uniform": (dj.random.uniform, drawn, of_drawn),
+        "random.normal": (dj.random.normal, drawn, of_drawn),
+        "replicated": (dj.replicated, dict(tree=tree, P=C, axes=0), dict(P=on, axes="None")),
+        "zero_volume_tensor": (dj.zero_volume_tensor, dict(batch_size=2), dict(batch_size="None integer")),
+        "zero_volume_tensor, like": (dj.zero_volume_tensor, dict(like=x), dict(like=f"None spec {arrays}")),
+        "gather": (dj.gather, dict(tree=tree, specs=specs, root=0), dict(specs=a_spec, root="")),
+        # One spec for a whole tree.
         "specs_like": (
             dj.specs_like,
-            {"state": {"m": tree}, "params": tree, "param_specs": specs},
-            {"param_specs": "spec"},  # one for a whole tree
+            dict(state=dict(m=tree), params=tree, param_specs=specs),
+            dict(param_specs="spec"),
         ),
-        "jvp": (dj.jvp, derived, {"fun": "function", "primals": "", "tangents": "", "partition": anyone}),
-        "hvp": (
-            dj.hvp,
-            {**derived, "argnums": 0},
-            {"fun": "function", "primals": "", "tangents": "", "argnums": "", "partition": anyone},
-        ),
+        "jvp": (dj.jvp, derived, of_derived),
+        "hvp": (dj.hvp, dict(derived, argnums=0), dict(of_derived, argnums="")),
         "linear_transpose": (
-            lambda fun, partition: dj.linear_transpose(fun, x, partition=partition),
-            {"fun": lambda x: 2 * x, "partition": P},
-            {"fun": "function", "partition": anyone},
+            transposed,
+            dict(fun=lambda x: 2 * x, partition=P),
+            dict(fun=a_function, partition=anyone),
         ),
-        "jit": (dj.jit, {"fun": square}, {"fun": "function None"}),
-        "check": (lambda fun: dj.check(fun, x), {"fun": square}, {"fun": "function"}),
-        "grad": (of_x(dj.grad), pulled, {"fun": "function", "argnums": "", "partition": anyone}),
-        "value_and_grad": (of_x(dj.value_and_grad), pulled, {"fun": "function", "argnums": "", "partition": anyone}),
-        "optim.global_norm": (
+        "jit": (dj.jit, dict(fun=square), dict(fun="function None")),
+        "check": (lambda fun: dj.check(fun, x), dict(fun=square), dict(fun=a_function)),
+        "grad": (of_x(dj.grad), pulled, of_pulled),
+        "value_and_grad": (of_x(dj.value_and_grad), pulled, of_pulled),
+        "global_norm": (
             dj.optim.global_norm,
-            {"tree": tree, "specs": specs, "partition": P},
-            {"specs": "spec", "partition": "None"},
+            dict(tree=tree, specs=specs, partition=P),
+            dict(specs="spec", partition="None"),
         ),
-        "optim.clip_by_global_norm": (
+        "clip_by_global_norm": (
             stepped(dj.optim.clip_by_global_norm),
-            {"max_norm": 1.0, "specs": specs, "partition": P},
-            {"max_norm": "integer float", "specs": "spec", "partition": "None"},
+            dict(max_norm=1.0, specs=specs, partition=P),
+            dict(max_norm=number, specs=a_spec, partition="None"),
         ),
-        "optim.adaptive_grad_clip": (
+        "adaptive_grad_clip": (
             stepped(dj.optim.adaptive_grad_clip),
-            {"clipping": 0.1, "specs": specs, "eps": 1e-3, "axis": 0},
-            {"clipping": "integer float", "eps": "integer float", "axis": "None", "specs": "spec"},
+            clipped,
+            dict(clipping=number, eps=number, axis="None", specs=a_spec),
         ),
-        "optim.scale_by_trust_ratio": (
+        "scale_by_trust_ratio": (
             stepped(dj.optim.scale_by_trust_ratio),
-            {"specs": specs, "min_norm": 0.0},
-            {"specs": "spec", "min_norm": "integer float"},
+            dict(specs=specs, min_norm=0.0),
+            dict(specs=a_spec, min_norm=number),
         ),
-        "optim.lbfgs": (
-            dj.optim.lbfgs,
-            {"specs": specs, "memory_size": 2, "partition": P},
-            {"memory_size": "integer", "partition": anyone, "linesearch": "None", "learning_rate": rates},
-        ),
-        "nn.HaloExchange": (
-            nn.HaloExchange,
-            {"P_x": C, "halo": ((1, 1),), "periodic": (True,)},
-            {"P_x": "partition", "halo": "", "periodic": ""},
-        ),
-        "halo_exchange": (
-            dj.functional.halo_exchange,
-            {"x": x, "P_x": C, "halo": ((1, 1),), "periodic": (True,)},
-            {"P_x": "partition", "halo": "", "periodic": ""},
-        ),
-        "all_gather": (dj.functional.all_gather, {"x": x, "P_x": C, "axes": 0}, {"P_x": "partition", "axes": ""}),
-        "all_to_all": (
-            lambda **arguments: dj.functional.all_to_all(x[None], C.grid([1, C.size]), **arguments),
-            {"split_axis": 0, "concat_axis": 1},
-            {"split_axis": "", "concat_axis": ""},
-        ),
-        "top_k": (
-            dj.functional.top_k,
-            {"x": x, "P_x": C, "k": 1, "axis": 0},
-            {"P_x": "partition", "k": "integer", "axis": ""},
-        ),
-        "argmax": (dj.functional.argmax, {"x": x, "P_x": C, "axis": 0}, {"P_x": "partition", "axis": ""}),
+        "lbfgs": (dj.optim.lbfgs, dict(specs=specs, memory_size=2, partition=P), of_lbfgs),
+        "nn.HaloExchange": (nn.HaloExchange, halo, of_halo),
+        "halo_exchange": (F.halo_exchange, dict(halo, x=x), of_halo),
+        "all_gather": (F.all_gather, dict(x=x, P_x=C, axes=0), dict(P_x=on, axes="")),
+        "all_to_all": (swapped, dict(split_axis=0, concat_axis=1), dict(split_axis="", concat_axis="")),
+        "top_k": (F.top_k, dict(x=x, P_x=C, k=1, axis=0), dict(P_x=on, k="integer", axis="")),
+        "argmax": (F.argmax, dict(x=x, P_x=C, axis=0), dict(P_x=on, axis="")),
         "roll": (
-            dj.functional.roll,
-            {"x": x, "P_x": C, "shift": 1, "axis": 0},
-            {"P_x": "partition", "shift": "integer negative tuple integers", "axis": ""},
+            F.roll,
+            dict(x=x, P_x=C, shift=1, axis=0),
+            dict(P_x=on, shift="integer negative tuple integers", axis=""),
         ),
         "window_partition": (
-            dj.functional.window_partition,
-            {"x": x, "P_x": C, "window_size": 1, "axes": 0},
-            {"P_x": "partition", "window_size": "", "axes": ""},
+            F.window_partition,
+            dict(x=x, P_x=C, window_size=1, axes=0),
+            dict(P_x=on, window_size="", axes=""),
         ),
         "pixel_shuffle": (
-            dj.functional.pixel_shuffle,
-            {"x": line, "P_x": C3, "upscale_factor": 1, "axes": 2, "channel_axis": 1},
-            {"upscale_factor": "", "axes": "None", "channel_axis": ""},
+            F.pixel_shuffle,
+            dict(x=line, P_x=C3, upscale_factor=1, axes=2, channel_axis=1),
+            dict(upscale_factor="", axes="None", channel_axis=""),
         ),
-        "cumsum": (
-            dj.functional.cumsum,
-            {"x": x, "P_x": C, "axis": 0, "reverse": False},
-            {"P_x": "partition", "axis": "", "reverse": "true"},
-        ),
-        "associative_scan": (
-            dj.functional.associative_scan,
-            {"f": jnp.add, "x": x, "P_x": C, "axis": 0},
-            {"P_x": "partition", "axis": ""},
-        ),
-        "grid_sample": (
-            dj.functional.grid_sample,
-            {
-                "x": line,
-                "grid": points,
-                "P_x": C3,
-                "mode": "bilinear",
-                "padding_mode": "zeros",
-                "max_displacement": 1.0,
-            },
-            {"grid": "", "mode": "", "padding_mode": "", "max_displacement": "integer float tuple None"},
-        ),
-        "mean": (dj.functional.mean, {"x": x, "P_x": C, "axes": 0}, {"P_x": "partition", "axes": "None"}),
+        "cumsum": (F.cumsum, dict(x=x, P_x=C, axis=0, reverse=False), dict(P_x=on, axis="", reverse="true")),
+        "associative_scan": (F.associative_scan, dict(f=jnp.add, x=x, P_x=C, axis=0), dict(P_x=on, axis="")),
+        "grid_sample": (F.grid_sample, sample, of_sample),
+        "mean": (F.mean, dict(x=x, P_x=C, axes=0), dict(P_x=on, axes="None")),
+        "rfft": (F.rfft, dict(x=x, P_x=C, axes=0), dict(P_x=on, axes="None", norm="None")),
+        "checkpoint.save": (saved, dict(step=0), dict(step="integer")),
         "DistributedPointwise": (
             nn.DistributedPointwise,
-            {"P_x": C, "in_features": 3, "dim": 0, "out_features": 2},
-            {"P_x": "partition", "in_features": "integer", "dim": ""},
+            dict(P_x=C, in_features=3, dim=0, out_features=2),
+            dict(P_x=on, in_features="integer", dim=""),
         ),
         "DistributedPReLU": (
             nn.DistributedPReLU,
-            {"P_x": C, "num_parameters": 1, "init": 0.1},
-            {"num_parameters": "", "init": "integer negative float"},
+            dict(P_x=C, num_parameters=1, init=0.1),
+            dict(num_parameters="", init=f"negative {number}"),
         ),
-        "rfft": (
-            dj.functional.rfft,
-            {"x": x, "P_x": C, "axes": 0},
-            {"P_x": "partition", "axes": "None", "norm": "None"},
-        ),
-        "checkpoint.save": (
-            lambda step: dj.checkpoint.save("/nowhere/at/all", tree, specs, step),
-            {"step": 0},
-            {"step": "integer"},
-        ),
-        "Concatenate": (nn.Concatenate, {"P_x": C, "axis": 0}, {"axis": ""}),
+        "Concatenate": (nn.Concatenate, dict(P_x=C, axis=0), dict(axis="")),
         "DistributedLayerNorm": (
             nn.DistributedLayerNorm,
-            {"P_x": C, "normalized_shape": 4, "eps": 1e-5},
-            {"normalized_shape": "integer tuple", "eps": "integer float"},
+            dict(P_x=C, normalized_shape=4, eps=1e-5),
+            dict(normalized_shape="integer tuple", eps=number),
         ),
-        "Dropout": (nn.Dropout, {"P_x": C, "p": 0.5}, {"p": ""}),
-        "DistributedAdaptiveAvgPool": (
+        "Dropout": (nn.Dropout, dict(P_x=C, p=0.5), dict(p="")),
+        "AdaptiveAvgPool": (
             nn.DistributedAdaptiveAvgPool,
-            {"P_x": C3, "output_size": 2},
-            {"output_size": "integer None tuple"},
+            dict(P_x=C3, output_size=2),
+            dict(output_size="integer None tuple"),
         ),
         "DistributedPad": (
             nn.DistributedPad,
-            {"P_x": C, "padding": [(1, 1)], "value": 0.0},
-            {"padding": "", "value": "integer negative float true"},
+            dict(P_x=C, padding=[(1, 1)], value=0.0),
+            dict(padding="", value=f"negative true {number}"),
         ),
-        "DistributedUpsample": (
-            nn.DistributedUpsample,
-            {"P_x": C3, "scale_factor": 2.0},
-            {"scale_factor": "integer float tuple"},
-        ),
-        "DistributedHuberLoss": (nn.DistributedHuberLoss, {"P_x": C, "delta": 1.0}, {"delta": "integer float"}),
+        "Upsample": (nn.DistributedUpsample, dict(P_x=C3, scale_factor=2.0), dict(scale_factor=f"tuple {number}")),
+        "DistributedHuberLoss": (nn.DistributedHuberLoss, dict(P_x=C, delta=1.0), dict(delta=number)),
         "LossScale": (
             dj.optim.LossScale,
-            {"initial": 2.0, "factor": 2.0, "period": 3},
-            {"initial": "integer float", "factor": "integer float", "period": "integer"},
+            dict(initial=2.0, factor=2.0, period=3),
+            dict(initial=number, factor=number, period="integer"),
         ),
-        "output_spec": (nn.AllSumReduce(C, 0).output_spec, {"x_spec": spec}, {"x_spec": "spec"}),
+        "output_spec": (summed.output_spec, dict(x_spec=spec), dict(x_spec=a_spec)),
     }
 
 
