@@ -4,7 +4,7 @@ Generated: every argument of every function gets every bad value. What is data o
 there the function has its say.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -44,14 +44,27 @@ def values(P: dj.Partition) -> dict[str, Any]:
     }
 
 
-def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, str]]]:
-    """Each function, its good arguments, and of each one that is to be spoiled the values that it accepts."""
+Call = tuple[Callable[..., Any], dict[str, Any], dict[str, Sequence[str]]]
+USUAL = {
+    **dict.fromkeys(("P", "P_x"), ("partition",)),
+    **dict.fromkeys(("spec", "specs", "param_specs", "x_spec"), ("spec",)),  # one also for a whole tree
+    "partition": ("None", "partition"),
+    "fun": ("function",),
+}
+"""The values that arguments of these names accept, unless a call says others."""
+
+
+def call(function: Callable[..., Any], spoiled: str, **arguments: Any) -> Call:
+    """A function with good arguments, and those that are to be spoiled, each with the values that it accepts."""
+    words = (word.partition("=") for word in spoiled.split())
+    return function, arguments, {name: its.split(",") if its else USUAL.get(name, ()) for name, _, its in words}
+
+
+def calls(P: dj.Partition) -> dict[str, Call]:
     C, C3 = P.grid([2]), P.grid([1, 1, 2])
     spec, x, key = dj.TensorSpec((4,), C), jnp.ones(2), jax.random.key(0)
-    tree, specs = {"w": x}, {"w": spec}
+    tree, specs, normal = {"w": x}, {"w": spec}, jax.nn.initializers.normal()
     line, points = jnp.ones((1, 1, 2)), jnp.ones((1, 2, 1))
-    arrays, anyone, on, number = "matrix integers complex", "None partition", "partition", "integer float"
-    a_spec, a_function = "spec", "function"
 
     def square(x: Any) -> Any:
         return jnp.sum(x**2)
@@ -75,131 +88,102 @@ def calls(P: dj.Partition) -> dict[str, tuple[Callable[..., Any], dict[str, Any]
     def saved(step: Any) -> None:
         dj.checkpoint.save("/nowhere/at/all", tree, specs, step)
 
-    reduced, of_reduced = dict(x=x, P_x=C, axes_reduce=0), dict(P_x=on, axes_reduce="None")
-    derived = dict(fun=square, primals=(x,), tangents=(x,), partition=P)
-    of_derived = dict(fun=a_function, primals="", tangents="", partition=anyone)
-    pulled, of_pulled = dict(fun=square, argnums=0, partition=P), dict(fun=a_function, argnums="", partition=anyone)
-    halo, of_halo = dict(P_x=C, halo=((1, 1),), periodic=(True,)), dict(P_x=on, halo="", periodic="")
-    sample = dict(x=line, grid=points, P_x=C3, mode="bilinear", padding_mode="zeros", max_displacement=1.0)
-    of_sample = dict(grid="", mode="", padding_mode="", max_displacement="integer float tuple None")
-    clipped = dict(clipping=0.1, specs=specs, eps=1e-3, axis=0)
-    of_lbfgs = dict(
-        memory_size="integer", partition=anyone, linesearch="None", learning_rate=f"None negative {number} function"
-    )
-    drawn, of_drawn = dict(key=key, spec=spec), dict(key="", spec=a_spec)
-    initial = dict(initializer=jax.nn.initializers.normal(), dtype=float)
-    summed = nn.AllSumReduce(C, 0)
+    arrays, number = "matrix,integers,complex", "integer,float"
+    derived = {"fun": square, "primals": (x,), "tangents": (x,), "partition": P}
+    pulled = {"fun": square, "argnums": 0, "partition": P}
+    halo = {"P_x": C, "halo": ((1, 1),), "periodic": (True,)}
+    sample = {"mode": "bilinear", "padding_mode": "zeros", "max_displacement": 1.0}
+    optim, limits = dj.optim, f"linesearch=None learning_rate=None,negative,function,{number}"
     return {
-        "all_reduce": (dj.all_reduce, dict(reduced, op="sum"), dict(of_reduced, x=arrays, op="")),
-        "all_max": (F.all_max, reduced, dict(of_reduced, x="matrix integers")),
-        "init_block": (dj.init_block, dict(drawn, **initial), dict(of_drawn, dtype="None")),
-        "random.bernoulli": (dj.random.bernoulli, dict(drawn, p=0.5), of_drawn),
-        "random.uniform": (dj.random.uniform, drawn, of_drawn),
-        "random.normal": (dj.random.normal, drawn, of_drawn),
-        "replicated": (dj.replicated, dict(tree=tree, P=C, axes=0), dict(P=on, axes="None")),
-        "zero_volume_tensor": (dj.zero_volume_tensor, dict(batch_size=2), dict(batch_size="None integer")),
-        "zero_volume_tensor, like": (dj.zero_volume_tensor, dict(like=x), dict(like=f"None spec {arrays}")),
-        "gather": (dj.gather, dict(tree=tree, specs=specs, root=0), dict(specs=a_spec, root="")),
-        # One spec for a whole tree.
-        "specs_like": (
-            dj.specs_like,
-            dict(state=dict(m=tree), params=tree, param_specs=specs),
-            dict(param_specs="spec"),
+        "all_reduce": call(dj.all_reduce, f"P_x axes_reduce=None x={arrays} op", x=x, P_x=C, axes_reduce=0, op="sum"),
+        "all_max": call(F.all_max, "P_x axes_reduce=None x=matrix,integers", x=x, P_x=C, axes_reduce=0),
+        "init_block": call(dj.init_block, "key spec dtype=None", key=key, spec=spec, initializer=normal, dtype=float),
+        "random.bernoulli": call(dj.random.bernoulli, "key spec", key=key, spec=spec, p=0.5),
+        "random.uniform": call(dj.random.uniform, "key spec", key=key, spec=spec),
+        "random.normal": call(dj.random.normal, "key spec", key=key, spec=spec),
+        "replicated": call(dj.replicated, "P axes=None", tree=tree, P=C, axes=0),
+        "zero_volume_tensor": call(dj.zero_volume_tensor, "batch_size=None,integer", batch_size=2),
+        "zero_volume_tensor, like": call(dj.zero_volume_tensor, f"like=None,spec,{arrays}", like=x),
+        "gather": call(dj.gather, "specs root", tree=tree, specs=specs, root=0),
+        "specs_like": call(dj.specs_like, "param_specs", state={"m": tree}, params=tree, param_specs=specs),
+        "jvp": call(dj.jvp, "fun primals tangents partition", **derived),
+        "hvp": call(dj.hvp, "fun primals tangents argnums partition", **derived, argnums=0),
+        "linear_transpose": call(transposed, "fun partition", fun=lambda x: 2 * x, partition=P),
+        "jit": call(dj.jit, "fun=function,None", fun=square),
+        "check": call(lambda fun: dj.check(fun, x), "fun", fun=square),
+        "grad": call(of_x(dj.grad), "fun argnums partition", **pulled),
+        "value_and_grad": call(of_x(dj.value_and_grad), "fun argnums partition", **pulled),
+        "global_norm": call(optim.global_norm, "specs partition=None", tree=tree, specs=specs, partition=P),
+        "clip_by_global_norm": call(
+            stepped(optim.clip_by_global_norm),
+            f"max_norm={number} specs partition=None",
+            max_norm=1.0,
+            specs=specs,
+            partition=P,
         ),
-        "jvp": (dj.jvp, derived, of_derived),
-        "hvp": (dj.hvp, dict(derived, argnums=0), dict(of_derived, argnums="")),
-        "linear_transpose": (
-            transposed,
-            dict(fun=lambda x: 2 * x, partition=P),
-            dict(fun=a_function, partition=anyone),
+        "adaptive_grad_clip": call(
+            stepped(optim.adaptive_grad_clip),
+            f"clipping={number} eps={number} axis=None specs",
+            clipping=0.1,
+            specs=specs,
+            eps=1e-3,
+            axis=0,
         ),
-        "jit": (dj.jit, dict(fun=square), dict(fun="function None")),
-        "check": (lambda fun: dj.check(fun, x), dict(fun=square), dict(fun=a_function)),
-        "grad": (of_x(dj.grad), pulled, of_pulled),
-        "value_and_grad": (of_x(dj.value_and_grad), pulled, of_pulled),
-        "global_norm": (
-            dj.optim.global_norm,
-            dict(tree=tree, specs=specs, partition=P),
-            dict(specs="spec", partition="None"),
+        "scale_by_trust_ratio": call(
+            stepped(optim.scale_by_trust_ratio), f"specs min_norm={number}", specs=specs, min_norm=0.0
         ),
-        "clip_by_global_norm": (
-            stepped(dj.optim.clip_by_global_norm),
-            dict(max_norm=1.0, specs=specs, partition=P),
-            dict(max_norm=number, specs=a_spec, partition="None"),
-        ),
-        "adaptive_grad_clip": (
-            stepped(dj.optim.adaptive_grad_clip),
-            clipped,
-            dict(clipping=number, eps=number, axis="None", specs=a_spec),
-        ),
-        "scale_by_trust_ratio": (
-            stepped(dj.optim.scale_by_trust_ratio),
-            dict(specs=specs, min_norm=0.0),
-            dict(specs=a_spec, min_norm=number),
-        ),
-        "lbfgs": (dj.optim.lbfgs, dict(specs=specs, memory_size=2, partition=P), of_lbfgs),
-        "nn.HaloExchange": (nn.HaloExchange, halo, of_halo),
-        "halo_exchange": (F.halo_exchange, dict(halo, x=x), of_halo),
-        "all_gather": (F.all_gather, dict(x=x, P_x=C, axes=0), dict(P_x=on, axes="")),
-        "all_to_all": (swapped, dict(split_axis=0, concat_axis=1), dict(split_axis="", concat_axis="")),
-        "top_k": (F.top_k, dict(x=x, P_x=C, k=1, axis=0), dict(P_x=on, k="integer", axis="")),
-        "argmax": (F.argmax, dict(x=x, P_x=C, axis=0), dict(P_x=on, axis="")),
-        "roll": (
-            F.roll,
-            dict(x=x, P_x=C, shift=1, axis=0),
-            dict(P_x=on, shift="integer negative tuple integers", axis=""),
-        ),
-        "window_partition": (
-            F.window_partition,
-            dict(x=x, P_x=C, window_size=1, axes=0),
-            dict(P_x=on, window_size="", axes=""),
-        ),
-        "pixel_shuffle": (
+        "lbfgs": call(optim.lbfgs, f"memory_size=integer partition {limits}", specs=specs, memory_size=2, partition=P),
+        "nn.HaloExchange": call(nn.HaloExchange, "P_x halo periodic", **halo),
+        "halo_exchange": call(F.halo_exchange, "P_x halo periodic", x=x, **halo),
+        "all_gather": call(F.all_gather, "P_x axes", x=x, P_x=C, axes=0),
+        "all_to_all": call(swapped, "split_axis concat_axis", split_axis=0, concat_axis=1),
+        "top_k": call(F.top_k, "P_x k=integer axis", x=x, P_x=C, k=1, axis=0),
+        "argmax": call(F.argmax, "P_x axis", x=x, P_x=C, axis=0),
+        "roll": call(F.roll, "P_x shift=integer,negative,tuple,integers axis", x=x, P_x=C, shift=1, axis=0),
+        "window_partition": call(F.window_partition, "P_x window_size axes", x=x, P_x=C, window_size=1, axes=0),
+        "pixel_shuffle": call(
             F.pixel_shuffle,
-            dict(x=line, P_x=C3, upscale_factor=1, axes=2, channel_axis=1),
-            dict(upscale_factor="", axes="None", channel_axis=""),
+            "upscale_factor axes=None channel_axis",
+            x=line,
+            P_x=C3,
+            upscale_factor=1,
+            axes=2,
+            channel_axis=1,
         ),
-        "cumsum": (F.cumsum, dict(x=x, P_x=C, axis=0, reverse=False), dict(P_x=on, axis="", reverse="true")),
-        "associative_scan": (F.associative_scan, dict(f=jnp.add, x=x, P_x=C, axis=0), dict(P_x=on, axis="")),
-        "grid_sample": (F.grid_sample, sample, of_sample),
-        "mean": (F.mean, dict(x=x, P_x=C, axes=0), dict(P_x=on, axes="None")),
-        "rfft": (F.rfft, dict(x=x, P_x=C, axes=0), dict(P_x=on, axes="None", norm="None")),
-        "checkpoint.save": (saved, dict(step=0), dict(step="integer")),
-        "DistributedPointwise": (
-            nn.DistributedPointwise,
-            dict(P_x=C, in_features=3, dim=0, out_features=2),
-            dict(P_x=on, in_features="integer", dim=""),
+        "cumsum": call(F.cumsum, "P_x axis reverse=true", x=x, P_x=C, axis=0, reverse=False),
+        "associative_scan": call(F.associative_scan, "P_x axis", f=jnp.add, x=x, P_x=C, axis=0),
+        "grid_sample": call(
+            F.grid_sample,
+            f"grid mode padding_mode max_displacement=tuple,None,{number}",
+            x=line,
+            grid=points,
+            P_x=C3,
+            **sample,
         ),
-        "DistributedPReLU": (
-            nn.DistributedPReLU,
-            dict(P_x=C, num_parameters=1, init=0.1),
-            dict(num_parameters="", init=f"negative {number}"),
+        "mean": call(F.mean, "P_x axes=None", x=x, P_x=C, axes=0),
+        "rfft": call(F.rfft, "P_x axes=None norm=None", x=x, P_x=C, axes=0),
+        "checkpoint.save": call(saved, "step=integer", step=0),
+        "DistributedPointwise": call(
+            nn.DistributedPointwise, "P_x in_features=integer dim", P_x=C, in_features=3, dim=0, out_features=2
         ),
-        "Concatenate": (nn.Concatenate, dict(P_x=C, axis=0), dict(axis="")),
-        "DistributedLayerNorm": (
-            nn.DistributedLayerNorm,
-            dict(P_x=C, normalized_shape=4, eps=1e-5),
-            dict(normalized_shape="integer tuple", eps=number),
+        "DistributedPReLU": call(
+            nn.DistributedPReLU, f"num_parameters init=negative,{number}", P_x=C, num_parameters=1, init=0.1
         ),
-        "Dropout": (nn.Dropout, dict(P_x=C, p=0.5), dict(p="")),
-        "AdaptiveAvgPool": (
-            nn.DistributedAdaptiveAvgPool,
-            dict(P_x=C3, output_size=2),
-            dict(output_size="integer None tuple"),
+        "Concatenate": call(nn.Concatenate, "axis", P_x=C, axis=0),
+        "DistributedLayerNorm": call(
+            nn.DistributedLayerNorm, f"normalized_shape=integer,tuple eps={number}", P_x=C, normalized_shape=4, eps=1e-5
         ),
-        "DistributedPad": (
-            nn.DistributedPad,
-            dict(P_x=C, padding=[(1, 1)], value=0.0),
-            dict(padding="", value=f"negative true {number}"),
+        "Dropout": call(nn.Dropout, "p", P_x=C, p=0.5),
+        "AdaptiveAvgPool": call(nn.DistributedAdaptiveAvgPool, "output_size=integer,None,tuple", P_x=C3, output_size=2),
+        "DistributedPad": call(
+            nn.DistributedPad, f"padding value=negative,true,{number}", P_x=C, padding=[(1, 1)], value=0.0
         ),
-        "Upsample": (nn.DistributedUpsample, dict(P_x=C3, scale_factor=2.0), dict(scale_factor=f"tuple {number}")),
-        "DistributedHuberLoss": (nn.DistributedHuberLoss, dict(P_x=C, delta=1.0), dict(delta=number)),
-        "LossScale": (
-            dj.optim.LossScale,
-            dict(initial=2.0, factor=2.0, period=3),
-            dict(initial=number, factor=number, period="integer"),
+        "Upsample": call(nn.DistributedUpsample, f"scale_factor=tuple,{number}", P_x=C3, scale_factor=2.0),
+        "DistributedHuberLoss": call(nn.DistributedHuberLoss, f"delta={number}", P_x=C, delta=1.0),
+        "LossScale": call(
+            optim.LossScale, f"initial={number} factor={number} period=integer", initial=2.0, factor=2.0, period=3
         ),
-        "output_spec": (summed.output_spec, dict(x_spec=spec), dict(x_spec=a_spec)),
+        "output_spec": call(nn.AllSumReduce(C, 0).output_spec, "x_spec", x_spec=spec),
     }
 
 
@@ -224,8 +208,8 @@ def test_one_sentence_on_every_worker() -> None:
                 placeholder = {"x": dj.zero_volume_tensor()} if outside else {}
                 mine = outcome(function, {**arguments, argument: value, **placeholder})
                 kinds = {kind for kind, _ in P.allgather_data(mine)}
-                expected = {"accepted"} if bad in accepted.split() else {"InvalidArgumentError", "InvalidTypeError"}
-                expected |= set() if bad in accepted.split() else {"PlanError"}
+                errors = {"InvalidArgumentError", "InvalidTypeError", "PlanError"}
+                expected = {"accepted"} if bad in accepted else errors
                 names = mine[0] == "accepted" or any(f"`{each}" in mine[1] for each in (argument, "tangents"))
                 if len(kinds) > 1 or not kinds <= expected or not names:
                     wrong.append(f"{name}, {argument} = {bad}: {kinds}, {mine[1]}")
