@@ -307,12 +307,16 @@ NOT_LINEAR: dict[str, Callable[[Any], Any]] = {
     "square": lambda x: x * x,
     "scan": lambda x: lax.scan(lambda c, _: (c * x, None), x, length=2)[0],
     "cond": lambda x: lax.cond(x[0] > 0, lambda x: x, jnp.negative, x),
+    "one branch": lambda x: lax.cond(jnp.asarray(True), lambda x: x, lambda x: x * x, x),
+    "the other branch": lambda x: lax.cond(jnp.asarray(True), lambda x: x * x, lambda x: x, x),
     "jit": jax.jit(jnp.abs),
     "checkpoint": jax.checkpoint(lambda x: x * jnp.sum(x)),
 }
 
 
-@pytest.mark.parametrize(("functions", "not_linear"), [(LINEAR, False), (NOT_LINEAR, True)])
+@pytest.mark.parametrize(
+    ("functions", "not_linear"), [(LINEAR, False), (NOT_LINEAR, True)], ids=["linear", "not linear"]
+)
 def test_linear_functions_are_recognised(functions: dict[str, Callable[[Any], Any]], not_linear: bool) -> None:
     for name, fun in functions.items():
         assert depends_on_first(lambda x, dy, fun=fun: jax.vjp(fun, x)[1](dy), X, fun(X)) == not_linear, name
