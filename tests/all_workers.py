@@ -25,3 +25,10 @@ def refusal(size: int, work: Callable[[dj.Partition], Any], kind: type[Exception
             raise AssertionError(f"worker {rank} did not raise but got {result!r}")
     (sentence,) = sentences
     return sentence
+
+
+def refused(size: int, *rows: tuple[str, type[Exception], Callable[[dj.Partition], Any]]) -> None:
+    """Check for each row that its words are in the one sentence with which its work raises its kind."""
+    for words, kind, work in rows:
+        sentence = refusal(size, work, kind)
+        assert words in sentence, f"{words!r} is not in: {sentence}"

@@ -9,11 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matrix import movement_cases as cases
-from matrix.adjoints import check_exactly
-from matrix.case import Case
-from matrix.dense import shapes_out
+from matrix.case import Case, shapes_out
 from matrix.partitions import blocks, on
-from matrix.programs import compare, expected, library, transformed
+from matrix.programs import check_exactly, compare, expected, library, transformed
 from matrix.ties import there_and_back, untied
 from matrix.transformations import TRANSFORMATIONS
 

@@ -15,12 +15,9 @@ import numpy as np
 import pytest
 from launcher.examples import LONG
 from matrix import movement_cases as cases
-from matrix import team_cases
-from matrix.adjoints import wanted
-from matrix.case import Case
-from matrix.painting import painted
+from matrix.case import Case, painted
 from matrix.partitions import On, blocks, on
-from matrix.programs import difference
+from matrix.programs import difference, wanted
 
 import distdl_jax as dj
 
@@ -37,8 +34,8 @@ OPERATORS: dict[str, tuple[Case, On, On]] = {
     "sum_reduce": (cases.sum_reduce(PAIR, OTHER, (7,)), PAIR, OTHER),
     "repartition": (cases.repartition(PAIR, ROWS, blocks(PAIR, 7)), PAIR, ROWS),
     "rebalance": (cases.repartition(ROWS, ALL, blocks(ROWS, 7)), ROWS, ALL),
-    "gather": (team_cases.gather((7,), ROWS, (), 0), ROWS, on(1)),
-    "scatter": (team_cases.scatter((7,), ROWS, (), 2), ONE, ROWS),
+    "gather": (cases.gather((7,), ROWS, (), 0), ROWS, on(1)),
+    "scatter": (cases.scatter((7,), ROWS, (), 2), ONE, ROWS),
 }
 """Movements from some workers to others, with the partitions that hold the data before and after."""
 

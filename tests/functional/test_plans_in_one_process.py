@@ -1,26 +1,33 @@
-"""Plans of all workers in one process: the same on each, and, played on numpy arrays, what the reference says."""
+"""Plans of all workers in one process: the same on each, and, played on numpy arrays, what the reference says.
+
+Random ones on twelve workers, on threads, too: forward and adjoint are exactly those of the reference.
+"""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from launcher.examples import LONG
-from matrix.case import Case
+from launcher.examples import LONG, examples
+from matrix.case import Case, shapes_out
 from matrix.cases import PRIMITIVES, shape_dtypes
-from matrix.dense import shapes_out
 from matrix.drawn_cases import (
+    WORKERS,
     random_all_sum_reduce,
+    random_all_to_all,
     random_gather,
     random_halo_exchange,
     random_repartition,
     random_replication,
     random_rows,
 )
+from matrix.programs import check_exactly
 from playing import Blocks, planned, play, play_adjoint
 
 import distdl_jax as dj
 from distdl_jax import PlanError, nn
+from distdl_jax.functional.all_gather import plan_all_gather
 from distdl_jax.functional.halo_exchange import HaloExchangePlan, plan_ranges
 from distdl_jax.functional.plan import MovementPlan, Plan
 from distdl_jax.functional.repartition import RepartitionPlan
@@ -41,17 +48,11 @@ def test_a_plan_is_the_same_on_every_worker(case: Case) -> None:
         assert {worker: block.shape for worker, block in everyone.items()} == dict(enumerate(shapes))
 
 
-DRAWS = (
-    random_replication,
-    random_all_sum_reduce,
-    random_repartition,
-    random_halo_exchange,
-    random_gather,
-    random_rows,
-)
+EVERYWHERE = (random_replication, random_all_sum_reduce, random_repartition, random_all_to_all, random_halo_exchange)
+IN_ONE_PROGRAM = 6
 
 
-@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("draw", [*EVERYWHERE, random_gather, random_rows])
 def test_random_movements_played(draw: Callable[[np.random.Generator], Case]) -> None:
     """Forward what the reference gives; <F x, y> = <x, F* y>, summed over all workers; exact, on integers."""
     for number in range(60 * LONG):
@@ -63,6 +64,17 @@ def test_random_movements_played(draw: Callable[[np.random.Generator], Case]) ->
         for worker, want in enumerate(case.dense([xs[worker] for worker in range(case.world)])):
             np.testing.assert_array_equal(ys[worker], want, err_msg=f"worker {worker} of {case}")
         assert product(ys, dys) == product(xs, dxs), str(case)
+
+
+@pytest.mark.simulated(WORKERS)
+@pytest.mark.limit(1200)
+@pytest.mark.parametrize("draw", EVERYWHERE)
+def test_random_movements_on_threads(draw: Callable[[np.random.Generator], Case]) -> None:
+    """Each program holds many operators; a failing one is named with all that it takes to make it again."""
+    rng = np.random.default_rng(sum(map(ord, draw.__name__)))
+    for start in range(0, examples(IN_ONE_PROGRAM), IN_ONE_PROGRAM):
+        drawn = [draw(rng) for _ in range(IN_ONE_PROGRAM)]
+        check_exactly([(replace(case, name=f"{start + n}: {case}"), "float64") for n, case in enumerate(drawn)])
 
 
 def numbers(rng: np.random.Generator, shapes: Any) -> Blocks:
@@ -125,3 +137,32 @@ def test_a_plan_that_wants_what_nobody_has_is_refused() -> None:
     with pytest.raises(PlanError, match=r"in dimension 0, of length 6, they need \(\(-1, 3\), \(3, 6\)\)"):
         plan_ranges("x", blocks, P, Halos(owned, (outside,)))
     assert plan_ranges("x", blocks, P, Halos(owned, (outside,), (True,))).output(0).shape == (4,)
+
+
+@pytest.mark.parametrize("p", [9, 12, 16, 17, 33])
+def test_a_long_line_gathers_by_doubling(p: int) -> None:
+    """On 2 x p workers with blocks of 0 to 3 rows: the whole, everywhere; back the sums; messages and elements sent."""
+    rng = np.random.default_rng(p)
+    lengths = [int(n) for n in rng.integers(0, 4, p)]
+    xs = {w: rng.integers(-9, 10, (lengths[w % p], 2)).astype(float) for w in range(2 * p)}
+    P = dj.planning_world(2 * p).grid([p, 2], [w + p * c for w in range(p) for c in range(2)])
+    plan = plan_all_gather({w: ShapeDtype(x.shape, x.dtype) for w, x in xs.items()}, P, 0)
+    wholes = [np.concatenate([xs[w + p * c] for w in range(p)]) for c in range(2)]
+    ys = play(plan, xs)
+    for worker, y in ys.items():
+        np.testing.assert_array_equal(y, wholes[worker // p])
+    for worker, dx in play_adjoint(plan, ys).items():
+        np.testing.assert_array_equal(dx, p * xs[worker])
+    for adjoint in (False, True):
+        of_workers = [plan.operations(worker, adjoint=adjoint) for worker in range(2 * p)]
+        assert max(map(len, of_workers)) == (p - 1).bit_length()
+        received = sum(op.count if op.kind == "recv" else op.received for ops in of_workers for op in ops)
+        assert received == 2 * 2 * (p - 1) * sum(lengths)
+
+
+def test_a_sharded_weight_is_gathered_by_doubling() -> None:
+    """Cut over 16 workers of a data-parallel convolution: 4 messages for the weight, 4 for the bias."""
+    P = dj.planning_world(16).grid([16, 1, 1])
+    layer = nn.DistributedConv1d(P, in_channels=3, out_channels=20, kernel_size=3, sharded=True)
+    plan = layer.plan({w: ShapeDtype((2, 3, 8), np.dtype("float32")) for w in range(16)})
+    assert [len(gather.operations(5)) for gather in plan.of_params.gathered.values()] == [4, 4]

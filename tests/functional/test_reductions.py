@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+from functools import partial
 from typing import Any
 
 import jax
@@ -27,75 +27,57 @@ TENSORS: tuple[tuple[On, Any, Any], ...] = (
 OPS = ("sum", "mean", "max", "min", "var", "std")
 
 
-def ops(place: int) -> tuple[str, ...]:
-    """All for one tensor, and the two of a kind that compute in a way of their own for the others."""
-    return OPS if place == 1 else ("mean", "max")
-
-
-def shape_of(sizes: Any) -> tuple[int, ...]:
-    return tuple(n if isinstance(n, int) else sum(n) for n in sizes)
-
-
 def whole(place: int) -> np.ndarray:
     """Numbers, of which some are equal, on several workers: above all the largest and the smallest."""
-    numbers = np.random.default_rng(place).integers(-2, 3, shape_of(TENSORS[place][1])).astype(float)
+    shape = [n if isinstance(n, int) else sum(n) for n in TENSORS[place][1]]
+    numbers = np.random.default_rng(place).integers(-2, 3, shape).astype(float)
     return numbers + 0.01 * np.arange(numbers.size).reshape(numbers.shape) * (abs(numbers) < 2)
-
-
-def made_of(x: Any, reduced: Any, c: Any) -> Any:
-    """What a user makes of a tensor and its reductions: entries times numbers that stand for their row."""
-    return jnp.sum(c * jnp.sin(x * sum((k + 1) * each for k, each in enumerate(reduced))))
 
 
 @pytest.mark.simulated(4)
 def test_beside_jnp() -> None:
-    """On even, uneven and empty blocks, on any teams; dimensions as one, several, negative, all; kept or not."""
+    """On even, uneven and empty blocks, on any teams; dimensions as one, several, negative, all; kept or not. And
+    gradients of what a user makes of a tensor and its reductions: entries times numbers that stand for their row."""
     P = dj.Partition()
-    xs = {place: whole(place) for place in range(len(TENSORS))}
-    cs = {place: np.random.default_rng(9).normal(size=x.shape) for place, x in xs.items()}
+    xs = [whole(place) for place in range(len(TENSORS))]
+    cs = [np.random.default_rng(9).normal(size=x.shape) for x in xs]
 
-    def cut_all(tensors: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-        blocks = {k: cut(x, TENSORS[k][0], P.rank, TENSORS[k][1]) for k, x in tensors.items()}
-        return {k: np.zeros((2, 0)) if block is None else block for k, block in blocks.items()}
+    def cut_all(wholes: Any) -> Any:
+        blocks = [cut(np.asarray(x), grid, P.rank, sizes) for x, (grid, sizes, _) in zip(wholes, TENSORS, strict=True)]
+        return [np.zeros((2, 0)) if block is None else block for block in blocks]
 
-    def program(xs: Any) -> Any:
-        own_c, parts, flat = cut_all(cs), [], {}
-        for place, (grid, _, axes) in enumerate(TENSORS):
-            P_x, x = grid.partition(P), xs[place]
-            found = [getattr(F, op)(x, P_x, axes) for op in ops(place)] + [F.var(x, P_x, axes, ddof=1)]
-            parts.append(made_of(x, found, own_c[place]))
-            flat[place] = [F.mean(x, P_x, axes, keepdims=False), F.max(x, P_x, axes, False), found]
-        return sum(parts), flat
+    def program(reduced: Any, xs: Any, cs: Any) -> Any:
+        loss, results = 0.0, []
+        for x, c, (grid, _, axes) in zip(xs, cs, TENSORS, strict=True):
+            kept = [reduced(op, x, grid, axes, True) for op in OPS] + [reduced("var", x, grid, axes, True, ddof=1)]
+            loss += jnp.sum(c * jnp.sin(x * sum((k + 1) * each for k, each in enumerate(kept))))
+            results.append((kept, [reduced(op, x, grid, axes, False) for op in ("mean", "max")]))
+        return loss, results
 
-    def plain(xs: Any) -> Any:
-        parts, flat = [], {}
-        for place, (_, _, axes) in enumerate(TENSORS):
-            x = xs[place]
-            found = [getattr(jnp, op)(x, axis=axes, keepdims=True) for op in ops(place)]
-            found.append(jnp.var(x, axis=axes, keepdims=True, ddof=1))
-            parts.append(made_of(x, found, cs[place]))
-            flat[place] = [jnp.mean(x, axes), jnp.max(x, axes), found]
-        return sum(parts), flat
+    def ours(op: str, x: Any, grid: On, axes: Any, keepdims: bool, **options: int) -> Any:
+        return getattr(F, op)(x, grid.partition(P), axes, keepdims, **options)
 
-    (value, flat), gradient = dj.jit(dj.value_and_grad(program, has_aux=True))(cut_all(xs))
-    (want, whole_flat), slopes = jax.jit(jax.value_and_grad(plain, has_aux=True))(xs)
+    def plain(op: str, x: Any, grid: On, axes: Any, keepdims: bool, **options: int) -> Any:
+        return getattr(jnp, op)(x, axes, keepdims=keepdims, **options)
+
+    of_blocks = dj.jit(dj.value_and_grad(partial(program, ours), has_aux=True))
+    (value, found), gradient = of_blocks(cut_all(xs), cut_all(cs))
+    (want, wanted), slopes = jax.jit(jax.value_and_grad(partial(program, plain), has_aux=True))(xs, cs)
     close(value, want, 1e-12, "value")
-    for place, (grid, sizes, axes) in enumerate(TENSORS):
+    for mine, its, what in zip(gradient, cut_all(slopes), TENSORS, strict=True):
+        close(mine, its, 1e-12, f"gradient of {what}")
+    for (kept, flat), (its, _), (grid, sizes, axes) in zip(found, wanted, TENSORS, strict=True):
         if P.rank not in grid.ranks:
-            assert flat[place][0].shape == gradient[place].shape == (2, 0)
+            assert all(y.shape == (2, 0) for y in (*kept, *flat))
             continue
-        close(gradient[place], cut(np.asarray(slopes[place]), grid, P.rank, sizes), 1e-12, f"gradient of {place}")
-        along = range(grid.grid.ndim) if axes is None else np.atleast_1d(axes) % grid.grid.ndim
-        kept = [d for d in range(grid.grid.ndim) if d not in along]
-        first = np.moveaxis(grid.grid, kept, range(len(kept)))
-        row = np.argwhere(first == P.rank)[0][: len(kept)]
-        for mine, its in zip(flat[place][:2], whole_flat[place][:2], strict=True):
-            for d, (axis, i) in enumerate(zip(kept, row, strict=True)):
-                ends = np.cumsum([len(part) for part in np.array_split(np.arange(its.shape[d]), grid.shape[axis])])
-                its = np.split(its, ends[:-1], d)[i]
-            close(mine, its, 1e-12, f"without dimensions, of {place}")
-        for op, mine in zip((*ops(place), "var"), flat[place][2], strict=True):
-            assert mine.shape == tuple(1 if d in along else n for d, n in enumerate(gradient[place].shape)), op
+        along = {axis % len(sizes) for axis in (range(len(sizes)) if axes is None else np.atleast_1d(axes).tolist())}
+        ones = [p if d in along else n for d, (n, p) in enumerate(zip(sizes, grid.shape, strict=True))]  # one a worker
+        lengths = [n if isinstance(n, int) else sum(n) for n in ones]
+        wants = [cut(np.broadcast_to(y, lengths), grid, P.rank, ones) for y in its]
+        for op, mine, want in zip((*OPS, "var"), kept, wants, strict=True):
+            close(mine, want, 1e-12, f"{op} of {grid}")
+        for mine, want in zip(flat, (wants[1], wants[2]), strict=True):
+            close(mine, np.squeeze(want, tuple(along)), 1e-12, f"without dimensions, of {grid}")
 
 
 @pytest.mark.simulated(2)
@@ -121,46 +103,25 @@ def test_dtypes() -> None:
 
 
 @pytest.mark.simulated(2)
-def test_a_loss_of_copies_is_divided_by_their_number() -> None:
-    """As the docs say; else it would count once for each."""
-    P = dj.Partition().grid([1, 2])
-    x = np.arange(6.0).reshape(2, 3)
-    copies = math.prod(P.shape[axis] for axis in (1,))
-    step = jax.jit(dj.value_and_grad(lambda x: jnp.sum(F.mean(x, P, 1) ** 2) / copies))
-    value, gradient = step(cut(x, on(1, 2), P.rank))
-    assert float(value) == 17.0
-    np.testing.assert_allclose(gradient, cut(np.repeat(2 * x.mean(1, keepdims=True) / 3, 3, 1), on(1, 2), P.rank))
-
-
-@pytest.mark.simulated(2)
 def test_refusals() -> None:
     """In one sentence on every worker."""
     P = dj.Partition()
-    x = dict.fromkeys((0, 1), jnp.ones((2, 3)))
 
-    def called(function: Any, *args: Any, x: Any = x, **options: Any) -> Any:
-        return lambda: function(x[P.rank], P.grid([1, 2]), *args, **options)
+    real = np.ones((2, 3))
 
-    complex_numbers, nothing = (
-        {w: jnp.ones(shape, dtype) for w in x} for shape, dtype in (((2, 3), complex), ((2, 0), float))
-    )
-    for sentence, work, error in (
-        ("`axes` (=(2,)) names dimension 2, but the partition", called(F.mean, 2), dj.InvalidArgumentError),
-        ("`axes` (=(0, -2)) names a dimension twice", called(F.sum, (0, -2)), dj.InvalidArgumentError),
-        ("`keepdims` (=2) must be True or False.", called(F.max, 0, 2), dj.InvalidTypeError),
-        ("`ddof` (=-1) must be 0 or more.", called(F.std, ddof=-1), dj.InvalidArgumentError),
-        ("`x` must hold real numbers, but is complex", called(F.var, x=complex_numbers), dj.PlanError),
-        (
-            "`x` must hold real numbers, which have an order, but is complex",
-            called(F.min, x=complex_numbers),
-            dj.PlanError,
-        ),
-        ("`x` (2 x 0) must have an entry along dimensions (1,)", called(F.max, 1, x=nothing), dj.PlanError),
-        (
-            "The blocks of `x` don't form a 1 x 2 grid",
-            called(F.mean, x={0: jnp.ones((2, 3)), 1: jnp.ones((1, 3))}),
-            dj.PlanError,
-        ),
+    def called(function: Any, *args: Any, x: Any = real, **options: Any) -> Any:
+        return lambda: function(jnp.asarray(x), P.grid([1, 2]), *args, **options)
+
+    ones, nothing = np.ones((2, 3), complex), np.ones((2, 0))
+    for sentence, error, work in (
+        ("`axes` (=(2,)) names dimension 2, but the partition", dj.InvalidArgumentError, called(F.mean, 2)),
+        ("`axes` (=(0, -2)) names a dimension twice", dj.InvalidArgumentError, called(F.sum, (0, -2))),
+        ("`keepdims` (=2) must be True or False.", dj.InvalidTypeError, called(F.max, 0, 2)),
+        ("`ddof` (=-1) must be 0 or more.", dj.InvalidArgumentError, called(F.std, ddof=-1)),
+        ("`x` must hold real numbers, but is complex", dj.PlanError, called(F.var, x=ones)),
+        ("hold real numbers, of which one is the largest, but is complex", dj.PlanError, called(F.min, x=ones)),
+        ("`x` (2 x 0) must have an entry along dimensions (1,)", dj.PlanError, called(F.max, 1, x=nothing)),
+        ("The blocks of `x` don't form a 1 x 2 grid", dj.PlanError, called(F.mean, x=np.ones((2 - P.rank, 3)))),
     ):
         with pytest.raises(error, match=re.escape(sentence)):
             work()

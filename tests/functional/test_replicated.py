@@ -19,23 +19,16 @@ pytestmark = [pytest.mark.primitives]
 N, FEATURES = 10, 7
 
 
-def columns(P: dj.Partition) -> tuple[jax.Array, slice]:
-    """This worker's columns of the same matrix on all, and where they are: more workers than columns need not be."""
-    whole = np.random.default_rng(3).standard_normal((N, FEATURES))
-    place = slice(*dj.TensorSpec((FEATURES,), P).box[0])
-    return jax.device_put(whole[:, place]), place
+def columns(P: dj.Partition, seed: int) -> tuple[np.ndarray, jax.Array]:
+    """The same matrix on all, and this worker's columns of it: more workers than columns need not be."""
+    whole = np.random.default_rng(seed).standard_normal((N, FEATURES))
+    return whole, jax.device_put(whole[:, slice(*dj.TensorSpec((FEATURES,), P).box[0])])
 
 
-def layer_norm(params: dict[str, Any], x: jax.Array, P: dj.Partition, n: int) -> jax.Array:
-    """Of the rows of x, whose columns are split over P; scale and shift are numbers that all workers hold."""
-    params = dj.replicated(params, P)
-    mean = dj.functional.all_sum_reduce(x.sum(1, keepdims=True), P, axes_reduce=0) / n
-    variance = dj.functional.all_sum_reduce(((x - mean) ** 2).sum(1, keepdims=True), P, axes_reduce=0) / n
-    return params["scale"] * (x - mean) / jnp.sqrt(variance + 1e-5) + params["shift"]
-
-
-def whole_norm(params: dict[str, Any], x: Any) -> Any:
-    mean, variance = x.mean(1, keepdims=True), x.var(1, keepdims=True)
+def norm(params: dict[str, Any], x: Any, total: Callable[[Any], Any]) -> Any:
+    """Of the rows of x, with `total`, a sum over the workers; scale and shift are numbers that all workers hold."""
+    mean = total(x.sum(1, keepdims=True)) / FEATURES
+    variance = total(((x - mean) ** 2).sum(1, keepdims=True)) / FEATURES
     return params["scale"] * (x - mean) / jnp.sqrt(variance + 1e-5) + params["shift"]
 
 
@@ -48,16 +41,14 @@ MODES: dict[str, Callable[[Any], Any]] = {"eager": lambda fun: fun, "jax.jit": j
 def test_training_keeps_copies_equal_to_plain_jax(mode: str) -> None:
     """Gradients and twenty steps of a normalisation: bit for bit the same on all workers, and plain JAX's to 1e-12."""
     P = dj.Partition()
-    x, _ = columns(P)
-    weight = np.random.default_rng(4).standard_normal((N, FEATURES))
-    mine = jax.device_put(weight[:, columns(P)[1]])
-    whole_x = np.random.default_rng(3).standard_normal((N, FEATURES))
+    (whole_x, x), (whole_weight, weight) = columns(P, 3), columns(P, 4)
 
     def loss(params: Any) -> jax.Array:
-        return jnp.sum(mine * jnp.tanh(layer_norm(params, x, P, FEATURES)))
+        params = dj.replicated(params, P)
+        return jnp.sum(weight * jnp.tanh(norm(params, x, lambda y: dj.functional.all_sum_reduce(y, P, axes_reduce=0))))
 
     def whole_loss(params: Any) -> jax.Array:
-        return jnp.sum(weight * jnp.tanh(whole_norm(params, whole_x)))
+        return jnp.sum(whole_weight * jnp.tanh(norm(params, whole_x, lambda y: y)))
 
     gradient, whole_gradient = MODES[mode](jax.grad(loss)), jax.jit(jax.grad(whole_loss))
     params = whole = {"scale": jnp.float64(1.5), "shift": jnp.float64(-0.25)}
@@ -131,9 +122,7 @@ def test_a_worker_whose_loss_is_a_constant_adds_up_too(around: str) -> None:
 def test_what_does_not_fit_is_refused_on_all_workers() -> None:
     P = dj.Partition()
     own = {"a": jnp.ones(2 + P.rank // 2), "b": jnp.ones(1)}
-    with pytest.raises(
-        dj.PlanError, match=r"`tree\['a'\]` must have the same shape and dtype on all workers that hold"
-    ):
+    with pytest.raises(dj.PlanError, match=r"`tree\['a'\]` must have the same shape and dtype on all workers that"):
         dj.replicated(own, P)
     with pytest.raises(dj.PlanError, match=r"but `tree\['c'\]` is on worker 1 and not on worker 0"):
         dj.replicated({"b": own["b"]} | ({"c": own["b"]} if P.rank == 1 else {}), P)

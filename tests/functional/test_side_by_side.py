@@ -7,19 +7,8 @@ import pytest
 
 from distdl_jax.functional.box_exchange import side_by_side
 
-WIDTHS = [
-    (1, 20),
-    (20, 1),
-    (1, 20, 1),
-    (2, 20),
-    (1, 20, 2),
-    (2, 20, 2),
-    (0, 20, 1),
-    (1, 20, 0),
-    (1, 16, 1, 1),
-    (1, 3),
-    (20,),
-]
+WIDTHS = [(1, 20), (20, 1), (1, 20, 1), (2, 20), (1, 20, 2), (2, 20, 2), (0, 20, 1), (1, 20, 0), (1, 16, 1, 1), (1, 3),
+          (20,)]  # fmt: skip
 
 
 def blocks_of(widths, axis, dtype="float32"):

@@ -1,11 +1,14 @@
-"""One operator of the matrix: as the library builds it, and as the reference does."""
+"""One operator of the matrix: as the library builds it, as the reference does, and the numbers that both get."""
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
 import numpy as np
+from jax import numpy as jnp
 
 import distdl_jax as dj
 from distdl_jax.functional.plan import Plan
@@ -49,6 +52,23 @@ class Case:
         return self.name.split(" ", 1)[0]
 
 
+def is_shape(shape: Any) -> bool:
+    """Whether this is a shape, for pytrees of shapes."""
+    return isinstance(shape, tuple)
+
+
+def zeros(shapes: Any) -> Any:
+    """An array, or a dictionary of arrays, for a pytree of shapes."""
+    return jax.tree.map(np.zeros, shapes, is_leaf=is_shape)
+
+
+@cache
+def shapes_out(case: Case) -> tuple[Any, ...]:
+    """The shape of each worker's output."""
+    xs = [zeros(shapes) for shapes in case.shapes]
+    return tuple(y.shape for y in (case.dense(xs) if case.linear else jax.eval_shape(case.dense, xs)))
+
+
 def outputs_of(cases: Sequence[Case], blocks: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     """Each case's `dense` of its blocks, by name; what is JAX's in one compiled program."""
     compiled = {case.name: case.dense for case in cases if not case.linear}
@@ -56,3 +76,26 @@ def outputs_of(cases: Sequence[Case], blocks: Mapping[str, Sequence[Any]]) -> di
     found = jax.jit(lambda given: {name: compiled[name](x) for name, x in given.items()})(given) if given else {}
     outputs = {case.name: case.dense(list(blocks[case.name])) for case in cases if case.linear}
     return outputs | jax.tree.map(np.asarray, found)
+
+
+def painted(name: str, shapes: Sequence[Any], dtype: Any, lead: tuple[int, ...] = ()) -> tuple[Any, ...]:
+    """For each worker an array of its shape, or a dictionary of arrays, which every worker can paint from a name alone:
+    small integers, so that sums are exact in every dtype; with imaginary parts where there are any."""
+    rng = np.random.default_rng(zlib.crc32(f"{name} {dtype} {lead}".encode()))
+    dtype = np.dtype(dtype)
+
+    def numbers(shape: tuple[int, ...]) -> np.ndarray:
+        drawn = rng.integers(0 if dtype.kind in "ub" else -3, 4, lead + shape)
+        if jnp.issubdtype(dtype, jnp.complexfloating):
+            return (drawn + 1j * rng.integers(-3, 4, lead + shape)).astype(dtype)
+        return (drawn % 2 if dtype.kind == "b" else drawn).astype(dtype)
+
+    return tuple(jax.tree.map(numbers, each, is_leaf=is_shape) for each in shapes)
+
+
+def smooth(name: str, shapes: Sequence[Any], lead: tuple[int, ...] = ()) -> tuple[Any, ...]:
+    """The same in float64 and not integers, for programs that are not linear."""
+    return tuple(
+        jax.tree.map(lambda x: np.sin(1.7 * x + np.arange(x.size).reshape(x.shape)), each)
+        for each in painted(name, shapes, np.float64, lead)
+    )

@@ -4,15 +4,43 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from matrix.case import Case, outputs_of
-from matrix.painting import is_shape, smooth
+from matrix.case import Case, outputs_of, shapes_out, smooth, zeros
 from matrix.transformations import Transformation
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where one case's numbers lie in the vector: all workers' arrays one after the other."""
+
+    start: int
+    shapes: tuple[Any, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [sum(x.size for x in jax.tree.leaves(zeros(shapes))) for shapes in self.shapes]
+
+    @property
+    def ends(self) -> list[int]:
+        return [self.start, *(self.start + np.cumsum(self.sizes)).tolist()]
+
+    @property
+    def whole(self) -> slice:
+        return slice(self.start, self.ends[-1])
+
+    def of(self, vector: Any, rank: int) -> Any:
+        """The worker's array, or dictionary of arrays; the vector may have dimensions in front."""
+        leaves, structure = jax.tree.flatten(zeros(self.shapes[rank]))
+        mine = vector[..., self.ends[rank] : self.ends[rank + 1]]
+        ends = [0, *np.cumsum([leaf.size for leaf in leaves]).tolist()]
+        parts = zip(leaves, pairwise(ends), strict=True)
+        return structure.unflatten([mine[..., a:b].reshape(vector.shape[:-1] + leaf.shape) for leaf, (a, b) in parts])
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,33 +53,24 @@ class DenseOperator:
     matrix: Any
     constant: Any
     coupling: Any
-    others: "tuple[tuple[_Part, _Part, Callable[[list[Any]], list[Any]]], ...]" = ()
+    others: Sequence[tuple[Places, Places, Callable[[list[Any]], list[Any]]]] = ()
+
+    # JAX's own, forward mode included.
+    derivatives = SimpleNamespace(
+        jvp=jax.jvp,
+        linear_transpose=jax.linear_transpose,
+        hvp=lambda fun, primals, tangents: jax.jvp(jax.grad(fun), primals, tangents)[1],
+    )
 
     def __call__(self, x: Any) -> Any:
         y = self.matrix @ x + self.constant
         for source, target, function in self.others:
-            ys = function(
-                [x[a:b].reshape(shape) for (a, b), shape in zip(pairwise(source.ends), source.shapes, strict=True)]
-            )
-            y = y.at[target.start : target.stop].set(jnp.concatenate([part.reshape(-1) for part in ys]))
+            ys = function([source.of(x, rank) for rank in range(len(source.shapes))])
+            y = y.at[target.whole].set(jnp.concatenate([part.reshape(-1) for part in ys]))
         return y
 
     def coupled(self, x: Any, y: Any) -> Any:
         return x * (1 + 0.1 * (self.coupling @ y))
-
-    @property
-    def derivatives(self) -> Any:
-        return PlainDerivatives
-
-
-class PlainDerivatives:
-    """JAX's own, forward mode included."""
-
-    grad, jvp, linearize, linear_transpose = map(staticmethod, (jax.grad, jax.jvp, jax.linearize, jax.linear_transpose))
-
-    @staticmethod
-    def hvp(fun: Any, primals: Any, tangents: Any) -> Any:
-        return jax.jvp(jax.grad(fun), primals, tangents)[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,127 +79,78 @@ class Reference:
 
     cases: tuple[Case, ...]
 
-    def results(self, transformation: Transformation) -> Callable[[int], dict[str, Any]]:
-        """From a worker's rank to what it should get: by case and name of the result."""
+    def results(self, transformation: Transformation) -> list[dict[str, Any]]:
+        """For each worker what it should get: by case and name of the result."""
+        parts = list(zip(self.cases, self.inputs, self.outputs, strict=True))
+        others = [(source, target, case.dense) for case, source, target in parts if not case.linear]
 
         def program(operator: tuple[Any, ...], x: Any, c: Any, n: Any) -> dict[str, Any]:
-            return transformation.function(DenseOperator(*operator, self.others), x, c, n)
+            return transformation.function(DenseOperator(*operator, others), x, c, n)
 
         xs, cs = zip(*(arguments(case, transformation) for case in self.cases), strict=True)
         vectors = (_vector(xs, len(transformation.lead)), _vector(cs))
         found = jax.jit(program)((self.matrix, self.constant, self.coupling), *vectors, 3)
+        found = {name: np.asarray(vector) for name, vector in found.items()}
 
-        def of_rank(rank: int) -> dict[str, Any]:
-            results: dict[str, Any] = {case.name: {} for case in self.cases}
-            for name, vector in found.items():
-                parts = self.inputs if name.startswith("dx") else self.outputs
-                for case, part in zip(self.cases, parts, strict=True):
-                    results[case.name][name] = part.of(np.asarray(vector), rank)
-            return results
+        def of(rank: int, source: Places, target: Places) -> dict[str, Any]:
+            return {name: (source if name.startswith("dx") else target).of(found[name], rank) for name in found}
 
-        return of_rank
+        return [{case.name: of(rank, *places) for case, *places in parts} for rank in range(self.cases[0].world)]
 
     @cached_property
-    def inputs(self) -> tuple["_Part", ...]:
-        return _parts([case.shapes for case in self.cases])
+    def inputs(self) -> tuple[Places, ...]:
+        return _places([case.shapes for case in self.cases])
 
     @cached_property
-    def outputs(self) -> tuple["_Part", ...]:
-        return _parts([shapes_out(case) for case in self.cases])
-
-    @cached_property
-    def others(self) -> tuple[Any, ...]:
-        parts = zip(self.inputs, self.outputs, self.cases, strict=True)
-        return tuple((source, target, case.dense) for source, target, case in parts if not case.linear)
+    def outputs(self) -> tuple[Places, ...]:
+        return _places([shapes_out(case) for case in self.cases])
 
     @cached_property
     def constant(self) -> np.ndarray:
-        outputs = outputs_of(self.cases, {case.name: _zeros(case) for case in self.cases})
+        outputs = outputs_of(self.cases, {case.name: zeros(list(case.shapes)) for case in self.cases})
         return _vector([outputs[case.name] for case in self.cases])
 
     @cached_property
     def matrix(self) -> np.ndarray:
-        matrix = np.zeros((self.outputs[-1].stop, self.inputs[-1].stop))
+        matrix = np.zeros((self.outputs[-1].whole.stop, self.inputs[-1].whole.stop))
         for case, source, target in zip(self.cases, self.inputs, self.outputs, strict=True):
             if case.linear:
-                matrix[target.start : target.stop, source.start : source.stop] = _matrix(case)
+                matrix[target.whole, source.whole] = _matrix(case)
         return matrix
 
     @cached_property
     def coupling(self) -> np.ndarray:
-        owner_in, owner_out = (
-            np.concatenate([part.owner(n) for n, part in enumerate(parts)]) for parts in (self.inputs, self.outputs)
+        """Which numbers of x and of y are of one worker, in one case."""
+        of_x, of_y = (
+            np.concatenate(
+                [np.full(n, 1000 * k + rank) for k, each in enumerate(parts) for rank, n in enumerate(each.sizes)]
+            )
+            for parts in (self.inputs, self.outputs)
         )
-        return (owner_in[:, None] == owner_out[None, :]).astype(float)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Where one case's numbers lie in the vector: all workers' arrays one after the other."""
-
-    start: int
-    shapes: tuple[Any, ...]
-
-    @property
-    def ends(self) -> list[int]:
-        sizes = [sum(x.size for x in jax.tree.leaves(_zeros_of(shapes))) for shapes in self.shapes]
-        return [self.start, *(self.start + np.cumsum(sizes)).tolist()]
-
-    @property
-    def stop(self) -> int:
-        return self.ends[-1]
-
-    def owner(self, case: int) -> np.ndarray:
-        """A number for each worker of each case, for each number of it."""
-        return np.concatenate([np.full(b - a, 1000 * case + rank) for rank, (a, b) in enumerate(pairwise(self.ends))])
-
-    def of(self, vector: np.ndarray, rank: int) -> Any:
-        """The worker's array, or dictionary of arrays; the vector may have dimensions in front."""
-        leaves, structure = jax.tree.flatten(_zeros_of(self.shapes[rank]))
-        mine = vector[..., self.ends[rank] : self.ends[rank + 1]]
-        parts = np.split(mine, np.cumsum([leaf.size for leaf in leaves])[:-1], axis=-1)
-        return structure.unflatten(
-            [part.reshape(vector.shape[:-1] + leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
-        )
+        return (of_x[:, None] == of_y[None, :]).astype(float)
 
 
 @cache
 def _matrix(case: Case) -> np.ndarray:
     """One case's, column by column, from unit vectors."""
-    (inputs,) = _parts([case.shapes])
-    constant = _vector([case.dense(_zeros(case))])
-    matrix = np.zeros((constant.size, inputs.stop))
-    for column in range(inputs.stop):
-        unit = np.zeros(inputs.stop)
-        unit[column] = 1
-        matrix[:, column] = _vector([case.dense([inputs.of(unit, rank) for rank in range(case.world)])]) - constant
-    return matrix
+    alone = Reference((case,))
+    (inputs,) = alone.inputs
+    columns = [
+        _vector([case.dense([inputs.of(unit, rank) for rank in range(case.world)])]) - alone.constant
+        for unit in np.eye(inputs.whole.stop)
+    ]
+    return np.stack(columns, 1) if columns else np.zeros((alone.constant.size, 0))
 
 
-def _parts(shapes: Sequence[tuple[Any, ...]]) -> tuple[_Part, ...]:
-    parts: list[_Part] = []
+def _places(shapes: Sequence[tuple[Any, ...]]) -> tuple[Places, ...]:
+    places: list[Places] = []
     for each in shapes:
-        parts.append(_Part(parts[-1].stop if parts else 0, each))
-    return tuple(parts)
+        places.append(Places(places[-1].whole.stop if places else 0, each))
+    return tuple(places)
 
 
 def _vector(blocks: Sequence[Any], lead: int = 0) -> np.ndarray:
     return np.concatenate([x.reshape(*x.shape[:lead], -1) for x in jax.tree.leaves(blocks)], axis=-1)
-
-
-def _zeros_of(shapes: Any) -> Any:
-    return jax.tree.map(np.zeros, shapes, is_leaf=is_shape)
-
-
-def _zeros(case: Case) -> list[Any]:
-    return [_zeros_of(shapes) for shapes in case.shapes]
-
-
-@cache
-def shapes_out(case: Case) -> tuple[Any, ...]:
-    """The shape of each worker's output."""
-    ys = case.dense(_zeros(case)) if case.linear else jax.eval_shape(case.dense, _zeros(case))
-    return tuple(y.shape for y in ys)
 
 
 def arguments(case: Case, transformation: Transformation) -> tuple[Any, Any]:

@@ -1,22 +1,119 @@
-"""Layers of x with fixed parameters, each in a line: the layer, and the same of the whole tensor."""
+"""Entries of the matrix that are layers of fixed parameters: the layer, and the same of the whole tensor."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from blocks import block_of
+from convolution import direct
 
 import distdl_jax as dj
+from distdl_jax import nn
 from distdl_jax.functional.fourier.fft import plan_fourier
 from distdl_jax.functional.plan import Plan
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from matrix import reference
-from matrix.case import Case, Operator
-from matrix.painting import painted
-from matrix.partitions import On, blocks
+from matrix.case import Case, Operator, painted
+from matrix.movement_cases import listed, movement
+from matrix.partitions import On, Shape, blocks
+
+
+def linear(
+    P_x: On,
+    P_y: On,
+    P_W: On,
+    n_in: int,
+    n_out: int,
+    batch: int = 2,
+    world: int = 4,
+    of_params: bool = False,
+    sharded: bool = False,
+) -> Case:
+    """The layer as a function of x with fixed parameters, or of the parameters with fixed x."""
+    slices = P_W.grid.reshape(-1, *P_W.shape[-2:])  # along the batch, of which the first has the parameters
+    stored = (slices if sharded else slices[:1]).swapaxes(0, 1).reshape(-1, P_W.shape[-1])
+    weights = blocks(On(stored.shape, tuple(stored.flat)), n_out, n_in, world=world)
+    biases = blocks(On(stored.shape[:1], tuple(stored[:, 0])), n_out, world=world)
+    params = tuple({"weight": w, "bias": b} for w, b in zip(weights, biases, strict=True))
+    xs = blocks(P_x, batch, n_in, world=world, elsewhere=(batch, 0))
+    name = f"linear{'_of_parameters' * of_params} {P_x} -> {P_y}, weights{' sharded' * sharded} on {P_W}"
+    fixed = painted(name, xs if of_params else params, np.float64)
+
+    def layer(P: dj.Partition) -> nn.DistributedLinear:
+        partitions = (each.partition(P) for each in (P_x, P_y, P_W))
+        return nn.DistributedLinear(*partitions, n_in, n_out, sharded=sharded)
+
+    def operator(P: dj.Partition) -> Operator:
+        F, mine = layer(P), fixed[P.rank]
+        if of_params:
+            return lambda params: F(params, mine.astype(params["weight"].dtype))
+        return lambda x: F(jax.tree.map(lambda p: p.astype(x.dtype), mine), x)
+
+    def plan(P: dj.Partition, params: dict[int, Any]) -> Plan:
+        if not of_params:
+            return layer(P).plan(params)
+        return layer(P).plan({worker: ShapeDtype(x, params[0]["weight"].dtype) for worker, x in enumerate(xs)}, params)
+
+    def dense(arrays: list[Any]) -> list[Any]:
+        both = (fixed, arrays) if of_params else (arrays, fixed)
+        return reference.linear(*both, P_x.grid, P_y.grid, stored)
+
+    return Case(name, world, params if of_params else xs, operator, dense, plan, any_dtype=False)
+
+
+def conv(
+    P_x: On, P_y: On | None, P_W: On | None, sizes: Shape, kernel: Shape, world: int = 4, batch: int = 1, **options: Any
+) -> Case:
+    """The convolution of two channels with a fixed weight, without a bias: linear in x of batch x 2 x `sizes`.
+
+    `options` are stride and padding, an integer for each feature.
+    """
+    dims = len(kernel)
+    name = f"conv {listed([sizes])} kernel {listed([kernel])} {options} {P_x} -> {P_y}, weights on {P_W}"
+    (weight,) = painted(name, [(3, 2, *kernel)], np.float64)
+
+    def layer(P: dj.Partition) -> Any:
+        on = (None if each is None else each.partition(P) for each in (P_x, P_y, P_W))
+        layer_type = getattr(nn, f"DistributedConv{dims}d")
+        return layer_type(*on, in_channels=2, out_channels=3, kernel_size=kernel, bias=False, **options)
+
+    def operator(P: dj.Partition) -> Operator:
+        F = layer(P)
+        mine = block_of(weight, F.param_specs()["weight"])
+        return lambda x: F({"weight": mine.astype(x.dtype)}, x)
+
+    def whole(x: np.ndarray) -> np.ndarray:
+        padded = direct.pad(x, [(p, p) for p in options.get("padding", (0,) * dims)])
+        return direct.convolve(padded, weight, options.get("stride", (1,) * dims), (1,) * dims, 1)
+
+    return Case(
+        name,
+        world,
+        blocks(P_x, batch, 2, *sizes, world=world, elsewhere=(batch, 0)),
+        operator,
+        lambda xs: reference.of_whole(xs, P_x.grid, (P_y or P_x).grid, whole),
+        lambda P, x: layer(P).plan(x),
+        any_dtype=False,
+    )
+
+
+def average_pool(P_x: On, sizes: Shape, kernel: Shape, stride: Shape, padding: Shape, world: int = 4) -> Case:
+    """The pooling of three channels; kernels of a power of two, so that nothing is rounded."""
+
+    def whole(x: np.ndarray) -> np.ndarray:
+        return direct.sum_pool(direct.pad(x, [(p, p) for p in padding]), kernel, stride) / prod(kernel)
+
+    return movement(
+        f"average_pool {listed([sizes])} {listed([kernel, stride, padding])} {P_x}",
+        blocks(P_x, 2, 3, *sizes, world=world, elsewhere=(2, 0)),
+        lambda P: getattr(nn, f"DistributedAvgPool{len(kernel)}d")(P_x.partition(P), kernel, stride, padding),
+        lambda xs: reference.of_whole(xs, P_x.grid, P_x.grid, whole),
+        any_dtype=False,
+    )
 
 
 def layer(
@@ -28,7 +125,6 @@ def layer(
     P_y: On | None = None,
     world: int = 4,
     linear: bool = True,
-    silent: bool = False,
     scale: float = 1.0,
 ) -> Case:
     """`build` makes the layer from the partition of x and that of all workers; `whole` makes its output from the whole
@@ -36,7 +132,6 @@ def layer(
 
     `scale`: of the parameters; a layer that is applied to its own output again and again has to stay gentle.
     """
-    xs = blocks(P_x, *sizes, world=world, elsewhere=(sizes[0] if isinstance(sizes[0], int) else 0, 0))
     name = f"layer {name} {P_x}" + (f" -> {P_y}" if P_y else "")
 
     def made(world: dj.Partition) -> Any:
@@ -54,17 +149,14 @@ def layer(
         own = jax.tree.map(block_of, values(specs), specs)
         return lambda x: F(jax.tree.map(lambda leaf: jnp.asarray(leaf, x.dtype), own), x)
 
-    def dense(arrays: list[Any]) -> list[Any]:
+    def dense(xs: list[Any]) -> list[Any]:
         params = values(made(dj.planning_world(world)).param_specs())
-        if linear:
-            return reference.windowed(arrays, P_x.grid, (P_y or P_x).grid, lambda x: whole(params, x))
-        results = cut(whole(params, assembled(arrays, P_x.grid)), (P_y or P_x).grid)
-        return [results.get(worker, jnp.zeros((len(x), 0))) for worker, x in enumerate(arrays)]
+        return reference.of_whole(xs, P_x.grid, (P_y or P_x).grid, lambda x: whole(params, x))
 
     return Case(
         name,
         world,
-        xs,
+        blocks(P_x, *sizes, world=world, elsewhere=(sizes[0] if isinstance(sizes[0], int) else 0, 0)),
         operator,
         dense,
         lambda P, x: made(P).plan(x),
@@ -72,7 +164,6 @@ def layer(
         any_complex=linear,
         linear=linear,
         exact=linear,
-        silent=silent,
     )
 
 
@@ -95,7 +186,7 @@ def hartley(P_x: On, sizes: Sequence[Any], axes: tuple[int, ...], world: int = 4
         world,
         blocks(P_x, *sizes, world=world),
         operator,
-        lambda xs: reference.windowed(xs, P_x.grid, P_x.grid, whole),
+        lambda xs: reference.of_whole(xs, P_x.grid, P_x.grid, whole),
         lambda P, x: RealPlan(plan_fourier("fft", x, P_x.partition(P), axes)),
         any_dtype=False,
         any_complex=False,
@@ -118,7 +209,7 @@ def function(
     """A linear function of x and P_x with its plan, and the same of the whole tensor; the output is on `P_y`."""
 
     def dense(xs: list[Any]) -> list[Any]:
-        results = reference.windowed(xs, P_x.grid, (P_y or P_x).grid, whole)
+        results = reference.of_whole(xs, P_x.grid, (P_y or P_x).grid, whole)
         return [y if worker in P_x.ranks else xs[worker] for worker, y in enumerate(results)]
 
     return Case(
@@ -155,28 +246,8 @@ def low_frequencies(weight: Any, x: Any) -> Any:
     return jnp.fft.irfft(jnp.einsum("bik,iok->bok", spectrum, weight[..., 0] + 1j * weight[..., 1]), x.shape[-1])
 
 
-def assembled(arrays: Sequence[Any], grid: np.ndarray) -> Any:
-    """As in `reference`, of arrays that JAX traces."""
-    if grid.ndim == 0:
-        return arrays[int(grid)]
-    return jnp.concatenate([assembled(arrays, part) for part in grid], axis=-grid.ndim)
-
-
-def cut(whole: Any, grid: np.ndarray) -> dict[int, Any]:
-    """As in `reference`, of arrays that JAX traces."""
-    if grid.ndim == 0:
-        return {int(grid): whole}
-    parts = zip(grid, jnp.array_split(whole, len(grid), axis=-grid.ndim), strict=True)
-    return {worker: block for part, whole in parts for worker, block in cut(whole, part).items()}
-
-
 def normalised(x: Any, axes: tuple[int, ...]) -> Any:
     return (x - x.mean(axes, keepdims=True)) / jnp.sqrt(x.var(axes, keepdims=True) + 1e-5)
-
-
-def enlarged(x: Any) -> Any:
-    """Twice as long, and twice as wide."""
-    return x.repeat(2, 2).repeat(2, 3)
 
 
 def spread(weight: Any, x: Any) -> np.ndarray:
@@ -216,10 +287,6 @@ def with_rows_of_length(params: Any, x: Any) -> Any:
     """A linear layer with weight normalisation."""
     v = params["weight_v"]
     return x @ (v * (params["weight_g"] / jnp.sqrt((v**2).sum(1)))[:, None]).T
-
-
-def past_a_linear_layer(params: Any, x: Any) -> Any:
-    return x + x @ params["body"]["weight"].T
 
 
 def attention_of_two_heads(params: Any, x: Any) -> Any:

@@ -1,15 +1,24 @@
 """Entries of the matrix that are primitives: the library's operator, as every worker builds it, and the reference."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 import distdl_jax as dj
 from distdl_jax import nn
+from distdl_jax.functional.all_sum_reduce import plan_replicated
+from distdl_jax.functional.gathering import plan_gather, plan_scatter
+from distdl_jax.functional.largest import plan_top_k
+from distdl_jax.functional.reductions import plan_reduction
 from matrix import reference
 from matrix.case import Case
-from matrix.partitions import On, Shape, block_shapes
+from matrix.partitions import On, Shape, block_shapes, blocks
+
+Shapes = Shape | Mapping[int, Shape]
+"""The same for all workers of a partition, or by worker."""
 
 
 def movement(
@@ -24,37 +33,43 @@ def movement(
     return Case(name, len(shapes), shapes, layer, dense, lambda P, x: layer(P).plan(x), silent=silent, **kinds)
 
 
-def broadcast(
-    P_x: On, P_y: On, shapes: Shape | Mapping[int, Shape], world: int = 4, silent: bool = False, **options: bool
+def _replication(
+    name: str, layer: Any, P_x: On, P_y: On, shapes: Shapes, world: int = 4, silent: bool = False, **options: bool
 ) -> Case:
     return movement(
-        f"broadcast {P_x} -> {P_y}{_text(options)}",
+        f"{name} {P_x} -> {P_y}{_text(options)}",
         block_shapes(P_x, shapes, world),
-        lambda P: nn.Broadcast(P_x.partition(P), P_y.partition(P), **options),
-        lambda xs: reference.broadcast(xs, P_x.grid, P_y.grid, **options),
+        lambda P: layer(P_x.partition(P), P_y.partition(P), **options),
+        lambda xs: getattr(reference, name)(xs, P_x.grid, P_y.grid, **options),
         silent,
     )
 
 
-def sum_reduce(
-    P_x: On, P_y: On, shapes: Shape | Mapping[int, Shape], world: int = 4, silent: bool = False, **options: bool
-) -> Case:
-    return movement(
-        f"sum_reduce {P_x} -> {P_y}{_text(options)}",
-        block_shapes(P_x, shapes, world),
-        lambda P: nn.SumReduce(P_x.partition(P), P_y.partition(P), **options),
-        lambda xs: reference.sum_reduce(xs, P_x.grid, P_y.grid, **options),
-        silent,
-    )
+broadcast = partial(_replication, "broadcast", nn.Broadcast)
+sum_reduce = partial(_replication, "sum_reduce", nn.SumReduce)
 
 
-def all_sum_reduce(P_x: On, axes: Sequence[int], shapes: Shape | Mapping[int, Shape], world: int = 4) -> Case:
+def all_sum_reduce(P_x: On, axes: Sequence[int], shapes: Shapes, world: int = 4) -> Case:
     return movement(
         f"all_sum_reduce {P_x} along {tuple(axes)}",
         block_shapes(P_x, shapes, world),
         lambda P: nn.AllSumReduce(P_x.partition(P), tuple(axes)),
         lambda xs: reference.all_sum_reduce(xs, P_x.grid, axes),
         is_whole(P_x, axes),
+    )
+
+
+def all_reduce(P_x: On, op: str, axes: Sequence[int], shapes: Shapes, world: int = 4) -> Case:
+    ordered = op in ("max", "min")
+    return movement(
+        f"all_{op} {P_x} along {tuple(axes)}",
+        block_shapes(P_x, shapes, world),
+        lambda P: nn.AllReduce(P_x.partition(P), op, tuple(axes)),
+        lambda xs: reference.all_reduce(xs, P_x.grid, axes, op),
+        is_whole(P_x, axes),
+        any_dtype=ordered,
+        any_complex=not ordered,
+        linear=False,
     )
 
 
@@ -83,13 +98,9 @@ def halo_exchange(P_x: On, shapes: tuple[Shape, ...], *halos: Any, periodic: Seq
     if isinstance(halos[0], Mapping):
         widths = dict(halos[0])
     else:
-        lines = [
-            [halo] * p if isinstance(halo[0], int) else list(halo) for halo, p in zip(halos, P_x.shape, strict=True)
-        ]
-        widths = {
-            worker: tuple(line[i] for line, i in zip(lines, index, strict=True))
-            for index, worker in np.ndenumerate(P_x.grid)
-        }
+        widths = P_x.by_worker(
+            [[halo] * p if isinstance(halo[0], int) else halo for halo, p in zip(halos, P_x.shape, strict=True)]
+        )
     wraps = tuple(periodic) or (False,) * len(P_x.shape)
 
     def layer(P: dj.Partition) -> Any:
@@ -105,24 +116,18 @@ def halo_exchange(P_x: On, shapes: tuple[Shape, ...], *halos: Any, periodic: Seq
     )
 
 
-def all_gather(P_x: On, axes: Sequence[int], shapes: tuple[Shape, ...]) -> Case:
+def _along(name: str, layer: Any, P_x: On, axes: Sequence[int], shapes: tuple[Shape, ...]) -> Case:
     return movement(
-        f"all_gather {listed(shapes)} {P_x} along {tuple(axes)}",
+        f"{name} {listed(shapes)} {P_x} along {tuple(axes)}",
         shapes,
-        lambda P: nn.AllGather(P_x.partition(P), tuple(axes)),
-        lambda xs: reference.all_gather(xs, P_x.grid, axes),
+        lambda P: layer(P_x.partition(P), tuple(axes)),
+        lambda xs: getattr(reference, name)(xs, P_x.grid, axes),
         is_whole(P_x, axes),
     )
 
 
-def reduce_scatter(P_x: On, axes: Sequence[int], shapes: tuple[Shape, ...]) -> Case:
-    return movement(
-        f"reduce_scatter {listed(shapes)} {P_x} along {tuple(axes)}",
-        shapes,
-        lambda P: nn.ReduceScatter(P_x.partition(P), tuple(axes)),
-        lambda xs: reference.reduce_scatter(xs, P_x.grid, axes),
-        is_whole(P_x, axes),
-    )
+all_gather = partial(_along, "all_gather", nn.AllGather)
+reduce_scatter = partial(_along, "reduce_scatter", nn.ReduceScatter)
 
 
 def take(P_x: On, P_y: On, indices: Any, axis: int, shapes: tuple[Shape, ...], silent: bool = False) -> Case:
@@ -141,6 +146,84 @@ def segment_sum(P_x: On, P_y: On, ids: Any, n: int, axis: int, shapes: tuple[Sha
         shapes,
         lambda P: nn.SegmentSum(P_x.partition(P), ids, n, axis, P_y.partition(P)),
         lambda xs: reference.segment_sum(xs, P_x.grid, P_y.grid, np.asarray(ids), n, axis),
+    )
+
+
+def replicated(P_x: On, axes: Sequence[int], shapes: Shapes, world: int = 4) -> Case:
+    return Case(
+        f"replicated {P_x} along {tuple(axes)}",
+        world,
+        block_shapes(P_x, shapes, world),
+        lambda P: lambda x: dj.replicated([x], P_x.partition(P), axes)[0],
+        lambda xs: reference.replicated(xs, P_x.grid, axes),
+        lambda P, x: plan_replicated(x, P_x.partition(P), axes),
+        linear=False,
+    )
+
+
+def reduction(P_x: On, op: str, axes: Sequence[int], *sizes: Any, world: int = 4) -> Case:
+    """Along dimensions of the whole tensor; every worker has what belongs to its own block."""
+    xs = blocks(P_x, *sizes, world=world)
+
+    def along(team: np.ndarray, arrays: list[Any]) -> list[Any]:
+        rows = jnp.moveaxis(reference.assembled(arrays, team), axes, range(len(axes)))
+        y = reference.reduced(op)(rows.reshape(-1, *rows.shape[len(axes) :]), 0)
+        return [jnp.expand_dims(y, axes)] * team.size
+
+    return Case(
+        f"reduction {op} along {tuple(axes)} of {listed(xs)} {P_x}",
+        world,
+        xs,
+        lambda P: lambda x: getattr(dj.functional, op)(x, P_x.partition(P), axes),
+        lambda arrays: reference.on_teams(arrays, P_x.grid, axes, lambda team: along(team, arrays)),
+        lambda P, x: plan_reduction(x, P_x.partition(P), op, tuple(axes)),
+        any_dtype=op in ("max", "min"),
+        any_complex=op in ("sum", "mean"),
+        silent=is_whole(P_x, axes),
+        linear=False,
+        exact=op in ("max", "min", "sum"),
+    )
+
+
+def top_k(P_x: On, k: int, axis: int, shapes: tuple[Shape, ...]) -> Case:
+    """Of the values; `tests/functional/test_top_k.py` is about the indices."""
+    return Case(
+        f"top_k of {k} {listed(shapes)} {P_x} along {axis}",
+        len(shapes),
+        shapes,
+        lambda P: lambda x: dj.functional.top_k(x, P_x.partition(P), k, axis)[0],
+        lambda xs: reference.top_k(xs, P_x.grid, k, axis)[0],
+        lambda P, x: plan_top_k(x, P_x.partition(P), k, axis),
+        any_dtype=False,
+        any_complex=False,
+        silent=is_whole(P_x, (axis,)),
+        linear=False,
+    )
+
+
+def gather(n: Shape, P_x: On, copied: Sequence[int], root: int, world: int = 4) -> Case:
+    """Of a tensor of n_0 x ... x n_{D-1}, of which the workers along the dimensions `copied` hold copies."""
+    held = reference.cut_with_copies(np.zeros(n), P_x.grid, copied)
+    return Case(
+        f"gather {n} {P_x} copied along {tuple(copied)} to {root}",
+        world,
+        tuple(held[worker].shape if worker in held else (0,) for worker in range(world)),
+        lambda P: lambda x: dj.gather([x], [dj.TensorSpec(n, P_x.partition(P), copied)], root)[0],
+        lambda xs: reference.gather(xs, P_x.grid, copied, root),
+        lambda P, x: plan_gather(x, dj.TensorSpec(n, P_x.partition(P), copied), root),
+        silent=world == 1,
+    )
+
+
+def scatter(n: Shape, P_y: On, copied: Sequence[int], root: int, world: int = 4) -> Case:
+    return Case(
+        f"scatter {n} {P_y} copied along {tuple(copied)} from {root}",
+        world,
+        tuple(n if worker == root else (0,) for worker in range(world)),
+        lambda P: lambda x: dj.scatter({"x": x}, {"x": dj.TensorSpec(n, P_y.partition(P), copied)}, root)["x"],
+        lambda xs: reference.scatter(xs, P_y.grid, copied, root),
+        lambda P, x: plan_scatter(x, dj.TensorSpec(n, P_y.partition(P), copied), root),
+        silent=world == 1,
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,9 +26,13 @@ class On(NamedTuple):
 
     def boxes(self, ranges: Sequence[Sequence[tuple[int, int]]]) -> dict[int, tuple[slice, ...]]:
         """Return each worker's part of an array, from the ranges along each dimension."""
+        return self.by_worker([[slice(*side) for side in line] for line in ranges])
+
+    def by_worker(self, lines: Sequence[Sequence[Any]]) -> dict[int, tuple[Any, ...]]:
+        """Return each worker's entries, from what each index along a dimension has."""
         return {
-            self.ranks[cell]: tuple(slice(*line[i]) for line, i in zip(ranges, index, strict=True))
-            for cell, index in enumerate(np.ndindex(self.shape))
+            worker: tuple(line[i] for line, i in zip(lines, index, strict=True))
+            for index, worker in np.ndenumerate(self.grid)
         }
 
     def __str__(self) -> str:
@@ -46,9 +50,7 @@ def blocks(P: On, *sizes: int | Sequence[int], world: int = 4, elsewhere: Shape 
         [len(part) for part in np.array_split(np.arange(n), p)] if isinstance(n, int) else list(n)
         for n, p in zip(sizes, P.shape, strict=True)
     ]
-    own = {
-        worker: tuple(line[i] for line, i in zip(lines, index, strict=True)) for index, worker in np.ndenumerate(P.grid)
-    }
+    own = P.by_worker(lines)
     return tuple(own.get(worker, elsewhere) for worker in range(world))
 
 

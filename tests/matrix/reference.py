@@ -1,13 +1,13 @@
 """The primitives on all workers' blocks at once, in numpy: what the tests compare with.
 
 `blocks` holds one array per world rank; a *grid* is an array of world ranks in the shape of a partition. Nothing here
-comes from the library: numpy's broadcasting finds the sources of a broadcast, `array_split` the balanced blocks.
+comes from the library: numpy's broadcasting finds the sources of a broadcast, `array_split` the balanced blocks. Of
+blocks that JAX traces it is the same in jax.numpy.
 """
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, reduce
-from itertools import accumulate
 from typing import Any
 
 import jax
@@ -18,33 +18,21 @@ Blocks = list[Any]
 Grid = np.ndarray
 
 
-def sources(source: Grid, copies: Grid, transpose_source: bool = False, transpose_copies: bool = False) -> Grid:
+def sources(source: Grid, copies: Grid, transpose_src: bool = False, transpose_dest: bool = False) -> Grid:
     """For each worker of `copies`, the worker of `source` whose block it gets."""
-    found = np.broadcast_to(source.T if transpose_source else source, (copies.T if transpose_copies else copies).shape)
-    return found.T if transpose_copies else found
+    found = np.broadcast_to(source.T if transpose_src else source, (copies.T if transpose_dest else copies).shape)
+    return found.T if transpose_dest else found
 
 
-def broadcast(
-    blocks: Blocks,
-    P_x: Grid,
-    P_y: Grid,
-    transpose_src: bool = False,
-    transpose_dest: bool = False,
-    preserve_batch: bool = True,
-) -> Blocks:
+def broadcast(blocks: Blocks, P_x: Grid, P_y: Grid, preserve_batch: bool = True, **transposed: bool) -> Blocks:
     """Every worker of P_y gets its source's block."""
-    roots = sources(P_x, P_y, transpose_src, transpose_dest)
+    roots = sources(P_x, P_y, **transposed)
     copies = {worker: blocks[root] for worker, root in zip(P_y.flat, roots.flat, strict=True)}
     return with_placeholders(blocks, P_x, copies, preserve_batch)
 
 
 def sum_reduce(
-    blocks: Blocks,
-    P_x: Grid,
-    P_y: Grid,
-    transpose_src: bool = False,
-    transpose_dest: bool = False,
-    preserve_batch: bool = True,
+    blocks: Blocks, P_x: Grid, P_y: Grid, transpose_src: bool = False, transpose_dest: bool = False, **options: bool
 ) -> Blocks:
     """Every worker of P_y gets the sum over the workers of P_x that it would broadcast to."""
     roots = sources(P_y, P_x, transpose_dest, transpose_src)
@@ -52,7 +40,7 @@ def sum_reduce(
         root: total(blocks[worker] for worker, other in zip(P_x.flat, roots.flat, strict=True) if other == root)
         for root in P_y.flat
     }
-    return with_placeholders(blocks, P_x, sums, preserve_batch)
+    return with_placeholders(blocks, P_x, sums, **options)
 
 
 def all_sum_reduce(blocks: Blocks, P_x: Grid, axes: Sequence[int]) -> Blocks:
@@ -125,7 +113,7 @@ def top_k(blocks: Blocks, P_x: Grid, k: int, axis: int) -> tuple[Blocks, Blocks]
 def gather(blocks: Blocks, P_x: Grid, copied: Sequence[int], root: int) -> Blocks:
     """The root gets the whole tensor, from the first copy of each block; the others are left with nothing."""
     first = P_x[tuple(0 if d in copied else slice(None) for d in range(P_x.ndim))]
-    whole = assembled(blocks, first) if first.ndim else blocks[first[()]]
+    whole = assembled(blocks, np.asarray(first))
     nothing = dict.fromkeys(P_x.flat, np.zeros(0, whole.dtype))
     return [whole if worker == root else nothing.get(worker, x) for worker, x in enumerate(blocks)]
 
@@ -140,21 +128,21 @@ def cut_with_copies(whole: Any, grid: Grid, copied: Sequence[int]) -> dict[int, 
     """The balanced blocks, by worker, of which the workers along the dimensions `copied` have the same."""
     results = {}
     for index in np.ndindex(*(p if d in copied else 1 for d, p in enumerate(grid.shape))):
-        team = grid[tuple(i if d in copied else slice(None) for d, i in enumerate(index))]
-        results |= cut(whole, team) if team.ndim else {int(team): whole}
+        results |= cut(whole, np.asarray(grid[tuple(i if d in copied else slice(None) for d, i in enumerate(index))]))
     return results
 
 
 def halo_exchange(blocks: Blocks, P_x: Grid, halos: Mapping[int, Any], periodic: Sequence[bool]) -> Blocks:
     """Every worker gets a slice of the whole tensor; `halos` has its widths, (left, right) by dimension."""
     whole = assembled(blocks, P_x)
+    lines = [np.moveaxis(P_x, d, 0).reshape(p, -1)[:, 0] for d, p in enumerate(P_x.shape)]
+    stops = [np.cumsum([blocks[worker].shape[d] for worker in line]) for d, line in enumerate(lines)]
     wider = {}
     for index, worker in np.ndenumerate(P_x):
         block = whole
         for d, (i, wraps) in enumerate(zip(index, periodic, strict=True)):
-            start, stop = list(ranges(blocks, P_x, d))[i]
             left, right = halos[worker][d]
-            places = np.arange(start - left, stop + right)
+            places = np.arange(stops[d][i] - blocks[worker].shape[d] - left, stops[d][i] + right)
             if not wraps:
                 places = places[(places >= 0) & (places < whole.shape[d])]
             block = np.take(block, places, axis=d, mode="wrap")
@@ -194,15 +182,13 @@ def reduce_scatter(blocks: Blocks, P_x: Grid, axes: Sequence[int]) -> Blocks:
 
 def linear(blocks: Blocks, params: Blocks, P_x: Grid, P_y: Grid, stored: Grid) -> Blocks:
     """x W^T + b of the assembled tensors, cut into the blocks of y; W is `stored` on so many workers a dimension."""
-    y = assembled(blocks, P_x) @ assembled([p["weight"] for p in params], stored).T
-    if "bias" in params[0]:
-        y = y + np.concatenate([params[worker]["bias"] for worker in stored[:, 0]])
-    results = cut(y, P_y)
-    return [results.get(worker, np.zeros((len(x), 0), y.dtype)) for worker, x in enumerate(blocks)]
+    weight = assembled([p["weight"] for p in params], stored)
+    bias = np.concatenate([params[worker]["bias"] for worker in stored[:, 0]])
+    return of_whole(blocks, P_x, P_y, lambda x: x @ weight.T + bias)
 
 
-def windowed(blocks: Blocks, P_x: Grid, P_y: Grid, whole: Callable[[Any], Any]) -> Blocks:
-    """`whole`, a convolution or a pooling, of the assembled tensor, cut into the blocks of y."""
+def of_whole(blocks: Blocks, P_x: Grid, P_y: Grid, whole: Callable[[Any], Any]) -> Blocks:
+    """`whole`, a layer, of the assembled tensor, cut into the blocks of y."""
     y = whole(assembled(blocks, P_x))
     results = cut(y, P_y)
     return [results.get(worker, np.zeros((len(x), 0), y.dtype)) for worker, x in enumerate(blocks)]
@@ -238,23 +224,20 @@ def total(terms: Iterable[Any]) -> Any:
 
 def assembled(blocks: Blocks, grid: Grid) -> Any:
     """The whole tensor: the blocks side by side in the order of the grid."""
-    rows = [blocks[worker] for worker in grid.flat]
-    for d in reversed(range(grid.ndim)):
-        p = grid.shape[d]
-        rows = [np.concatenate(rows[start : start + p], axis=d) for start in range(0, len(rows), p)]
-    return rows[0]
+    if grid.ndim == 0:
+        return blocks[int(grid)]
+    parts = [assembled(blocks, np.asarray(part)) for part in grid]
+    return numpy_of(parts[0]).concatenate(parts, -grid.ndim)
 
 
 def cut(whole: Any, grid: Grid) -> dict[int, Any]:
     """The balanced blocks, by worker."""
-    pieces = [whole]
-    for d, p in enumerate(grid.shape):
-        pieces = [piece for each in pieces for piece in np.array_split(each, p, axis=d)]
-    return dict(zip(grid.flat, pieces, strict=True))
+    if grid.ndim == 0:
+        return {int(grid): whole}
+    parts = zip(numpy_of(whole).array_split(whole, len(grid), -grid.ndim), grid, strict=True)
+    return {worker: block for part, of in parts for worker, block in cut(part, np.asarray(of)).items()}
 
 
-def ranges(blocks: Blocks, P_x: Grid, d: int) -> Iterable[tuple[int, int]]:
-    """The range that each index along dimension `d` owns."""
-    line = np.moveaxis(P_x, d, 0).reshape(P_x.shape[d], -1)[:, 0]
-    sizes = [blocks[worker].shape[d] for worker in line]
-    return ((stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True))
+def numpy_of(x: Any) -> Any:
+    """Numpy, or jax.numpy where x is traced."""
+    return np if isinstance(x, np.ndarray) else jnp

@@ -14,14 +14,12 @@ from launcher.examples import LONG
 
 import distdl_jax as dj
 from distdl_jax import nn
-from matrix.adjoints import check_exactly, moved, wanted
-from matrix.case import Case
+from matrix.case import Case, painted, shapes_out, smooth
 from matrix.cases import of_world
-from matrix.dense import Reference, shapes_out
-from matrix.everything import INEXACT, INTEGERS, share, takes
-from matrix.painting import painted, smooth
+from matrix.dense import Reference
 from matrix.partitions import blocks, on
-from matrix.programs import compare, run
+from matrix.programs import check_exactly, compare, moved, run, wanted
+from matrix.samples import INEXACT, INTEGERS, share, takes
 
 
 @pytest.mark.primitives

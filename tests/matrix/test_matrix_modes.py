@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 from launcher.examples import LONG
 
-from matrix.adjoints import check_exactly
-from matrix.covering import covering
-from matrix.everything import DTYPES, MODES, SMALL, WORLDS, dtypes_in, in_batches, transformations_in
-from matrix.programs import compare, expected, transformed
+from matrix.programs import check_exactly, compare, expected, transformed
+from matrix.samples import DTYPES, MODES, SMALL, WORLDS, covering, dtypes_in, in_batches, transformations_in
 from matrix.transformations import TRANSFORMATIONS
 
 TOLERANCE = 1e-12

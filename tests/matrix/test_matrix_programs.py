@@ -13,10 +13,8 @@ from distdl_jax.functional import repartition
 from distdl_jax.functional.box_exchange import BoxMovement
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.program_reader import read_program
-from matrix.case import outputs_of
+from matrix.case import outputs_of, painted, shapes_out
 from matrix.cases import of_world, shape_dtypes
-from matrix.dense import shapes_out
-from matrix.painting import painted
 from matrix.programs import compare, library, named, run
 from matrix.ties import empty_pieces, there_and_back, untied
 

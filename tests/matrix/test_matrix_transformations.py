@@ -20,8 +20,8 @@ from launcher.examples import LONG
 
 import distdl_jax as dj
 from matrix.cases import PRIMITIVES, of_world
-from matrix.everything import share
 from matrix.programs import compare, expected, transformed
+from matrix.samples import share
 from matrix.transformations import DERIVATIVES, TRANSFORMATIONS
 
 TOLERANCE = 1e-12

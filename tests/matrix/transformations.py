@@ -5,30 +5,20 @@ the reference and one vector of all workers' numbers. What is differentiated is 
 
 Arguments: the operator F, its input x, the weights c of its output, and the number 3, unknown to the compiler. Results
 are named: "y..." has the shape of F's output, "dx..." that of its input, both with the dimensions of `lead` in front.
+
+`F.coupled(x, y)` is each worker's x, scaled by what it finds in its y; `F.derivatives` has `jvp`, `hvp` and
+`linear_transpose` for F.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-
-class Operator(Protocol):
-    """An operator, on one worker or on all at once.
-
-    - `derivatives`: what has `grad`, `jvp`, `hvp`, `linearize` and `linear_transpose` for it.
-    """
-
-    @property
-    def derivatives(self) -> Any: ...
-
-    def __call__(self, x: Any) -> Any: ...
-
-    def coupled(self, x: Any, y: Any) -> Any:
-        """Each worker's x, scaled by what it finds in its y."""
+Operator = Any
 
 
 class Transformation(NamedTuple):
@@ -51,6 +41,17 @@ def inner(c: Any, y: Any) -> Array:
 def loss(F: Callable[[Any], Any], c: Any) -> Callable[[Any], Array]:
     """Not linear before and behind the operator."""
     return lambda x: inner(c, bent(F(bent(x))))
+
+
+def _there_and_back(function: Callable[[Any], Any], x: Any, c: Any) -> dict[str, Any]:
+    """The value, and the gradient of its product with c."""
+
+    def scalar(x: Any) -> tuple[Array, Any]:
+        y = function(x)
+        return inner(c, y), y
+
+    dx, y = jax.grad(scalar, has_aux=True)(x)
+    return {"y": y, "dx": dx}
 
 
 def _two_calls(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
@@ -97,12 +98,9 @@ def _while_loop(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
 
 
 def _fori_loop(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
-    def scalar(x: Any) -> tuple[Array, Any]:
-        y = lax.fori_loop(0, 3, lambda i, total: _step(F, total, x)[0], jnp.zeros_like(c))
-        return inner(c, y), y
-
-    dx, y = jax.grad(scalar, has_aux=True)(x)
-    return {"y": y, "dx": dx}
+    return _there_and_back(
+        lambda x: lax.fori_loop(0, 3, lambda i, total: _step(F, total, x)[0], jnp.zeros_like(c)), x, c
+    )
 
 
 def _invariant(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
@@ -137,12 +135,7 @@ def _cond(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
     def branches(x: Any, n: Array) -> Any:
         return lax.cond(n > 2, lambda x: F(bent(x)), lambda x: F(x) ** 2, x)
 
-    def scalar(x: Any) -> tuple[Array, Any]:
-        y = branches(x, n)
-        return inner(c, y), y
-
-    dx, y = jax.grad(scalar, has_aux=True)(x)
-    return {"y": y, "y other": branches(x, n - 1), "dx": dx}
+    return _there_and_back(lambda x: branches(x, n), x, c) | {"y other": branches(x, n - 1)}
 
 
 def _switch(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
@@ -154,12 +147,7 @@ def _switch(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
 
         return lax.switch(n - 1, [lambda x: jnp.sin(F(x)), lambda x: jnp.zeros_like(c), again], x)
 
-    def scalar(x: Any) -> tuple[Array, Any]:
-        y = branches(x, n)
-        return inner(c, y), y
-
-    dx, y = jax.grad(scalar, has_aux=True)(x)
-    return {"y": y, "y other": branches(x, n - 2), "dx": dx}
+    return _there_and_back(lambda x: branches(x, n), x, c) | {"y other": branches(x, n - 2)}
 
 
 def _while_with_derivative(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
@@ -182,7 +170,7 @@ def _while_with_derivative(F: Operator, x: Any, c: Any, n: Array) -> dict[str, A
 def _nested_scan(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
     """A branch in a scan in a scan."""
 
-    def scalar(x: Any) -> tuple[Array, Any]:
+    def nested(x: Any) -> Any:
         def inside(total: Any, i: Array) -> tuple[Any, None]:
             y = lax.cond(i > 0, F, lambda x: jnp.ones_like(c), F.coupled(x, total))
             return bent(total) + y, None
@@ -190,11 +178,9 @@ def _nested_scan(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:
         def outside(total: Any, _: Array) -> tuple[Any, None]:
             return lax.scan(inside, bent(total), jnp.arange(2))[0], None
 
-        y = lax.scan(outside, jnp.zeros_like(c), jnp.arange(2))[0]
-        return inner(c, y), y
+        return lax.scan(outside, jnp.zeros_like(c), jnp.arange(2))[0]
 
-    dx, y = jax.grad(scalar, has_aux=True)(x)
-    return {"y": y, "dx": dx}
+    return _there_and_back(nested, x, c)
 
 
 def _reverse_over_reverse(F: Operator, x: Any, c: Any, n: Array) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Random exchanges, all workers simulated in one process, against arrays painted with global indices."""
 
-import os
 import time
 from collections import Counter
 from math import prod
 
 import numpy as np
 import pytest
+from launcher.examples import LONG
 from plans.blocks_of_grids import blocks_of, needed_blocks, random_blocks
 from simulator import DeadlockError, MismatchError, adjoint, simulate
 from speed import python_slowdown
@@ -15,7 +15,6 @@ from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.exchange import Exchange, _Segments
 from distdl_jax.plans.messages import ExchangePlan, Message, Piece, Round
 
-LONG = 10 if os.environ.get("DISTDL_JAX_TEST_LONG") == "1" else 1
 BATCHES = 20
 TEAMS = ("equal", "permuted", "overlapping", "disjoint")
 
@@ -98,36 +97,40 @@ def check_flags(programs):
         assert plan.reverse().reverse() == plan
 
 
+def moved_as_wanted(exchange, context):
+    """Check what all workers get; return their programs, blocks before and after, and the traffic."""
+    programs, traffic = plan_all(exchange), Counter()
+    painted = np.arange(1, prod(exchange.owned.extent) + 1).reshape(exchange.owned.extent)
+    wanted = needed_blocks(painted, exchange.needed, exchange.wraps, programs)
+    blocks = blocks_of(exchange.owned, painted, programs)
+    moved = simulate(programs, blocks, traffic)
+    assert all(np.array_equal(moved[r], wanted[r]) for r in programs), context
+    check_messages(programs)
+    return programs, blocks, moved, traffic
+
+
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_repartition_moves_each_element_to_the_worker_that_needs_it(batch):
     """1,600 repartitions, in a long run 50,000: values, bytes between each pair, the inverse, promises, order."""
     for case in range((50_000 if LONG > 1 else 1_600) // BATCHES):
         rng = np.random.default_rng([1, batch, case])
         owned, y_shape, y_ranks = random_grids(rng, TEAMS[case % 4])
-        needed = ProductGrid(
-            y_ranks, tuple(random_blocks(rng, n, p) for n, p in zip(owned.extent, y_shape, strict=True))
-        )
-        exchange = Exchange(owned, needed)
-        programs = plan_all(exchange)
-        painted = np.arange(1, prod(owned.extent) + 1).reshape(owned.extent)
-        blocks, wanted = blocks_of(owned, painted, programs), blocks_of(needed, painted, programs)
-        traffic = Counter()
-        moved = simulate(programs, blocks, traffic)
+        ranges = tuple(random_blocks(rng, n, p) for n, p in zip(owned.extent, y_shape, strict=True))
+        exchange = Exchange(owned, ProductGrid(y_ranks, ranges))
         context = f"batch {batch}, case {case}: {exchange}"
-        assert all(np.array_equal(moved[r], wanted[r]) for r in programs), context
+        programs, blocks, moved, traffic = moved_as_wanted(exchange, context)
 
         owner = np.zeros(owned.extent, int)
         for cell, rank in enumerate(owned.ranks):
             owner[index(owned.box(cell))] = rank
         seen = Counter()
-        for cell, rank in enumerate(needed.ranks):
-            counts = np.bincount(owner[index(needed.box(cell))].ravel())
+        for cell, rank in enumerate(exchange.needed.ranks):
+            counts = np.bincount(owner[index(exchange.needed.box(cell))].ravel())
             seen.update({(int(source), rank): int(counts[source]) for source in counts.nonzero()[0]})
         assert traffic == seen, context
 
         back = simulate(adjoint(programs), moved)
         assert all(np.array_equal(back[r], blocks[r]) for r in programs), context
-        check_messages(programs)
         if case % 10 == 0:
             check_flags(programs)
         assert not exchange.is_identity or all(plan.is_identity for (plan,) in programs.values()), context
@@ -156,17 +159,10 @@ def test_any_boxes_overlapping_with_gaps_outside_or_wrapped(batch):
             for n, p in zip(owned.extent, y_shape, strict=True)
         )
         exchange = Exchange(owned, ProductGrid(y_ranks, ranges), periodic)
-        programs = plan_all(exchange)
-        painted = np.arange(1, prod(owned.extent) + 1).reshape(owned.extent)
-        wanted = needed_blocks(painted, exchange.needed, exchange.wraps, programs)
-        blocks, traffic = blocks_of(owned, painted, programs), Counter()
-        moved = simulate(programs, blocks, traffic)
         context = f"batch {batch}, case {case}: {exchange}"
-        assert all(np.array_equal(moved[r], wanted[r]) for r in programs), context
-
+        programs, blocks, moved, _ = moved_as_wanted(exchange, context)
         y = {r: rng.integers(-99, 99, block.shape) for r, block in moved.items()}
         assert inner(moved, y) == inner(blocks, simulate(adjoint(programs), y)), context
-        check_messages(programs)
         check_flags(programs)
 
 

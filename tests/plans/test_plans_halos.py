@@ -1,10 +1,10 @@
 """Random halo exchanges, all workers simulated in one process, against slices of the padded global array."""
 
-import os
 from math import prod
 
 import numpy as np
 import pytest
+from launcher.examples import LONG
 from plans.blocks_of_grids import blocks_of, needed_blocks, random_blocks
 from simulator import adjoint, simulate
 
@@ -12,7 +12,6 @@ from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.halos import Halos, needed_ranges, own_box
 from distdl_jax.plans.windows import WindowedAxis
 
-LONG = 10 if os.environ.get("DISTDL_JAX_TEST_LONG") == "1" else 1
 BATCHES = 20
 
 

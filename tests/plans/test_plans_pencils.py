@@ -1,15 +1,13 @@
 """Where transforms make no dimension longer, the grids a tensor goes through are the cheapest of all that there are."""
 
-import os
 from itertools import product
 from math import prod
 
 import numpy as np
 import pytest
+from launcher.examples import LONG
 
 from distdl_jax.plans.pencils import MOVEMENT, Reals, Stage, factorizations, pencils
-
-LONG = 10 if os.environ.get("DISTDL_JAX_TEST_LONG") == "1" else 1
 
 
 def cost(stages, extent, lengths, reals):

@@ -83,16 +83,15 @@ def run(steps: Sequence[Step], world: Any, blocks: Blocks) -> tuple[Blocks, Bloc
     """The blocks, and the parts of the loss, after all steps."""
     losses: Blocks = [0.0 for _ in blocks]
     for step in steps:
-        blocks, more = _DO[step[0]](step, world, blocks)
-        losses = [a + b for a, b in zip(losses, more, strict=True)]
+        blocks = _DO[step[0]](step, world, blocks)
+        if isinstance(blocks, tuple):  # a step that adds to the loss
+            blocks, more = blocks
+            losses = [a + b for a, b in zip(losses, more, strict=True)]
     return blocks, losses
 
 
-def _each(f: Callable[[Any, int], Any]) -> Callable[..., tuple[Blocks, Blocks]]:
-    def do(step: Step, world: Any, blocks: Blocks) -> tuple[Blocks, Blocks]:
-        return [f(y, *step[1:]) for y in blocks], [0.0] * len(blocks)
-
-    return do
+def _each(f: Callable[[Any], Any]) -> Callable[..., Blocks]:
+    return lambda step, world, blocks: [f(y) for y in blocks]
 
 
 def _places(y: Any) -> np.ndarray:
@@ -104,24 +103,20 @@ def _squares(step: Step, world: Any, blocks: Blocks) -> tuple[Blocks, Blocks]:
     return blocks, [jnp.sum(y**2) if rank in step[1] else 1.5 for y, rank in zip(blocks, world.ranks, strict=True)]
 
 
-def _gathered(step: Step, world: Any, blocks: Blocks) -> tuple[Blocks, Blocks]:
+def _gathered(step: Step, world: Any, blocks: Blocks) -> Blocks:
     """An output that some workers use."""
-    whole = world.gathered(blocks)
-    users = [
-        y + 0.1 * jnp.sum(jnp.cos(all_of_it)) if rank in step[1] else y
-        for y, all_of_it, rank in zip(blocks, whole, world.ranks, strict=True)
-    ]
-    return users, [0.0] * len(blocks)
+    parts = zip(blocks, world.gathered(blocks), world.ranks, strict=True)
+    return [y + 0.1 * jnp.sum(jnp.cos(whole)) if rank in step[1] else y for y, whole, rank in parts]
 
 
-def _summed(step: Step, world: Any, blocks: Blocks) -> tuple[Blocks, Blocks]:
+def _summed(step: Step, world: Any, blocks: Blocks) -> Blocks:
     totals = world.summed([jnp.sum(jnp.sin(y)) for y in blocks])
-    return [y * (1 + 0.1 * total) for y, total in zip(blocks, totals, strict=True)], [0.0] * len(blocks)
+    return [y * (1 + 0.1 * total) for y, total in zip(blocks, totals, strict=True)]
 
 
-def _shared(step: Step, world: Any, blocks: Blocks) -> tuple[Blocks, Blocks]:
+def _shared(step: Step, world: Any, blocks: Blocks) -> Blocks:
     copies = world.shared([jnp.sum(y, keepdims=True) for y in blocks])
-    return [y * jnp.cos(copy) for y, copy in zip(blocks, copies, strict=True)], [0.0] * len(blocks)
+    return [y * jnp.cos(copy) for y, copy in zip(blocks, copies, strict=True)]
 
 
 def _there_and_back(step: Step, world: Any, blocks: Blocks) -> tuple[Blocks, Blocks]:
@@ -131,41 +126,30 @@ def _there_and_back(step: Step, world: Any, blocks: Blocks) -> tuple[Blocks, Blo
 
 def _in_a_scan(step: Step, world: Any, blocks: Blocks) -> tuple[Blocks, Blocks]:
     def body(carry: Any, _: Any) -> Any:
-        blocks, losses = carry
-        blocks, more = run(step[1], world, blocks)
-        return (blocks, [a + b for a, b in zip(losses, more, strict=True)]), None
+        blocks, more = run(step[1], world, carry[0])
+        return (blocks, [a + b for a, b in zip(carry[1], more, strict=True)]), None
 
-    start = (blocks, [jnp.zeros(()) for _ in blocks])
-    return lax.scan(body, start, None, length=step[2])[0]  # type: ignore[no-any-return]
+    return lax.scan(body, (blocks, [jnp.zeros(()) for _ in blocks]), None, length=step[2])[0]
 
 
 def _under(transform: Callable[..., Any]) -> Callable[..., tuple[Blocks, Blocks]]:
-    def do(step: Step, world: Any, blocks: Blocks) -> tuple[Blocks, Blocks]:
-        return transform(lambda blocks: run(step[1], world, blocks))(blocks)  # type: ignore[no-any-return]
-
-    return do
+    return lambda step, world, blocks: transform(lambda blocks: run(step[1], world, blocks))(blocks)
 
 
 def _in_a_branch(step: Step, world: Any, blocks: Blocks) -> tuple[Blocks, Blocks]:
-    def other(blocks: Blocks) -> tuple[Blocks, Blocks]:
-        return blocks, [jnp.ones(()) for _ in blocks]
-
     def this(blocks: Blocks) -> tuple[Blocks, Blocks]:
         blocks, losses = run(step[1], world, blocks)
         return blocks, [jnp.asarray(loss, float) for loss in losses]
 
-    return lax.cond(step[2] > 0, this, other, blocks)  # type: ignore[no-any-return]
+    return lax.cond(step[2] > 0, this, lambda blocks: (blocks, [jnp.ones(()) for _ in blocks]), blocks)
 
 
 def _for_a_batch(step: Step, world: Any, blocks: Blocks) -> tuple[Blocks, Blocks]:
-    def one(factor: Any) -> tuple[Blocks, Blocks]:
-        return run(step[1], world, [factor * y for y in blocks])
-
-    batch, losses = jax.vmap(one)(jnp.array([1.0, 0.5]))
+    batch, losses = jax.vmap(lambda factor: run(step[1], world, [factor * y for y in blocks]))(jnp.array([1.0, 0.5]))
     return [jnp.sum(y, 0) for y in batch], [jnp.sum(loss) for loss in losses]
 
 
-_DO: dict[str, Callable[..., tuple[Blocks, Blocks]]] = {
+_DO: dict[str, Callable[..., Any]] = {
     "sin": _each(lambda y: jnp.sin(y) + 0.5),
     "index": _each(lambda y: y[_places(y)]),
     "set": _each(lambda y: y.at[_places(y)[:1]].set(0.3)),

@@ -22,9 +22,10 @@ def P():
     return dj.Partition()
 
 
-def parts(P):
-    P_root = P.grid([1, 1])
-    return P_root, P.grid([2, 2])
+@pytest.fixture
+def spread(P):
+    """From the first worker to all."""
+    return lambda x: broadcast(x, P.grid([1, 1]), P.grid([2, 2]))
 
 
 def on_root(P, *shape):
@@ -49,12 +50,10 @@ def test_a_copy_is_the_function_itself_and_a_pickle_its_name(P):
         pickle.dumps(dj.jit(lambda x: x))
 
 
-def test_methods_decorators_and_nesting(P):
-    P_root, P_all = parts(P)
-
+def test_methods_decorators_and_nesting(P, spread):
     @dj.jit
     def inner(x):
-        return broadcast(x, P_root, P_all)
+        return spread(x)
 
     class Model:
         scale = 3
@@ -77,9 +76,8 @@ def test_methods_decorators_and_nesting(P):
     assert dj.jit(inner).lower(x).as_text().count("mpi_") > 0
 
 
-def test_transformations_around_and_inside(P):
-    P_root, P_all = parts(P)
-    f = dj.jit(lambda x: jnp.sum(broadcast(x, P_root, P_all) ** 2))
+def test_transformations_around_and_inside(P, spread):
+    f = dj.jit(lambda x: jnp.sum(spread(x) ** 2))
     x = on_root(P, 2, 2)
     expected = 8 * np.arange(4.0).reshape(2, 2)
     for gradient in (jax.grad(f)(x), dj.jit(jax.grad(f))(x), jax.jit(jax.grad(f))(x)):
@@ -98,12 +96,11 @@ def mismatch_of(P, fun, *args):
 
 
 @pytest.mark.parametrize("place", ["scan", "cond", "while", "remat", "jit", "custom_vjp", "vmap"])
-def test_a_mismatch_is_found_wherever_it_is(P, place):
+def test_a_mismatch_is_found_wherever_it_is(P, place, spread):
     """Worker 2's backward pass lacks an operation: it stands in each of JAX's structures in turn."""
-    P_root, P_all = parts(P)
 
     def loss(x):
-        y = broadcast(x if P.rank != 2 else jax.lax.stop_gradient(x), P_root, P_all)
+        y = spread(x if P.rank != 2 else jax.lax.stop_gradient(x))
         return jnp.sum(y**2)
 
     def fun(x):
@@ -129,23 +126,20 @@ def test_a_mismatch_is_found_wherever_it_is(P, place):
     assert "test_checking.py" in said and "let the loss use every output" in said
 
 
-def test_after_a_mismatch_the_program_can_go_on(P):
-    P_root, P_all = parts(P)
+def test_after_a_mismatch_the_program_can_go_on(P, spread):
     x = on_root(P, 2, 3)
     for _ in range(3):
         with pytest.raises(dj.PlanError, match="The workers' programs differ"):
-            dj.jit(lambda x: broadcast(x, P_root, P_all) if P.rank else all_sum_reduce(x, P_all, 0))(x)
-        np.testing.assert_array_equal(broadcast(x, P_root, P_all), np.arange(6.0).reshape(2, 3))
+            dj.jit(lambda x: spread(x) if P.rank else all_sum_reduce(x, P, axes_keep=()))(x)
+        np.testing.assert_array_equal(spread(x), np.arange(6.0).reshape(2, 3))
 
 
-def test_a_report_lists_counts_and_draws(P):
-    P_root, P_all = parts(P)
-
+def test_a_report_lists_counts_and_draws(P, spread):
     def fun(x):
         def step(total, _):
-            return total + jnp.sum(broadcast(x, P_root, P_all)), None
+            return total + jnp.sum(spread(x)), None
 
-        return all_sum_reduce(jax.lax.scan(step, 0.0, None, length=5)[0], P_all, axes_keep=())
+        return all_sum_reduce(jax.lax.scan(step, 0.0, None, length=5)[0], P, axes_keep=())
 
     report = dj.check(fun, on_root(P, 2, 3))
     assert report.ok and report.problem is None
@@ -164,11 +158,9 @@ def test_a_report_lists_counts_and_draws(P):
     assert P.allgather_data(text) == [text] * 4
 
 
-def test_a_report_of_a_mismatch_runs_nothing(P):
-    P_root, P_all = parts(P)
-
+def test_a_report_of_a_mismatch_runs_nothing(P, spread):
     def fun(x):
-        y = broadcast(x, P_root, P_all)
+        y = spread(x)
         return jnp.sum(y**2) if P.rank else jnp.sum(x)
 
     report = dj.check(jax.grad(fun), on_root(P, 2, 3))

@@ -36,6 +36,10 @@ def total(x: Any, P: dj.Partition) -> Any:
     return F.all_sum_reduce(x, P, axes_keep=())
 
 
+def squares(x: Any, w: Any) -> Any:
+    return jnp.sum((x * w) ** 2)
+
+
 def mean(x: Any) -> Any:
     """The mean over the workers."""
     return x / WORKERS
@@ -46,42 +50,40 @@ Loss = Callable[[Any, dj.CartesianPartition, Any], Any]
 
 # A function of sums alone: it counts twice.
 COUNTED_TWICE: dict[str, Loss] = {
-    "a sum": lambda x, P, w: total(jnp.sum((x * w) ** 2), P),
+    "a sum": lambda x, P, w: total(squares(x, w), P),
     "the library's sum": lambda x, P, w: F.sum((x * w) ** 2, P).sum(),
     "the library's mean": lambda x, P, w: F.mean((x * w) ** 2, P).sum(),
     "the mean of means": lambda x, P, w: jnp.mean(F.mean((x * w) ** 2, P, 0)),
     "a sum of local means": lambda x, P, w: total(jnp.mean((x * w) ** 2), P),
-    "a norm": lambda x, P, w: jnp.sqrt(total(jnp.sum((x * w) ** 2), P)),
-    "by the number of entries": lambda x, P, w: total(jnp.sum((x * w) ** 2), P) / (WORKERS * x.size),
-    "by a sum of weights": lambda x, P, w: total(jnp.sum((x * w) ** 2), P) / total(jnp.sum(w * w), P),
-    "in a jitted function": lambda x, P, w: jax.jit(lambda w: total(jnp.sum((x * w) ** 2), P))(w),
-    "in a checkpoint": lambda x, P, w: jax.checkpoint(lambda w: total(jnp.sum((x * w) ** 2), P))(w),
+    "a norm": lambda x, P, w: jnp.sqrt(total(squares(x, w), P)),
+    "by the number of entries": lambda x, P, w: total(squares(x, w), P) / (WORKERS * x.size),
+    "by a sum of weights": lambda x, P, w: total(squares(x, w), P) / total(jnp.sum(w * w), P),
+    "in a jitted function": lambda x, P, w: jax.jit(lambda w: total(squares(x, w), P))(w),
+    "in a checkpoint": lambda x, P, w: jax.checkpoint(lambda w: total(squares(x, w), P))(w),
 }
 # Parts, and copies that the program divides, perhaps by their number.
 HEALTHY: dict[str, Loss] = {
-    "a part": lambda x, P, w: jnp.sum((x * w) ** 2),
-    "a part by a sum": lambda x, P, w: jnp.sum((x * w) ** 2) / total(jnp.sum(w * w), P),
-    "divided": lambda x, P, w: total(jnp.sum((x * w) ** 2), P) / WORKERS,
-    "multiplied": lambda x, P, w: 0.5 * total(jnp.sum((x * w) ** 2), P),
+    "a part": lambda x, P, w: squares(x, w),
+    "a part by a sum": lambda x, P, w: squares(x, w) / total(jnp.sum(w * w), P),
+    "divided": lambda x, P, w: total(squares(x, w), P) / WORKERS,
+    "multiplied": lambda x, P, w: 0.5 * total(squares(x, w), P),
     "the mean, divided": lambda x, P, w: F.mean((x * w) ** 2, P).sum() / P.size,
-    "by both numbers": lambda x, P, w: total(jnp.sum((x * w) ** 2), P) / (WORKERS * x.size * WORKERS),
-    "divided before": lambda x, P, w: total(jnp.sum((x * w) ** 2) / WORKERS, P),
-    "by the workers counted": lambda x, P, w: total(jnp.sum((x * w) ** 2), P) / total(jnp.ones(()), P),
-    "divided by an argument": lambda x, P, w: total(jnp.sum((x * w) ** 2), P) * (w[0] / w[0] / WORKERS),
+    "by both numbers": lambda x, P, w: total(squares(x, w), P) / (WORKERS * x.size * WORKERS),
+    "divided before": lambda x, P, w: total(squares(x, w) / WORKERS, P),
+    "by the workers counted": lambda x, P, w: total(squares(x, w), P) / total(jnp.ones(()), P),
+    "divided by an argument": lambda x, P, w: total(squares(x, w), P) * (w[0] / w[0] / WORKERS),
     "the mean of the workers' parts": lambda x, P, w: dj.all_reduce(jnp.sum(x * w), P, "mean", axes_keep=()),
     "the mean of one number each": lambda x, P, w: F.mean(jnp.sum(x * w).reshape(1, 1), P).sum(),
-    "a root by the workers": lambda x, P, w: total(jnp.sqrt(jnp.sum((x * w) ** 2)), P) / WORKERS,
-    "a mean of one's own": lambda x, P, w: mean(total(jnp.sum((x * w) ** 2), P)),
+    "a root by the workers": lambda x, P, w: total(jnp.sqrt(squares(x, w)), P) / WORKERS,
+    "a mean of one's own": lambda x, P, w: mean(total(squares(x, w), P)),
     "divided within": lambda x, P, w: total(jnp.sum((x * w / WORKERS**0.5) ** 2), P),
     "divided within a root": lambda x, P, w: jnp.sqrt(total(jnp.sum((x * w / WORKERS) ** 2), P)),
     "gathered": lambda x, P, w: jnp.sum(F.all_gather((x * w) ** 2, P, 0)),
     "complex": lambda x, P, w: total(jnp.sum(jnp.abs(2j * x * w) ** 2), P) / WORKERS,
-    "on one worker": lambda x, P, w: total(jnp.sum((x * w) ** 2), P) * (P.rank == 0),
-    "chosen on one worker": lambda x, P, w: jnp.where(P.rank == 0, total(jnp.sum((x * w) ** 2), P), 0),
-    "returned on one worker": lambda x, P, w: (lambda whole: whole if P.rank == 0 else 0.0)(
-        total(jnp.sum((x * w) ** 2), P)
-    ),
-    "with a part": lambda x, P, w: jnp.sum(w**2) + total(jnp.sum((x * w) ** 2), P),
+    "on one worker": lambda x, P, w: total(squares(x, w), P) * (P.rank == 0),
+    "chosen on one worker": lambda x, P, w: jnp.where(P.rank == 0, total(squares(x, w), P), 0),
+    "returned on one worker": lambda x, P, w: [total(squares(x, w), P), 0.0][min(P.rank, 1)],
+    "with a part": lambda x, P, w: jnp.sum(w**2) + total(squares(x, w), P),
     "a loss of the library": lambda x, P, w: nn.DistributedMSELoss(P)(x * w, x),
     "a loss of copies": lambda x, P, w: nn.DistributedMSELoss(P)(F.mean(x * w, P, 0), jnp.zeros((1, 3))),
 }
@@ -112,7 +114,7 @@ def test_both_derivatives_once_and_ignored(derivative: Any) -> None:
     def program() -> None:
         x, P = data()
         for _ in range(3):
-            derivative(lambda w: total(jnp.sum((x * w) ** 2), P))(jnp.ones(3))
+            derivative(lambda w: total(squares(x, w), P))(jnp.ones(3))
 
     for action, times in (("default", 1), ("ignore", 0)):
         with warnings.catch_warnings(record=True) as caught:
@@ -136,9 +138,6 @@ def test_a_worker_alone_and_a_part_of_them() -> None:
 
     (text,) = warned(rows, 4)
     assert "on 2 workers" in text
-
-
-# --- parameters -------------------------------------------------------------------------------------------------------
 
 
 def raw(params: Any, x: Any) -> Any:
@@ -182,9 +181,8 @@ def metrics(params: Any, x: Any) -> Any:
 
 def drawn(rank: int) -> tuple[Any, Any]:
     key = jax.random.key(0)
-    return {"w": jax.random.normal(key, (4, 4)), "s": jnp.float32(1)}, jax.random.normal(
-        jax.random.fold_in(key, rank), (8, 4)
-    )
+    x = jax.random.normal(jax.random.fold_in(key, rank), (8, 4))
+    return {"w": jax.random.normal(key, (4, 4)), "s": jnp.float32(1)}, x
 
 
 STEPS: dict[str, tuple[Any, bool]] = {
@@ -224,20 +222,13 @@ def test_what_is_no_copy_or_does_not_drift() -> None:
     def weight_only(params: Any, x: Any) -> Any:
         return jnp.sum((x @ params["w"]) ** 2)
 
-    def blocks(params: Any, x: Any, rank: int) -> Any:
-        return {"w": params["w"] + rank, "s": params["s"] + rank}, x
-
-    def stages(params: Any, x: Any, rank: int) -> Any:
-        return {"w": params["w"] + rank, "s": params["s"]}, x
-
-    def zeros(params: Any, x: Any, rank: int) -> Any:
-        return {"w": 0 * params["w"]}, x
-
-    def same(params: Any, x: Any, rank: int) -> Any:
-        return params, jnp.ones((8, 4))
-
-    assert warned(calls(sgd(raw), blocks)) == warned(calls(sgd(weight_only), zeros)) == []
-    assert warned(calls(sgd(raw), same)) == warned(calls(sgd(raw), stages)) == []
+    for loss, change in (
+        (raw, lambda params, x, rank: ({"w": params["w"] + rank, "s": params["s"] + rank}, x)),
+        (raw, lambda params, x, rank: ({"w": params["w"] + rank, "s": params["s"]}, x)),
+        (weight_only, lambda params, x, rank: ({"w": 0 * params["w"]}, x)),
+        (raw, lambda params, x, rank: (params, jnp.ones((8, 4)))),
+    ):
+        assert warned(calls(sgd(loss), change)) == []
 
 
 def test_networks_say_nothing() -> None:

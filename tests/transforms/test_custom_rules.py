@@ -13,18 +13,17 @@ from jax import lax
 import distdl_jax as dj
 
 
-def copied_to_all(P: dj.Partition) -> Callable[[Any], Any]:
-    """The identity, with the sum over workers backward: a movement that a user wrote."""
+def same(x: Any) -> Any:
+    return x
 
-    @jax.custom_vjp
-    def copied(x: Any) -> Any:
-        return x
 
-    def backward(_: None, dy: Any) -> tuple[Any]:
-        return (dj.functional.all_sum_reduce(dy, P, axes_keep=()),)
-
-    copied.defvjp(lambda x: (x, None), backward)
-    return copied
+def summed_backward(
+    P: dj.Partition, there: Callable[[Any], Any] = same, back: Callable[[Any], Any] = same
+) -> Callable[[Any], Any]:
+    """A function of the user's whose own derivative is `back`, then the sum over workers: a movement."""
+    own = jax.custom_vjp(there)
+    own.defvjp(lambda x: (there(x), None), lambda _, dy: (dj.functional.all_sum_reduce(back(dy), P, axes_keep=()),))
+    return own
 
 
 @pytest.mark.simulated(2)
@@ -32,7 +31,7 @@ def copied_to_all(P: dj.Partition) -> Callable[[Any], Any]:
 def test_derivatives_of_the_users_own_that_move_data(transform: Callable[..., Any]) -> None:
     """Each worker uses another one, whose messages would fit each other; one worker uses one; one in a loop."""
     P = dj.Partition()
-    copied, x = copied_to_all(P), jnp.array([1.0, 2.0]) * (1 + P.rank)
+    copied, x = summed_backward(P), jnp.array([1.0, 2.0]) * (1 + P.rank)
 
     def others(x: Any) -> Any:
         y, z = copied(x), copied(2 * x)
@@ -52,7 +51,7 @@ def test_derivatives_of_the_users_own_that_move_data(transform: Callable[..., An
 def test_a_derivative_that_moves_data_backward_only_is_not_transposed(name: str) -> None:
     """It would give the sum over workers of what is one value; the same sentence on all, with the line."""
     P = dj.Partition()
-    copied, x = copied_to_all(P), jnp.array([1.0, 2.0])
+    copied, x = summed_backward(P), jnp.array([1.0, 2.0])
 
     def total(x: Any) -> Any:
         y = copied(x)
@@ -104,16 +103,6 @@ def test_what_raises_on_one_worker_raises_on_all() -> None:
     P.allgather_data(None)  # and both can go on
 
 
-def summed_backward(P: dj.Partition, there: Callable[[Any], Any], back: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A function of the user's whose own derivative is `back`, then the sum over workers."""
-    P_line = P.grid([2])
-    own = jax.custom_vjp(there)
-    own.defvjp(
-        lambda x: (there(x), None), lambda _, dy: (dj.functional.all_sum_reduce(back(dy), P_line, axes_reduce=0),)
-    )
-    return own
-
-
 @pytest.mark.simulated(2)
 def test_a_derivative_of_the_users_own_that_holds_an_array_on_one_worker() -> None:
     P = dj.Partition()
@@ -130,9 +119,8 @@ def test_what_a_derivative_of_the_users_own_raises_on_one_worker_is_raised() -> 
     def back(dy: Any) -> Any:
         return dy if P.rank == 0 else {}["no such key"]
 
-    own = summed_backward(P, lambda x: x, back)
-    with pytest.raises(
-        dj.PlanError if P.rank == 0 else KeyError, match="programs differ" if P.rank == 0 else "no such key"
-    ):
+    error, words = (dj.PlanError, "programs differ") if P.rank == 0 else (KeyError, "no such key")
+    own = summed_backward(P, back=back)
+    with pytest.raises(error, match=words):
         dj.grad(lambda x: jnp.sum(own(x)))(jnp.ones(2))
     P.allgather_data(None)  # and both can go on

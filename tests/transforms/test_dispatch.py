@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,40 +111,38 @@ def test_the_watchdog_sees_that_it_runs(summed):
 
 CONSTANT = np.arange(3.0, dtype=np.float32)
 
+
+def call(fun, *args, options=(), **kwargs):
+    """A function of the sum, x and so on, its arguments, and the options of jit."""
+    return fun, args, kwargs, dict(options)
+
+
+STATIC = {"static_argnums": 1, "static_argnames": "axis"}
 SIGNATURES = {
-    "no arguments": (lambda s: s(jnp.ones(3)), (), {}, {}),
-    "a constant": (lambda s, x: s(x) + CONSTANT, (np.ones(3, np.float32),), {}, {}),
-    "Python's numbers": (lambda s, x, n: (s(jnp.ones(2)) * x, n + 1, x), (2.5, 3), {}, {}),
-    "a key": (lambda s, key: (s(jax.random.normal(key, (2,))), jax.random.split(key)), (jax.random.key(3),), {}, {}),
-    "keywords": (lambda s, x, *, scale=1.0: s(x) * scale, (np.ones(2),), {"scale": 3.0}, {}),
-    "a static tuple": (
-        lambda s, x, shape, axis: s(x.reshape(shape)).sum(axis),
-        (np.ones(6), (2, 3)),
-        {"axis": 1},
-        {"static_argnums": 1, "static_argnames": "axis"},
+    "no arguments": lambda: call(lambda s: s(jnp.ones(3))),
+    "a constant": lambda: call(lambda s, x: s(x) + CONSTANT, np.ones(3, np.float32)),
+    "Python's numbers": lambda: call(lambda s, x, n: (s(jnp.ones(2)) * x, n + 1, x), 2.5, 3),
+    "a key": lambda: call(lambda s, key: (s(jax.random.normal(key, (2,))), jax.random.split(key)), jax.random.key(3)),
+    "keywords": lambda: call(lambda s, x, *, scale=1.0: s(x) * scale, np.ones(2), scale=3.0),
+    "a static tuple": lambda: call(
+        lambda s, x, shape, axis: s(x.reshape(shape)).sum(axis), np.ones(6), (2, 3), axis=1, options=STATIC
     ),
-    "unused, and None": (lambda s, x, unused, none: (s(x), none, ()), (np.ones(2), np.ones(5), None), {}, {}),
-    "trees": (
+    "unused, and None": lambda: call(lambda s, x, unused, none: (s(x), none, ()), np.ones(2), np.ones(5), None),
+    "trees": lambda: call(
         lambda s, both: {"b": Both(s(both.second["x"]), both.first), "a": [both.first, both.first]},
-        (Both(np.arange(4), {"x": np.ones(2)}),),
-        {},
-        {},
+        Both(np.arange(4), {"x": np.ones(2)}),
     ),
-    "a node that converts": (lambda s, node: [Converting(s(node.x)), node], (Converting(np.ones(2)),), {}, {}),
-    "loops": (
-        lambda s, x: lax.scan(lambda x, _: (s(x) / 2 + 1, x[0]), x, None, length=4),
-        (np.ones(3, np.float32),),
-        {},
-        {},
+    "a node that converts": lambda: call(lambda s, node: [Converting(s(node.x)), node], Converting(np.ones(2))),
+    "loops": lambda: call(
+        lambda s, x: lax.scan(lambda x, _: (s(x) / 2 + 1, x[0]), x, None, length=4), np.ones(3, np.float32)
     ),
-    "a result that is an input": (lambda s, x, y: (y, s(x), x, y), (jnp.ones(3), jnp.ones(4)), {}, {}),
-    "a derivative": (lambda s, x: jax.value_and_grad(lambda x: jnp.sum(s(x) ** 2))(x), (jnp.ones(3),), {}, {}),
-    "donated": (lambda s, x: s(x) + 1, (), {"x": "donated"}, {"donate_argnames": "x"}),
-    "a sharding": (
+    "a result that is an input": lambda: call(lambda s, x, y: (y, s(x), x, y), jnp.ones(3), jnp.ones(4)),
+    "a derivative": lambda: call(lambda s, x: jax.value_and_grad(lambda x: jnp.sum(s(x) ** 2))(x), jnp.ones(3)),
+    "donated": lambda: call(lambda s, x: s(x) + 1, x=jnp.ones(3), options={"donate_argnames": "x"}),
+    "a sharding": lambda: call(
         lambda s, x: s(x),
-        (jnp.ones(3),),
-        {},
-        {"out_shardings": jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])},
+        jnp.ones(3),
+        options={"out_shardings": jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])},
     ),
 }
 
@@ -151,28 +150,18 @@ SIGNATURES = {
 @pytest.mark.parametrize("case", SIGNATURES)
 def test_it_gives_what_jax_jit_gives(summed, case):
     """Values, dtypes, weak types, trees and devices, in the call that compiles and in the next ones."""
-    fun, args, kwargs, options = SIGNATURES[case]
-    checked, plain = (jit(lambda *args, **kwargs: fun(summed, *args, **kwargs), **options) for jit in (dj.jit, jax.jit))
-    if options.get("static_argnums"):  # found by their names in the function's own signature
-
-        def whole(x, shape, axis):
-            return fun(summed, x, shape, axis)
-
-        checked, plain = dj.jit(whole, **options), jax.jit(whole, **options)
-    if options.get("donate_argnames"):
-        checked, plain = (jit(lambda x: fun(summed, x), **options) for jit in (dj.jit, jax.jit))
+    fun, *_, options = SIGNATURES[case]()
+    checked, plain = (jit(partial(fun, summed), **options) for jit in (dj.jit, jax.jit))
     for _ in range(3):
-        given = {key: jnp.ones(3) if value == "donated" else value for key, value in kwargs.items()}
-        again = {key: jnp.ones(3) if value == "donated" else value for key, value in kwargs.items()}
-        ours, theirs = checked(*args, **given), plain(*args, **again)
+        (_, args, given, _), (_, same, again, _) = SIGNATURES[case](), SIGNATURES[case]()
+        ours, theirs = checked(*args, **given), plain(*same, **again)
         assert jax.tree.structure(ours) == jax.tree.structure(theirs)
         for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
             assert (jax.typeof(a), a.committed, a.devices()) == (jax.typeof(b), b.committed, b.devices())
-            a, b = (
-                jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in (a, b)
-            )
+            if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+                a, b = jax.random.key_data(a), jax.random.key_data(b)
             np.testing.assert_array_equal(a, b)
-        if "donated" in kwargs.values():
+        if case == "donated":
             assert given["x"].is_deleted() and again["x"].is_deleted()
 
 

@@ -28,25 +28,12 @@ class Case:
         self.root = workers.grid([1, 1])
         self.fields = {name: jnp.full((2, 4), float(n)) for n, name in enumerate(["eps", "rho", "vp", "vs"])}
         self.names = sorted(self.fields, reverse=self.P.rank == 1)
-        self.key = jax.random.key(0)
 
     def moved(self, move: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return lambda f: {name: move(f[name]) for name in self.names}
 
     def on_root(self, x: Any) -> Any:
         return x if self.P.rank == 0 else x[:0]
-
-
-def _layers(case: Case) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    layers = {name: nn.DistributedLinear(case.flat, in_features=8, out_features=8) for name in ("a", "b")}
-    params = {name: layer.init(case.key) for name, layer in layers.items()}
-
-    def network(params: Any, x: Any) -> Any:
-        for name in sorted(layers, reverse=case.P.rank == 1):
-            x = layers[name](params[name], x)
-        return jnp.sum(x**2)
-
-    return dj.value_and_grad(network), (params, jnp.ones((2, 8 // case.P.size)))
 
 
 def _returned(case: Case) -> Callable[[Any], Any]:
@@ -56,14 +43,6 @@ def _returned(case: Case) -> Callable[[Any], Any]:
         return (y, z) if case.P.rank == 1 else (z, y)
 
     return fun
-
-
-def _in_scan(case: Case) -> Callable[[Any], Any]:
-    def step(carry: Any, _: None) -> Any:
-        moved = {name: F.roll(carry[name], case.P, 1, 0) for name in case.names}
-        return moved, None
-
-    return lambda f: lax.scan(step, f, None, length=3)[0]
 
 
 def _added_up(case: Case) -> Callable[[Any], Any]:
@@ -89,7 +68,9 @@ MIXED: dict[str, Callable[[Case], Callable[[Any], Any]]] = {
     "a list": lambda c: lambda f: [F.roll(x, c.P, 1, 0) for x in [f[name] for name in c.names]],
     "in a jitted function": lambda c: c.moved(jax.jit(lambda x: F.roll(x, c.P, 1, 0))),
     "in jax.checkpoint": lambda c: c.moved(jax.checkpoint(lambda x: F.roll(x, c.P, 1, 0))),
-    "in a scan": _in_scan,
+    "in a scan": lambda c: (
+        lambda f: lax.scan(lambda f, _: (c.moved(lambda x: F.roll(x, c.P, 1, 0))(f), None), f, None, length=3)[0]
+    ),
     "gradient": lambda c: dj.grad(
         lambda f: sum(jnp.sum(y**3) for y in c.moved(lambda x: F.roll(x, c.P, 1, 0))(f).values())
     ),
@@ -117,13 +98,16 @@ def test_calls_in_another_order_are_refused(name: str) -> None:
 
 def test_layers_in_another_order_are_refused() -> None:
     case = Case()
-    fun, args = _layers(case)
-    assert "params['a']" in str(dj.check(fun, *args).problem)
+    layers = {name: nn.DistributedLinear(case.flat, in_features=8, out_features=8) for name in ("a", "b")}
+    params = {name: layer.init(jax.random.key(0)) for name, layer in layers.items()}
 
+    def network(params: Any, x: Any) -> Any:
+        for name in sorted(layers, reverse=case.P.rank == 1):
+            x = layers[name](params[name], x)
+        return jnp.sum(x**2)
 
-def _chosen(case: Case) -> Callable[[Any], Any]:
-    """What a worker passes is its own choice, once."""
-    return lambda f: F.roll(f["vp" if case.P.rank else "vs"], case.P, 1, 0)
+    report = dj.check(dj.value_and_grad(network), params, jnp.ones((2, 8 // case.P.size)))
+    assert "params['a']" in str(report.problem)
 
 
 def _teams(case: Case) -> Callable[[Any], Any]:
@@ -135,13 +119,6 @@ def _teams(case: Case) -> Callable[[Any], Any]:
         return F.all_sum_reduce(y * (f["vs"] if case.P.rank else 1.0), case.P, axes_reduce=0)
 
     return fun
-
-
-def _constants(case: Case) -> Callable[[Any], Any]:
-    return lambda f: {
-        name: F.broadcast(x if case.P.rank == 0 else dj.zero_volume_tensor(), case.root, case.flat)
-        for name, x in f.items()
-    }
 
 
 def _all_to_all_by_hand(case: Case) -> Callable[[Any], Any]:
@@ -164,9 +141,13 @@ def _reduce_scatter_by_hand(case: Case) -> Callable[[Any], Any]:
 
 
 HEALTHY: dict[str, Callable[[Case], Callable[[Any], Any]]] = {
-    "chosen by rank": _chosen,
+    "chosen by rank": lambda c: lambda f: F.roll(f["vp" if c.P.rank else "vs"], c.P, 1, 0),
     "teams": _teams,
-    "constants": _constants,
+    "constants": lambda c: (
+        lambda f: {
+            name: F.broadcast(x if c.P.rank == 0 else dj.zero_volume_tensor(), c.root, c.flat) for name, x in f.items()
+        }
+    ),
     "all-to-all by hand": _all_to_all_by_hand,
     "reduce-scatter by hand": _reduce_scatter_by_hand,
     "jnp.where": lambda c: (

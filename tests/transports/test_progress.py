@@ -6,6 +6,7 @@ import subprocess
 import sys
 import termios
 from operator import length_hint
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,22 +33,13 @@ def captured(monkeypatch):
     return stderr
 
 
-class OwnStream:
-    """What some programs put in the place of stderr, to write to two files, say: it has one method."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def write(self, text: str) -> None:
-        self.text += text
-
-
 @pytest.mark.world(1)
 def test_a_stream_that_can_only_write(monkeypatch, tmp_path):
-    captured(monkeypatch)
-    monkeypatch.setattr(sys, "stderr", stream := OwnStream())
+    """What some programs put in the place of stderr, to write to two files, say, has one method."""
+    written = captured(monkeypatch)
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=written.write))
     assert sum(dj.progress(range(3), label="numbers")) == 3
-    assert "numbers: 3 of 3 steps" in stream.text
+    assert "numbers: 3 of 3 steps" in written.getvalue()
     spec = dj.TensorSpec((2,), dj.Partition().grid([1]))
     dj.checkpoint.save(tmp_path / "run", np.ones(2), spec, 1)
     assert dj.checkpoint.restore(tmp_path / "run", spec).tolist() == [1, 1]
@@ -60,9 +52,8 @@ def test_worker_0_alone_writes_under_mpi(monkeypatch):
     assert list(dj.progress("abc", label="letters")) == ["a", "b", "c"]
     lines = written.getvalue().splitlines()
     assert len(lines) == (4 if rank == 0 else 0)
-    assert all(
-        line.startswith(f"letters: {n} of 3 steps, 0:00:00") for n, line in zip((1, 2, 3, 3), lines, strict=False)
-    )
+    starts = [f"letters: {n} of 3 steps, 0:00:00" for n in (1, 2, 3, 3)]
+    assert all(line.startswith(start) for start, line in zip(starts, lines, strict=False))
 
 
 def test_worker_0_alone_writes_in_a_simulation(monkeypatch):
@@ -103,6 +94,13 @@ def test_it_is_turned_off_by_a_setting(monkeypatch):
     assert written.getvalue() == ""
 
 
+def test_an_error_in_a_loop_goes_on(monkeypatch):
+    captured(monkeypatch)
+    with pytest.raises(KeyError):
+        for _ in dj.progress(range(2)):
+            raise KeyError
+
+
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_closed_stderr_ends_no_work(monkeypatch, closed, capsys):
     written = captured(monkeypatch)
@@ -110,13 +108,6 @@ def test_a_closed_stderr_ends_no_work(monkeypatch, closed, capsys):
     monkeypatch.setattr(sys, "stderr", written if closed else None)
     assert list(dj.progress(range(2), label="to stdout?")) == [0, 1]
     assert capsys.readouterr().out == ""
-
-
-def test_an_error_in_a_loop_goes_on(monkeypatch):
-    captured(monkeypatch)
-    with pytest.raises(KeyError):
-        for _ in dj.progress(range(2)):
-            raise KeyError
 
 
 def test_a_bar_on_a_terminal():
@@ -133,10 +124,9 @@ def test_a_bar_on_a_terminal():
 
 
 def test_wrong_arguments():
-    with pytest.raises(dj.InvalidArgumentError, match="`total`"):
-        dj.progress(range(2), total=-1)
-    with pytest.raises(dj.InvalidTypeError, match="`label`"):
-        dj.progress(range(2), label=3)
+    for error, wrong in ((dj.InvalidArgumentError, {"total": -1}), (dj.InvalidTypeError, {"label": 3})):
+        with pytest.raises(error, match=f"`{next(iter(wrong))}`"):
+            dj.progress(range(2), **wrong)
 
 
 def test_batches_know_how_many_are_left():

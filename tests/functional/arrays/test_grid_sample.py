@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from all_workers import refusal
+from all_workers import refused
 from jobs import ROOT
 from matrix.partitions import On, on
 from sequential import close, cut
@@ -41,32 +41,26 @@ def check(cases: dict[str, On]) -> None:
             return np.zeros(0)
         if "grid" not in key:
             return cut(array, line, P.rank)
-        copies = np.repeat(array[:, None], line.shape[1], 1)
-        return cut(copies, On((*line.shape, 1), line.ranks), P.rank)[:, 0]
+        return cut(np.repeat(array[:, None], line.shape[1], 1), On((*line.shape, 1), line.ranks), P.rank)[:, 0]
 
     def program(xs: Any, grids: Any, weights: Any) -> Any:
         found = {}
         for name, line in cases.items():
             _, _, mode, padding, aligned, reach = name.split()
-            P_x, bound = line.partition(P), None if reach == "None" else float(reach)
+            how = {"mode": mode, "padding_mode": padding, "align_corners": aligned == "1"}
+            P_x, how["max_displacement"] = line.partition(P), None if reach == "None" else float(reach)
 
-            def sample(
-                x: Any, grid: Any, P_x: Any = P_x, how: Any = (mode, padding, aligned == "1"), bound: Any = bound
-            ) -> Any:
-                grid = dj.replicated(grid, P_x, axes=1)
-                return F.grid_sample(x, grid, P_x, *how, max_displacement=bound)
+            def sample(x: Any, grid: Any, P_x: Any = P_x, how: Any = how) -> Any:
+                return F.grid_sample(x, dj.replicated(grid, P_x, axes=1), P_x, **how)
 
             y, pullback = jax.vjp(sample, xs[name], grids[name])
             found[name] = (y, *pullback(weights[name]))
         return found
 
-    weights = {}
-    for name, line in cases.items():
-        shape = whole[name]["y"].shape
-        mine = cut(np.cos(np.arange(np.prod(shape, dtype=float))).reshape(shape), line, P.rank)
-        weights[name] = np.zeros(0) if mine is None else mine
-    arrays = ({name: own(name, key) for name in cases} for key in ("x", "grid"))
-    for name, parts in dj.jit(program)(*arrays, weights).items():
+    for of in whole.values():
+        of["weights"] = np.cos(np.arange(of["y"].size, dtype=float)).reshape(of["y"].shape)
+    arrays = ({name: own(name, key) for name in cases} for key in ("x", "grid", "weights"))
+    for name, parts in dj.jit(program)(*arrays).items():
         for key, got in zip(("y", "dx", "dgrid"), parts, strict=True):
             close(got, own(name, key), 1e-12, f"{key} of {name}")
 
@@ -132,17 +126,12 @@ def test_plans_and_refusals() -> None:
         P = P.grid([1, 1, 2, 1])
         return plan_grid_sample(blocks(P, 1, 3, 4, 8), blocks(P, *lengths), P, **options)
 
-    assert "`grid` must be 1 x lengths of 2 feature dimensions x 2 on worker 0" in refusal(
-        2, lambda P: planned(P, 1, 4, 8, 3), dj.PlanError
-    )
-    assert "must be one of 'bilinear', 'nearest'" in refusal(
-        2, lambda P: planned(P, 1, 4, 8, 2, mode="cubic"), ValueError
-    )
-    assert "one for each of 2 feature" in refusal(
-        2, lambda P: planned(P, 1, 4, 8, 2, max_displacement=-1.0), ValueError
-    )
     theta = np.eye(2)[None]
-    assert "must hold a length for each" in refusal(
-        1, lambda P: F.affine_grid(theta, P.grid([1, 1, 1]), (2, 3)), ValueError
+    refused(
+        2,
+        ("`grid` must be 1 x lengths of 2 feature dimensions x 2 on", dj.PlanError, lambda P: planned(P, 1, 4, 8, 3)),
+        ("must be one of 'bilinear', 'nearest'", ValueError, lambda P: planned(P, 1, 4, 8, 2, mode="cubic")),
+        ("one for each of 2 feature", ValueError, lambda P: planned(P, 1, 4, 8, 2, max_displacement=-1.0)),
+        ("must hold a length for each", ValueError, lambda P: F.affine_grid(theta, P.grid([1, 1, 2]), (2, 3))),
+        ("n x 1 x 2", ValueError, lambda P: F.affine_grid(theta, P.grid([1, 1, 2]), (1, 1, 3))),
     )
-    assert "n x 1 x 2" in refusal(1, lambda P: F.affine_grid(theta, P.grid([1, 1, 1]), (1, 1, 3)), ValueError)

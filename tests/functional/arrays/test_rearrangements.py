@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from all_workers import refusal
+from all_workers import refused
 from functional.arrays.beside import beside
 from matrix.partitions import On, on
 from sequential import Beside, check_beside, cut
@@ -30,17 +30,16 @@ def roll(sizes: Any, P_x: On, shift: Any, axis: Any) -> Beside:
 
 
 def cut_into_windows(x: Any, lengths: dict[int, int]) -> Any:
-    """By the formula: each window, one after the other."""
-    counts = [x.shape[d] // n for d, n in lengths.items()]
-    windows = []
-    for place in np.ndindex(*counts):
-        at = [slice(None)] * x.ndim
-        for i, (d, n) in zip(place, lengths.items(), strict=True):
-            at[d] = slice(i * n, i * n + n)
-        windows.append(x[tuple(at)])
-    stacked = jnp.stack(windows, 0 if 0 in lengths else 1)
-    front = x.shape[:1] if 0 not in lengths else ()
-    return stacked.reshape(*front, *counts, *stacked.shape[len(front) + 1 :])
+    """The numbers of windows behind the batch, then what is in a window."""
+    shape, counts, rest = [], [], []
+    for d, n in enumerate(x.shape):
+        if d in lengths:
+            counts.append(len(shape))
+            shape.append(n // lengths[d])
+        rest.append(len(shape))
+        shape.append(lengths.get(d, n))
+    front = [] if 0 in lengths else [rest.pop(0)]
+    return x.reshape(shape).transpose(*front, *counts, *rest)
 
 
 def windows(sizes: Any, P_x: On, P_y: On, lengths: dict[int, int]) -> Beside:
@@ -56,53 +55,43 @@ def windows(sizes: Any, P_x: On, P_y: On, lengths: dict[int, int]) -> Beside:
 
 
 def there_and_back(sizes: Any, P_x: On, window: Any, axes: Any = None) -> Beside:
-    """With a function of whole windows in between: the sum of a window's entries, in place of each."""
+    """With all that is in a window reversed in between, and a roll behind."""
 
-    def summed(x: Any, P: dj.Partition) -> Any:
+    def reversed_inside(x: Any, P: dj.Partition) -> Any:
         y = F.window_partition(x, P, window, axes)
-        y = F.window_reverse(jnp.flip(y, range(3, y.ndim)), P, axes)
-        return F.roll(y, P, 1, 1)
+        return F.roll(F.window_reverse(jnp.flip(y, range(3, y.ndim)), P, axes), P, 1, 1)
 
-    along = axes or tuple(range(1, len(sizes) - 1))
+    along = [axis % len(sizes) for axis in axes or range(1, len(sizes) - 1)]
     lengths = dict(zip(along, np.broadcast_to(window, len(along)).tolist(), strict=True))
 
     def whole(x: Any) -> Any:
-        parts = cut_into_windows(x, lengths)
-        parts = jnp.flip(parts, range(3, parts.ndim))
-        y = jnp.zeros_like(x)
-        for place in np.ndindex(*parts.shape[1 : 1 + len(along)]):
-            at = [slice(None)] * x.ndim
-            for i, (d, n) in zip(place, lengths.items(), strict=True):
-                at[d] = slice(i * n, i * n + n)
-            y = y.at[tuple(at)].set(parts[(slice(None), *place)])
-        return jnp.roll(y, 1, 1)
+        for d in range(1, x.ndim):
+            windows = x.reshape(*x.shape[:d], -1, lengths.get(d, x.shape[d]), *x.shape[d + 1 :])
+            x = jnp.flip(windows, d + 1).reshape(x.shape)
+        return jnp.roll(x, 1, 1)
 
-    return beside(f"there and back {lengths}", sizes, P_x, summed, whole)
+    return beside(f"there and back {lengths}", sizes, P_x, reversed_inside, whole)
 
 
 def shuffled(x: Any, r: tuple[int, ...], factors_first: bool = False) -> Any:
-    """Channels of n x c x features to features, by PyTorch's formula or TensorFlow's, entry by entry."""
+    """Channels of n x c x features to features, by PyTorch's formula or TensorFlow's."""
     n, c, *lengths = x.shape
-    channels = c // int(np.prod(r))
-    y = jnp.zeros((n, channels, *(m * k for m, k in zip(lengths, r, strict=True))), x.dtype)
-    for number, place in enumerate(np.ndindex(*r)):
-        own = (
-            slice(number * channels, number * channels + channels)
-            if factors_first
-            else slice(number, None, int(np.prod(r)))
-        )
-        y = y.at[(slice(None), slice(None), *(slice(i, None, k) for i, k in zip(place, r, strict=True)))].set(x[:, own])
-    return y
+    channels = (c // int(np.prod(r)),)
+    x = x.reshape(n, *((*r, *channels) if factors_first else (*channels, *r)), *lengths)
+    x = jnp.moveaxis(x, len(r) + 1, 1) if factors_first else x
+    return x.transpose(_to_features(r)).reshape(n, *channels, *(m * k for m, k in zip(lengths, r, strict=True)))
 
 
 def unshuffled(y: Any, r: tuple[int, ...], factors_first: bool = False) -> Any:
-    n, _, *lengths = y.shape
-    parts = [
-        y[(slice(None), slice(None), *(slice(i, None, k) for i, k in zip(place, r, strict=True)))]
-        for place in np.ndindex(*r)
-    ]
-    small = [m // k for m, k in zip(lengths, r, strict=True)]
-    return jnp.stack(parts, 1 if factors_first else 2).reshape(n, -1, *small)
+    small = [m // k for m, k in zip(y.shape[2:], r, strict=True)]
+    parts = y.reshape(*y.shape[:2], *(n for pair in zip(small, r, strict=True) for n in pair))
+    x = parts.transpose(np.argsort(_to_features(r)))
+    return (jnp.moveaxis(x, 1, len(r) + 1) if factors_first else x).reshape(len(y), -1, *small)
+
+
+def _to_features(r: tuple[int, ...]) -> list[int]:
+    """From n x c x factors x features to n x c x features, each with its factor behind it."""
+    return [0, 1, *(place for d in range(2, 2 + len(r)) for place in (d + len(r), d))]
 
 
 def pixels(name: str, sizes: Any, P_x: On, r: Any, channel_axis: int = 1) -> Beside:
@@ -215,13 +204,17 @@ def test_what_does_not_fit_is_refused_on_all_workers() -> None:
         return plan_window_partition(images((1, 6, 8, 2), P.grid([1, 2, 2, 1])), P.grid([1, 2, 2, 1]), window, axes)
 
     assert planned(dj.planning_world(4), 2).output(3).shape == (1, 1, 2, 2, 2, 2)
-    assert "must divide `x` (of shape 1 x 6 x 8 x 2), but dimension 1 is not a multiple of 4" in refusal(
-        4, lambda P: planned(P, 4), dj.PlanError
+    refused(
+        4,
+        ("must divide `x` (of shape 1 x 6 x 8 x 2), but dimension 1 is no", dj.PlanError, lambda P: planned(P, 4)),
+        ("one for each of the dimensions (1, 2)", ValueError, lambda P: planned(P, (2, 2, 2))),
+        ("1 or more", ValueError, lambda P: planned(P, 0)),
+        ("names dimension 4", ValueError, lambda P: planned(P, 2, (1, 4))),
     )
-    assert "one for each of the dimensions (1, 2)" in refusal(4, lambda P: planned(P, (2, 2, 2)), ValueError)
-    assert "1 or more" in refusal(4, lambda P: planned(P, 0), ValueError)
-    assert "names dimension 4" in refusal(4, lambda P: planned(P, 2, (1, 4)), ValueError)
     x = jax.numpy.zeros(3)
-    assert "must have the same length" in refusal(2, lambda P: F.roll(x, P.grid([2, 1]), (1, 2), (0, 1, 0)), ValueError)
-    assert "must be an integer or a sequence" in refusal(2, lambda P: F.roll(x, P.grid([2]), 1.5, 0), TypeError)
-    assert "the channels, 1" in refusal(2, lambda P: F.pixel_shuffle(x, P.grid([2, 1, 1]), 2, (1, 2)), ValueError)
+    refused(
+        2,
+        ("must be as many", ValueError, lambda P: F.roll(x, P.grid([2, 1]), (1, 2), (0, 1, 0))),
+        ("must be an integer or a sequence", TypeError, lambda P: F.roll(x, P.grid([2]), 1.5, 0)),
+        ("the channels, 1", ValueError, lambda P: F.pixel_shuffle(x, P.grid([2, 1, 1]), 2, (1, 2))),
+    )

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from all_workers import refusal
+from all_workers import refused
 from functional.arrays.beside import beside
 from jax import lax
 from matrix.partitions import On, on
@@ -148,12 +148,13 @@ def test_plans_and_refusals() -> None:
         return plan_associative_scan({worker: (first[worker], second[worker]) for worker in first}, P.grid([2, 1]))
 
     assert len(both(dj.planning_world(2), 2, 3)) == 2
-    assert "equal blocks along dimension 0" in refusal(2, lambda P: both(P, 3, 2), dj.PlanError)
-    x = np.ones(2)
-    assert "`f`" in refusal(2, lambda P: F.associative_scan(None, x, P.grid([2])), TypeError)
-    assert "at least one array" in refusal(2, lambda P: F.associative_scan(max, (), P.grid([2])), ValueError)
-    assert "names dimension 1" in refusal(2, lambda P: F.cumsum(x, P.grid([2]), 1), ValueError)
-    assert "`reverse` (=3)" in refusal(2, lambda P: F.cumsum(x, P.grid([2]), 0, 3), TypeError)
-    assert "real numbers, but is bool" in refusal(
-        1, lambda P: plan_cumulative("cummax", {0: ShapeDtype((1,), np.dtype(bool))}, P.grid([1]), 0), dj.PlanError
+    x, of_bools = np.ones(2), {worker: ShapeDtype((1,), np.dtype(bool)) for worker in (0, 1)}
+    refused(
+        2,
+        ("cut alike along dimension 0", dj.PlanError, lambda P: both(P, 3, 2)),
+        ("`f`", TypeError, lambda P: F.associative_scan(None, x, P.grid([2]))),
+        ("an array or more", ValueError, lambda P: F.associative_scan(max, (), P.grid([2]))),
+        ("names dimension 1", ValueError, lambda P: F.cumsum(x, P.grid([2]), 1)),
+        ("`reverse` (=3)", TypeError, lambda P: F.cumsum(x, P.grid([2]), 0, 3)),
+        ("real numbers, but is bool", dj.PlanError, lambda P: plan_cumulative("cummax", of_bools, P.grid([2]), 0)),
     )

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from all_workers import refusal
+from all_workers import refused
 from blocks import block
 from matrix.partitions import On, on
 
@@ -120,10 +120,11 @@ def test_refusals() -> None:
         blocks = dict.fromkeys(range(2), ShapeDtype((2,), np.dtype(dtype)))
         return lambda P: plan_grouped(blocks, P.grid([2]), ids, 3, **options)
 
-    assert "must hold real numbers, but is complex64" in refusal(2, planned("complex64", [0, 1, 2, 2]), dj.PlanError)
-    no_softmax = planned("int32", [0, 1, 2, 2], operation="softmax")
-    assert "must hold floating numbers, but is int32" in refusal(2, no_softmax, dj.PlanError)
-    assert "`segment_ids` (of length 3) must have a number for each" in refusal(
-        2, planned("float32", [0, 1, 2]), dj.PlanError
+    few, square = [0, 1, 2], [[0, 1], [2, 2]]
+    refused(
+        2,
+        ("must hold real numbers, but is complex64", dj.PlanError, planned("complex64", [*few, 2])),
+        ("must hold floating numbers, but is int32", dj.PlanError, planned("int32", [*few, 2], operation="softmax")),
+        ("`segment_ids` (of length 3) must have a number for each", dj.PlanError, planned("float32", few)),
+        ("must have one dimension", dj.InvalidArgumentError, planned("float32", square)),
     )
-    assert "must have one dimension" in refusal(2, planned("float32", [[0, 1], [2, 2]]), dj.InvalidArgumentError)
