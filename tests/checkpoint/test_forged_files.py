@@ -3,15 +3,12 @@
 A manifest has a checksum of its own; here it is made anew after each change, so that the change itself is found.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import json
 import os
 import random
 import shutil
-import struct
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -258,27 +255,7 @@ def test_files_of_other_kinds_are_refused(kind: str, saved: Path, tmp_path: Path
     dj.simulate(2, program)
 
 
-def test_a_pipe_to_import(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "x")
-
-    def program() -> None:
-        with pytest.raises(dj.CheckpointError, match="x is no file, but a folder, a pipe or a device"):
-            checkpoint.import_(tmp_path / "x", TensorSpec((2,), dj.Partition()))
-
-    dj.simulate(2, program)
-
-
-def test_negative_offsets(tmp_path: Path) -> None:
-    """The bytes of the header are no numbers of a tensor."""
-    text = json.dumps({"w": {"dtype": "U8", "shape": [4], "data_offsets": [-8, -4]}}).encode()
-    (tmp_path / "x").write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
-    with pytest.raises(dj.CheckpointError, match="-8 is no integer from 0 to"):
-        arrays_in(str(tmp_path / "x"))
-
-
 def test_a_manifest_of_20_gigabytes(tmp_path: Path) -> None:
-    """It is refused on all workers before it is read."""
-
     def program() -> None:
         with pytest.raises(dj.CheckpointError, match=r"manifest\.json is damaged: 20000000000 bytes of text are more"):
             checkpoint.restore(tmp_path, specs())

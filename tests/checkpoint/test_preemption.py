@@ -1,7 +1,5 @@
 """A signal to one worker ends the training of all, after the same step."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """The proof: training that is killed at any moment, again and again, ends where training that was left alone ends."""
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -11,17 +9,12 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jobs import FAST_TO_COMPILE, ROOT, patience, run_alone, start, start_up
 from launcher.settings import long_run
 
-import distdl_jax as dj
-from distdl_jax import TensorSpec, checkpoint, nn
 from distdl_jax.partitions.formats.arrays import arrays_in
 
 # A run whose state after step n is known: only saving and restoring can go wrong.
@@ -99,63 +92,11 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     assert progress >= kills // 2
 
 
-def test_to_the_bit_on_the_same_partition(tmp_path: Path) -> None:
-    """Saved and restored after every step, with adam and a random key, against what was left alone."""
-    import optax
-
-    optimiser = optax.adam(0.1)
-
-    def program() -> None:
-        P = dj.Partition()
-        P_W = P.grid([3, 1])
-        P_x = P.grid([1, 1])
-        P_y = P.grid([1, 3])
-        layer = nn.DistributedLinear(P_x, P_y, P_W, 5, 7)
-        params = layer.init(jax.random.key(0), "float64")
-        alone = {"params": params, "optimiser": optimiser.init(params), "key": jax.random.key(1), "rate": 0.5}
-        everywhere = TensorSpec((), P, replicated=True)
-        specs = {
-            "params": layer.param_specs(),
-            "optimiser": dj.specs_like(alone["optimiser"], params, layer.param_specs()),
-            "key": everywhere,
-            "rate": everywhere,
-        }
-
-        @dj.jit
-        def train(state: Any) -> Any:
-            key, use = jax.random.split(state["key"])
-            x = jax.random.normal(use, (4, 5)) if P_x.active else dj.zero_volume_tensor(batch_size=4)
-            gradient = dj.grad(lambda params: jnp.sum(layer(params, x) ** 2))(state["params"])
-            updates, moments = optimiser.update(gradient, state["optimiser"], state["params"])
-            updates = jax.tree.map(lambda u: state["rate"] * u, updates)
-            return {
-                "params": optax.apply_updates(state["params"], updates),
-                "optimiser": moments,
-                "key": key,
-                "rate": state["rate"] * 0.75,
-            }
-
-        resumed = alone
-        for step in range(4):
-            alone, resumed = train(alone), train(resumed)
-            checkpoint.save(tmp_path, resumed, specs, step)
-            resumed = checkpoint.restore(tmp_path, specs)
-        assert jax.tree.structure(alone) == jax.tree.structure(resumed)
-        for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(resumed), strict=True):
-            assert (a.dtype, jax.typeof(a)) == (b.dtype, jax.typeof(b))
-            if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-                a, b = jax.random.key_data(a), jax.random.key_data(b)
-            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
-
-    dj.simulate(3, program)
-
-
 RESUME = ROOT / "examples" / "resume.py"
 SHORT = ["--images", "32", "--batch-size", "16", "--every", "1"]
 
 
 def workers_of(launcher: int, program: Path) -> list[int]:
-    """The processes of the launcher that run a program."""
     parents: dict[int, int] = {}
     runs: list[int] = []
     for entry in Path("/proc").iterdir():

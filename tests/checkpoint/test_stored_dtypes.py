@@ -1,7 +1,5 @@
 """Of which dtype a leaf is that was saved: its own, whatever placeholders have, and whatever JAX's default is now."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jax
@@ -54,17 +52,14 @@ def test_numbers_without_a_dtype(wide: bool, tmp_path: Path) -> None:
     dj.simulate(2, program, False)
 
 
+@pytest.mark.simulated(3)
 def test_placeholders_have_any_dtype(tmp_path: Path) -> None:
     """Of a worker outside, and of one whose block is empty; what is restored is of the data's dtype on all."""
-
-    def program() -> None:
-        P = dj.Partition()
-        its = [TensorSpec((1,), P), TensorSpec((2,), P.grid([1], [2]))]
-        held = [jnp.ones(n) if P.rank == i else jnp.zeros(0, "int8") for i, n in ((0, 1), (2, 2))]
-        checkpoint.save(tmp_path, held, its)
-        got = checkpoint.restore(tmp_path, its)
-        assert [(leaf.dtype, leaf.tolist()) for leaf in got] == [
-            (np.dtype(float), [1.0] * (n * (P.rank == i))) for i, n in ((0, 1), (2, 2))
-        ]
-
-    dj.simulate(3, program)
+    P = dj.Partition()
+    its = [TensorSpec((1,), P), TensorSpec((2,), P.grid([1], [2]))]
+    held = [jnp.ones(n) if P.rank == i else jnp.zeros(0, "int8") for i, n in ((0, 1), (2, 2))]
+    checkpoint.save(tmp_path, held, its)
+    got = checkpoint.restore(tmp_path, its)
+    assert [(leaf.dtype, leaf.tolist()) for leaf in got] == [
+        (np.dtype(float), [1.0] * (n * (P.rank == i))) for i, n in ((0, 1), (2, 2))
+    ]

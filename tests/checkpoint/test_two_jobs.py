@@ -4,8 +4,6 @@ Every operation on files waits for its turn, and turns are drawn: so each seed i
 repeats. The files of a folder are removed one by one. Some jobs are killed at an operation that is drawn as well.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import threading
@@ -188,19 +186,16 @@ class TakenDisk(Disk):
             remove_folder(Disk(), str(Path(to).parents[1]), Path(to).parent.name)
 
 
+@pytest.mark.simulated(1)
 @pytest.mark.parametrize("managed", [False, True])
 def test_files_that_are_gone(managed: bool, tmp_path: Path) -> None:
     """`save` raises, or the next call of the Manager does."""
-
-    def program() -> None:
-        spec = TensorSpec((3,), dj.Partition())
-        with disk_used(TakenDisk()), pytest.raises(dj.CheckpointError, match="another job that saves"):
-            if managed:
-                manager = checkpoint.Manager(tmp_path)
-                manager.save(np.zeros(3), spec, 1)
-                manager.wait()
-            else:
-                checkpoint.save(tmp_path, np.zeros(3), spec, 1)
-        assert checkpoint.steps(tmp_path) == []
-
-    dj.simulate(1, program)
+    spec = TensorSpec((3,), dj.Partition())
+    with disk_used(TakenDisk()), pytest.raises(dj.CheckpointError, match="another job that saves"):
+        if managed:
+            manager = checkpoint.Manager(tmp_path)
+            manager.save(np.zeros(3), spec, 1)
+            manager.wait()
+        else:
+            checkpoint.save(tmp_path, np.zeros(3), spec, 1)
+    assert checkpoint.steps(tmp_path) == []

@@ -1,7 +1,5 @@
 """A tree of everything that can be saved, its specs on several partitions, and its blocks by numpy's own slicing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -21,8 +19,6 @@ DTYPES = (
 
 
 class Keys(NamedTuple):
-    """Random keys, as numpy has them."""
-
     data: np.ndarray
     impl: str
 
@@ -36,7 +32,6 @@ def keys_of(keys: jax.Array) -> Keys:
 
 @cache
 def wholes() -> dict[str, Any]:
-    """The tensors as a whole."""
     draw = np.random.default_rng(1)
     return {
         "params": {
@@ -86,7 +81,6 @@ def specs(P: dj.Partition, kind: int) -> dict[str, Any]:
 
 
 def cut(whole: Any, spec: TensorSpec | None) -> Any:
-    """This worker's block."""
     if spec is None or isinstance(whole, int | float):
         return whole
     at = (slice(0, 0), ...) if spec.box is None else (*(slice(start, stop) for start, stop in spec.box), ...)
@@ -96,19 +90,20 @@ def cut(whole: Any, spec: TensorSpec | None) -> Any:
 
 
 def blocks(its_specs: dict[str, Any]) -> dict[str, Any]:
-    """This worker's tree."""
     return _together(lambda spec, whole: cut(whole, spec), its_specs, wholes())
 
 
-def same(got: Any, its_specs: dict[str, Any]) -> None:
-    """Whether a tree holds this worker's blocks, to the bit and in their dtypes; None where there is no spec."""
+def same(got: Any, its_specs: dict[str, Any], weak: bool = True) -> None:
+    """Whether a tree holds this worker's blocks, to the bit and in their dtypes; None where there is no spec.
+
+    `weak`: Python's numbers are weakly typed."""
 
     def compare(spec: TensorSpec | None, whole: Any, found: Any) -> None:
         if spec is None:
             assert found is None
             return
         assert isinstance(found, jax.Array) and found.shape == spec.local_shape
-        assert jax.typeof(found).weak_type == isinstance(whole, int | float)
+        assert jax.typeof(found).weak_type == (weak and isinstance(whole, int | float))
         if isinstance(whole, Keys):
             assert str(jax.random.key_impl(found)) == whole.impl
             whole, found = whole.data, jax.random.key_data(found)
@@ -117,7 +112,7 @@ def same(got: Any, its_specs: dict[str, Any]) -> None:
             at = (*(slice(start, stop) for start, stop in spec.box), ...)
             np.testing.assert_array_equal(np.asarray(found), np.asarray(whole)[at])
 
-    _together(compare, its_specs, wholes(), got)
+    _together(compare, its_specs, {name: wholes()[name] for name in its_specs}, got)
 
 
 def _together(function: Any, *trees: Any) -> Any:

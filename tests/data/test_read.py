@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from data.watched import Watched
 
 import distdl_jax as dj
 from distdl_jax.data import open_array, read
@@ -95,26 +96,13 @@ def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         open_array("x.h5")
 
 
-class Watched:
-    """An array that remembers how many elements were asked for."""
-
-    shape, dtype = WHOLE.shape, WHOLE.dtype
-
-    def __init__(self) -> None:
-        self.elements = 0
-
-    def __getitem__(self, at: Any) -> np.ndarray:
-        self.elements += WHOLE[at].size
-        return WHOLE[at]
-
-
 def test_nothing_else_is_read() -> None:
-    watched = Watched()
+    watched = Watched(WHOLE)
     read(watched, ((1, 3), (0, 2), (4, 6)))
     read(watched, ((1, 3), (2, 2), (4, 6)))
     assert read(watched, ((1, 3), (2, 2), (4, 6)), [(1, 1)] * 3).shape == (4, 0, 3)
     assert read(watched, None).shape == (0,)
-    assert watched.elements == 8
+    assert sum(watched.asked) == 8
 
 
 @pytest.mark.parametrize(

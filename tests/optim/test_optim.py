@@ -37,7 +37,6 @@ def specs() -> dict[str, Any]:
 
 
 def drawn(seed: int, scale: float = 1.0, dtype: Any = float) -> dict[str, Any]:
-    """Whole tensors."""
     draw = np.random.default_rng(seed)
     return {name: np.asarray(scale * draw.normal(size=shape)).astype(dtype) for name, shape in SHAPES.items()}
 
@@ -46,7 +45,6 @@ NOT_BIAS = {name: name != "bias" for name in SHAPES}
 
 
 def cut(tree: dict[str, Any], its: dict[str, Any] | None = None) -> dict[str, Any]:
-    """This worker's blocks of whole tensors."""
     its = specs() if its is None else its
     return {name: block_of(tree[name], spec) for name, spec in its.items()}
 

@@ -1,7 +1,5 @@
 """Partitions as values: what each method gives on every worker, and what is refused, worked out without MPI."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import pickle
@@ -19,8 +17,18 @@ def seen(P):
     return P.active, P.rank, P.index, P.size, P.shape, P.dim, P.ranks
 
 
-def test_the_first_partition_holds_every_worker_in_order():
+def test_a_planning_world_is_seen_from_one_of_its_workers():
+    """Between which nothing moves."""
     assert on_all(3, seen) == [(True, rank, rank, 3, (3,), 1, (0, 1, 2)) for rank in range(3)]
+    P = dj.planning_world(3)
+    assert P.rank == 0 and dj.planning_world(3) != P
+    for moves in (
+        lambda: P.world.transport,
+        lambda: P.world.agree((0, 1), "nothing", None),
+        lambda: dj.functional.repartition(np.ones(2), P, P),
+    ):
+        with pytest.raises(dj.SetupError, match="no data can move in it"):
+            moves()
 
 
 def test_inclusive_takes_the_ranks_in_the_given_order():

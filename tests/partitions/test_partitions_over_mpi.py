@@ -1,7 +1,5 @@
 """Partitions in real MPI worlds: data for everyone, communicators, and that what is planned is what MPI does."""
 
-from __future__ import annotations
-
 import itertools
 
 import jax

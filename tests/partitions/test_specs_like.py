@@ -1,4 +1,4 @@
-"""Whole states of optimisers, and modules of other libraries, gathered and scattered."""
+"""Whole states of optimisers and of training, and modules of other libraries, gathered and scattered."""
 
 from functools import partial
 from typing import Any
@@ -145,7 +145,6 @@ def test_the_state_of_a_parameter_with_copies_and_blocks() -> None:
 
 @partial(jax.jit, static_argnums=0)
 def stepped(optimiser: Any, params: Any) -> Any:
-    """Its state after a step."""
     gradient = jax.tree.map(jnp.sin, params)
     return optimiser.update(gradient, optimiser.init(params), params)[1]
 
@@ -196,3 +195,39 @@ def test_states_that_are_no_blocks_are_refused(optimiser: Any, grid: tuple[int, 
     params = {"w": jnp.ones(spec.local_shape)}
     with pytest.raises(dj.PlanError, match=r"it is (perhaps )?no block of anything"):
         dj.specs_like(optimiser.init(params), params, {"w": spec})
+
+
+def network(P_world: dj.Partition) -> nn.Sequential:
+    P, P_W = P_world.grid([1, 2]), P_world.grid([2, 2])
+    rows = P_world.grid([2, 1], [1, 3])
+    return nn.Sequential(
+        nn.DistributedLinear(P, P_world.grid([1, 2], [1, 3]), P_W, in_features=6, out_features=4),
+        nn.Repartition(P_world.grid([1, 2], [1, 3]), rows),
+        nn.DistributedBatchNorm(rows, 4),
+    )
+
+
+@pytest.mark.simulated(4)
+def test_gathered_and_scattered() -> None:
+    """Parameters, Adam's state, running statistics, a key, numbers and trees of them, on every worker's own blocks."""
+    P_world = dj.Partition()
+    net = network(P_world)
+    params = net.init(jax.random.key(0))
+    opt_state = optax.adam(0.1).init(params)
+    rest: dict[str, Any] = {"key": jax.random.key(1), "step": 3, "metrics": {"loss": jnp.arange(3.0), "name": "adam"}}
+    specs = dj.training_specs(net, opt_state, state=net.init_state(), **rest)
+    assert specs["params"] == net.param_specs() and specs["state"] == net.state_specs()
+    assert specs["optimiser"] == dj.specs_like(opt_state, params, net.param_specs())
+    everywhere = dj.TensorSpec((), P_world, replicated=True)
+    assert specs["step"] == specs["key"] == everywhere and specs["metrics"]["name"] is None
+    assert specs["metrics"]["loss"].global_shape == (3,)
+    state = {"params": params, "optimiser": opt_state, **rest, "state": net.init_state()}
+    arrays = {name: specs[name] for name in ("params", "optimiser", "state", "step")}
+    whole = dj.gather({name: state[name] for name in arrays}, arrays)
+    again = dj.scatter(whole, arrays)
+    jax.tree.map(np.testing.assert_array_equal, again, {name: state[name] for name in arrays})
+
+
+def test_networks_without_specs_are_refused() -> None:
+    with pytest.raises(dj.InvalidTypeError, match=r"`network` \(=.*\) must be a layer, with `param_specs`"):
+        dj.training_specs(jax.nn.relu, ())

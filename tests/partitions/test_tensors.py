@@ -1,30 +1,14 @@
 """Global tensors and their blocks: gather, scatter, specs, and the placeholder for nothing."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from all_workers import on_all, refusal
-from blocks import block
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec
 from distdl_jax.tracing.tie import tie
-
-
-@pytest.mark.world(4)
-@pytest.mark.parametrize("root", [0, 3])
-def test_a_whole_of_the_wrong_shape_raises_on_every_worker(root):
-    """The sentence names shape, spec and what the spec says; all go on together afterwards."""
-    P = dj.Partition()
-    spec = TensorSpec((7, 5), P.grid([2, 2]))
-    with pytest.raises(dj.PlanError) as caught:
-        dj.scatter(jnp.ones((5, 7)) if P.rank == root else dj.zero_volume_tensor(), spec, root=root)
-    assert "has shape (5, 7), but its spec (7 x 5 on 2 x 2 workers) says (7, 5)" in str(caught.value)
-    assert dj.gather(block(np.ones((7, 5)), spec.partition), spec).shape == ((7, 5) if P.rank == 0 else (0,))
-
 
 WHOLE = np.arange(7 * 5).reshape(7, 5)
 

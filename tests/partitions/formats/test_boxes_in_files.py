@@ -1,7 +1,5 @@
 """Slabs: what of a block has to be read for a part of it, against numpy's own slicing."""
 
-from __future__ import annotations
-
 from math import prod
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """What is written is read by the safetensors package, and what that writes is read here."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Machines of five numbers, and the seconds that are estimated from them."""
 
-from __future__ import annotations
-
 import json
 from xml.etree import ElementTree
 
@@ -55,7 +53,6 @@ def test_a_machine_printed_is_a_call_that_makes_it() -> None:
 
 
 def network(P: dj.Partition) -> tuple[nn.Sequential, dj.TensorSpec]:
-    """Two layers with messages and one without."""
     grid = P.grid([1, 1, 2, 2])
     layers = nn.Sequential(
         nn.DistributedConv2d(grid, in_channels=1, out_channels=3, kernel_size=3, padding=1),
@@ -98,7 +95,6 @@ def test_a_table_a_picture_and_json_show_each_layer() -> None:
 
 @pytest.mark.world(2)
 def test_a_machine_is_measured_by_all_workers(world_size: int) -> None:
-    """The numbers are the same on all, and are ones that a machine can have."""
     machine = dj.machine.measure()
     found = dj.Partition().allgather_data(str(machine))
     assert found is not None and set(found) == {str(machine)}
