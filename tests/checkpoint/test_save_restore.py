@@ -105,17 +105,14 @@ def test_steps_and_latest(tmp_path: Path) -> None:
     assert checkpoint.steps(path) == [9, 20, 12345678901]
 
 
+@pytest.mark.simulated(3)
 def test_each_worker_writes_its_own_blocks_once(tmp_path: Path) -> None:
     """Plain safetensors reads a worker's file; copies are in one of them; who holds nothing writes no file."""
     safetensors = pytest.importorskip("safetensors.numpy")
-
-    def program() -> None:
-        P = dj.Partition()
-        its = {"cut": TensorSpec((5,), P.grid([2], [0, 2])), "copied": TensorSpec((2,), P, replicated=True)}
-        mine = {0: jnp.arange(3.0), 2: jnp.arange(3.0, 5.0)}.get(P.rank, jnp.zeros(0))
-        checkpoint.save(tmp_path, {"cut": mine, "copied": jnp.ones(2)}, its)
-
-    dj.simulate(3, program)
+    P = dj.Partition()
+    its = {"cut": TensorSpec((5,), P.grid([2], [0, 2])), "copied": TensorSpec((2,), P, replicated=True)}
+    mine = {0: jnp.arange(3.0), 2: jnp.arange(3.0, 5.0)}.get(P.rank, jnp.zeros(0))
+    checkpoint.save(tmp_path, {"cut": mine, "copied": jnp.ones(2)}, its)
     folder = tmp_path / "step-0000000000"
     assert sorted(os.listdir(folder)) == ["manifest.json", "worker-00000.safetensors", "worker-00002.safetensors"]
     found = safetensors.load_file(folder / "worker-00000.safetensors")

@@ -1,16 +1,14 @@
 """What a loader reads, and when: each worker its own boxes, some batches ahead, in a thread that ends with it."""
 
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from data.test_batches import IMAGES, KEY, one, spec
 from data.watched import Watched
+from jobs import run_alone
 
 import distdl_jax as dj
 from distdl_jax.data import batches
@@ -132,9 +130,6 @@ assert len([*its]) == 3
 """
 
 
-def test_a_forked_process_has_no_thread_that_reads_ahead(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(FORKED)
-    command = [sys.executable, tmp_path / "program.py"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "which was forked from it, has no thread that reads ahead" in done.stdout
+def test_a_forked_process_has_no_thread_that_reads_ahead() -> None:
+    status, output = run_alone("-c", FORKED)
+    assert status == 0 and "which was forked from it, has no thread that reads ahead" in output, output

@@ -4,8 +4,6 @@ import copy
 import io
 import os
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jobs import run_alone
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec
@@ -100,11 +99,8 @@ except dj.CheckpointError as error:
 
 def test_a_memory_map_of_the_program(tmp_path: Path) -> None:
     write(tmp_path / "x.npy", OLD)
-    (tmp_path / "program.py").write_text(MAPPED)
-    command = [sys.executable, tmp_path / "program.py", tmp_path / "x.npy"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "x.npy has been cut while it is a memory map: it has 600 bytes" in done.stdout
+    status, output = run_alone("-c", MAPPED, tmp_path / "x.npy")
+    assert status == 0 and "x.npy has been cut while it is a memory map: it has 600 bytes" in output, output
 
 
 def test_pickled_and_copied(tmp_path: Path) -> None:

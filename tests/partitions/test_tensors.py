@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from all_workers import on_all, refusal
+from partitions.compiling import compiled
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec
@@ -93,13 +94,6 @@ def test_another_array_is_refused_by_every_worker(rank, array, kind, sentence):
     assert sentence in str(caught.value)
 
 
-def test_specs_are_values():
-    P = dj.planning_world(2)
-    a, b = (TensorSpec((3, 4), P.grid([2, 1])) for _ in range(2))
-    assert a == b and hash(a) == hash(b)
-    assert len({a, b, TensorSpec((4, 3), a.partition), TensorSpec((3, 4), P.grid([1, 2]))}) == 3
-
-
 @pytest.mark.parametrize(
     ("shape", "partition", "kind", "sentence"),
     [
@@ -128,18 +122,9 @@ def test_zero_volume_tensors_have_no_elements_but_a_dtype():
 
 def test_placeholders_and_ties_of_new_shapes_compile_nothing() -> None:
     """Eagerly, JAX's zeros compile a program for each shape, and the shape of a placeholder changes with the batch."""
-    compiled: list[str] = []
-
-    def listen(event: str, duration: float, **about: object) -> None:
-        if event.endswith("backend_compile_duration"):
-            compiled.append(str(about.get("fun_name")))
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with compiled() as names:
         jnp.zeros(1234)
-        assert compiled  # they are heard of
-        compiled.clear()
+    assert names  # they are heard of
+    with compiled() as names:
         tie(dj.zero_volume_tensor(1235), dj.zero_volume_tensor(1236, jnp.bfloat16))
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-    assert not compiled
+    assert not names
