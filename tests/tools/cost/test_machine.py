@@ -13,14 +13,6 @@ from distdl_jax import nn
 OWN = {"latency": 1e-5, "bandwidth": 1e9, "flops": 1e10, "memory_bandwidth": 1e10, "memory": 1e9}
 
 
-def test_seconds_are_a_sum_of_four_products() -> None:
-    """Of numbers, and of arrays with an entry for each worker."""
-    machine = dj.Machine(**OWN)
-    assert machine.seconds(3, 2e6, 5e9, 4e7) == pytest.approx(3e-5 + 2e-3 + 0.5 + 4e-3)
-    each = machine.seconds(np.array([0, 3]), np.array([0, 2e6]), 0, 0)
-    np.testing.assert_allclose(each, [0, 3e-5 + 2e-3])
-
-
 @pytest.mark.parametrize(
     ("name", "value", "error", "words"),
     [
