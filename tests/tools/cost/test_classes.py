@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drawn import images
+from drawn import drawn
 from predicted import FLOAT32, blocks, communicated, step_operations
 
 import distdl_jax as dj
@@ -42,7 +42,8 @@ def test_a_class_has_one_value() -> None:
 def test_amounts_by_class_are_those_of_every_worker(seed: int) -> None:
     """Of drawn networks on drawn grids: of workers that are looked at, each traced by itself."""
     draw = np.random.default_rng(seed)
-    network, spec = images(draw, dj.planning_world(int(draw.integers(2, 64))))
+    build, size = drawn(3 * seed, 64)
+    network, spec = build(dj.planning_world(size))
     world = spec.partition.world
     workers = sorted(draw.permutation(world.size)[:6].tolist())
     cost, x = dj.cost(network, spec), blocks(spec, FLOAT32)

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from every_layer import LAYERS as EVERY_LAYER
+from every_layer import spec_of_x
 from predicted import Build, Network, check_predicted
 
 import distdl_jax as dj
@@ -92,14 +94,6 @@ NETWORKS: dict[str, Build] = {
         nn.Skip(nn.Sequential(conv(split, (7, 7))), axis=2),
         nn.Skip(nn.Sequential(conv(split, (7, 7))), join="add"),
     )),
-    "entry by entry": on([2, 2, 1, 1], (3, 5, 3, 4), lambda P, split: (
-        nn.DistributedPointwise(split, 5, 6),
-        nn.DistributedPReLU(split, 6),
-        nn.DistributedSqueezeExcitation(split, 6, 3),
-        nn.Residual(nn.DistributedPointwise(split, 4, 4, dim=3, bias=False)),
-        nn.DistributedPReLU(split),
-        dj.map_blocks(jnp.tanh, split),
-    )),
     "resampled": on([1, 1, 2, 2], (3, 1, 5, 7), lambda P, split: (
         conv(split, (1, 2), 1),
         nn.DistributedUpsample(split, scale_factor=1.5, mode="linear"),
@@ -107,15 +101,6 @@ NETWORKS: dict[str, Build] = {
         nn.DistributedCrop(split, [(2, 0), (0, 1)]),
         nn.DistributedAdaptiveAvgPool(split, (4, 3)),
         nn.DistributedUpsample(split, P.grid([2, 1, 1, 1], [2, 1]), size=(3, 7)),
-    )),
-    "mean of all features": on([1, 2, 2, 1], (3, 2, 5, 4), lambda P, split: (
-        conv(split, (2, 3), 1),
-        nn.DistributedGlobalAvgPool(split),
-        nn.Flatten(split),
-        nn.DistributedLinear(P.grid([1, 4]), in_features=3, out_features=2),
-    )),
-    "copies of the maximum of all features": on([1, 2, 2, 1], (3, 2, 5, 4), lambda P, split: (
-        conv(split, (2, 3), 1), nn.DistributedGlobalMaxPool(split, copies=True)
     )),
     "movements": on([2, 2, 1], (3, 7, 5), movements),
     "embedding, and the sequence cut behind it": on([2, 1], (3, 7), lambda P, row: (
@@ -126,19 +111,6 @@ NETWORKS: dict[str, Build] = {
         nn.DistributedSpectralConv2d(split, 2, 3, modes=(2, 3)),
         jax.nn.gelu,
         nn.DistributedSpectralConv2d(split, 3, 2, modes=2, P_W=P.grid([1, 1, 1, 3], [3, 1, 0])),
-    )),
-    "Fourier neural operator": on([2, 1, 2, 1, 1], (3, 2, 6, 5, 4), lambda P, split: (
-        nn.DistributedFNOBlock(split, 2, 2, modes=2), nn.Residual(nn.DistributedFNOBlock(split, 2, 2, modes=2))
-    )),
-    "functions around a pool": on([1, 2, 2], (2, 4, 5), lambda P, split: (
-        nn.DistributedPointwise(split, 4, 4),
-        *(jnp.tanh, nn.DistributedGlobalMaxPool(split, copies=True), jax.nn.sigmoid),
-    )),
-    "recomputed, as traced by all workers": on([1, 2], (3, 7), lambda P, split: (
-        [nn.Remat(nn.Sequential(nn.DistributedLinear(split, split, P.grid([2, 2]), 7, 7), jnp.tanh))]
-    )),
-    "normalised weight, as traced by all workers": on([1, 2], (3, 7), lambda P, split: (
-        [nn.WeightNorm(nn.DistributedLinear(split, split, P.grid([2, 2]), 7, 7))]
     )),
     "attention with heads split": attention([2, 1, 2]),
     "ring": attention([1, 4, 1], num_key_heads=2),
@@ -155,6 +127,19 @@ NETWORKS: dict[str, Build] = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_plans_predict_every_operation_of_a_training_step(name: str) -> None:
     check_predicted(NETWORKS[name])
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY_LAYER if name != "HaloExchange"])  # which a network can't plan
+def test_plans_predict_every_operation_of_every_layer(name: str) -> None:
+    """Of what comes before, too, where there is a gradient of x."""
+
+    def build(P: dj.Partition) -> Network:
+        layer = EVERY_LAYER[name](P)
+        spec = spec_of_x(name, layer)
+        before = [] if layer.takes_indices else [nn.DistributedPReLU(spec.partition)]
+        return nn.Sequential(*before, layer), spec
+
+    check_predicted(build)
 
 
 ALONE: dict[str, Build] = {

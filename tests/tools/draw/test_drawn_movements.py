@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from every_layer import LAYERS as EVERY_LAYER
+from every_layer import spec_of_x
 from matrix.case import Case
 from matrix.cases import PRIMITIVES, shape_dtypes
 from playing import planned
@@ -77,35 +78,17 @@ def test_arrows_are_the_plan_s_messages(case: Case) -> None:
         assert "No message is sent." in drawing.text
 
 
-BY_DIMENSIONS = {1: (8,), 2: (6, 6), 3: (4, 6, 6), 4: (2, 2, 8, 8), 5: (2, 2, 8, 8, 8), 6: (2, 2, 8, 8, 8, 8)}
-SHAPES = {
-    **dict.fromkeys(("SegmentSum", "DistributedGraphConv"), (3, 2)),
-    **dict.fromkeys(("DistributedLinear", "DistributedPointwise", "WeightNorm"), (2, 5)),
-    **dict.fromkeys(("DistributedGRU", "DistributedLSTM", "DistributedMixtureOfExperts"), (2, 2, 3)),
-    **dict.fromkeys(("DistributedConv1d", "DistributedConvTranspose1d", "DistributedConvLSTMCell1d"), (2, 2, 8)),
-    **dict.fromkeys(("DistributedSpectralConv1d", "DistributedFNOBlock"), (2, 2, 8)),
-    **dict.fromkeys(("DistributedPReLU", "DistributedBatchNorm", "DistributedLayerNorm"), (4, 3)),
-    **dict.fromkeys(("Remat", "Precision", "SpectralNorm", "Residual", "Skip", "Pipeline"), (4, 3)),
-    **dict.fromkeys(("DistributedGRUCell", "DistributedLSTMCell"), (4, 3)),
-    "DistributedRMSNorm": (3, 4),
-    "DistributedInstanceNorm": (2, 3, 4),
-    "DistributedSqueezeExcitation": (2, 5, 4),
-    "Input": (6, 8),
-    "Unflatten": (2, 12),
-}
-
-
 @pytest.mark.parametrize("name", EVERY_LAYER)
 def test_every_kind_of_layer_is_drawn_with_its_blocks_and_messages(name: str) -> None:
     """On every worker the same picture, with the blocks of x and y as far as these are known, and the plan's bytes."""
     pictures = []
     for rank in (0, 3):
         layer = EVERY_LAYER[name](dj.planning_world(4, rank))
-        P_x = layer.input_partition
-        spec = dj.TensorSpec(SHAPES.get(name, BY_DIMENSIONS[P_x.dim]), P_x)
+        spec = spec_of_x(name, layer)
         pictures.append(layer.draw(spec))
     assert pictures[0] == pictures[1]
     root = parsed(pictures[0].svg)
+    P_x = spec.partition
     options = {"halos": dict.fromkeys(P_x.ranks, layer.halo)} if name == "HaloExchange" else {}
     dtype = np.dtype("int32" if layer.takes_indices else "float32")
     x = {worker: dj.ShapeDtype(spec.shape_on(worker), dtype) for worker in range(4)}
