@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from data.files import Watched
 from data.test_batches import IMAGES, KEY, one, spec
-from data.watched import Watched
 from jobs import run_alone
 
 import distdl_jax as dj

@@ -1,7 +1,6 @@
 """Files that change while they are read: the old numbers, or an error that names the file; never others."""
 
 import copy
-import io
 import os
 import pickle
 import threading
@@ -12,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from data.files import KINDS, write
 from jobs import run_alone
 
 import distdl_jax as dj
@@ -21,23 +21,6 @@ from distdl_jax.partitions.formats.arrays import arrays_in
 
 OLD = np.arange(64 * 1024, dtype=np.float64).reshape(64, 1024)
 NEW = {"values": -OLD, "dtype": OLD.astype(np.float32), "shape": -OLD[:, :512], "longer": -np.repeat(OLD, 2, 0)}
-KINDS = ("npy", "npz", "compressed.npz", "safetensors", "h5", "zarr")
-
-
-def write(path: Path, array: np.ndarray) -> None:
-    match path.suffixes[-1]:
-        case ".npy":
-            np.save(path, array)
-        case ".npz":
-            (np.savez_compressed if "compressed" in path.name else np.savez)(path, x=array)
-        case ".safetensors":
-            path.write_bytes(pytest.importorskip("safetensors.numpy").save({"x": array}))
-        case ".h5":
-            with pytest.importorskip("h5py").File(content := io.BytesIO(), "w") as file:
-                file.create_dataset("x", data=array)
-            path.write_bytes(content.getvalue())
-        case ".zarr":
-            pytest.importorskip("zarr").create_array(path, data=array, chunks=(4, 512), overwrite=True)
 
 
 def renamed(path: Path, array: np.ndarray) -> None:
@@ -55,7 +38,7 @@ def overwritten(path: Path, array: np.ndarray) -> None:
 
 def cut(path: Path, array: np.ndarray) -> None:
     if path.is_dir():
-        os.truncate(path / "zarr.json", 0)
+        os.truncate(path / "x" / "zarr.json", 0)
     else:
         os.truncate(path, 600)
 
