@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from launcher.examples import LONG
 from optim.every_optimiser import OPTIMISERS, updates
@@ -24,6 +25,15 @@ LISTED = {
     "sophia",
 }
 """What the page knows to be wrong, and plain steps don't show."""
+
+CHOSEN = {
+    "chain of a trace and an average": optax.chain(optax.trace(0.5), optax.ema(0.9)),
+    "accumulating": optax.MultiSteps(optax.adam(0.1), 2),
+    "masked": optax.masked(optax.adam(0.1), {"matrix": True, "column": False, "vector": True}),
+    "hyperparameters": optax.inject_hyperparams(optax.rmsprop)(0.1),
+    "adamw with a schedule": optax.adamw(optax.linear_schedule(0.1, 0.0, 5)),
+}
+"""Kinds of states that are looked at in every run."""
 
 NO_SPECS = {"flatten"}
 """Right on blocks, but with a state that is no block of anything."""
@@ -50,11 +60,11 @@ def test_all_are_there() -> None:
 
 
 @pytest.mark.simulated(2)
-@pytest.mark.parametrize("name", [*OPTIMISERS][:: 1 if LONG > 1 else 16])
+@pytest.mark.parametrize("name", [*CHOSEN, *[*OPTIMISERS][:: 1 if LONG > 1 else 16]])
 def test_the_page_agrees_with_the_specs_of_the_state(name: str) -> None:
     """What differs from the update of whole tensors is on the page; where nothing does, the state is gathered."""
     P = dj.Partition()
-    optimiser = OPTIMISERS[name]
+    optimiser = (OPTIMISERS | CHOSEN)[name]
     specs = {
         "matrix": dj.TensorSpec((4, 6), P.grid([2, 1])),
         "column": dj.TensorSpec((4, 3), P.grid([1, 2])),
@@ -87,7 +97,9 @@ def test_the_page_agrees_with_the_specs_of_the_state(name: str) -> None:
         with pytest.raises(dj.PlanError, match="is no block of anything"):
             dj.specs_like(state, every[0][1], specs)
         return
-    gathered_state = dj.gather(state, dj.specs_like(state, every[0][1], specs))
+    of_state = dj.specs_like(state, every[0][1], specs)
+    gathered_state = dj.gather(state, of_state)
+    jax.tree.map(np.testing.assert_array_equal, dj.scatter(gathered_state, of_state), state)
     if P.rank == 0:
         assert jax.tree.structure(gathered_state) == jax.tree.structure(whole_state)
         for a, b in zip(jax.tree.leaves(gathered_state), jax.tree.leaves(whole_state), strict=True):

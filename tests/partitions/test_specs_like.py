@@ -14,54 +14,11 @@ from flax import nnx
 import distdl_jax as dj
 from distdl_jax import nn
 
-OPTIMISERS = {
-    "sgd": optax.sgd(0.1, momentum=0.9),
-    "adamw": optax.adamw(optax.linear_schedule(0.1, 0.0, 5)),
-    "chain": optax.chain(optax.trace(0.5), optax.ema(0.9)),
-    "accumulating": optax.MultiSteps(optax.adam(0.1), 2),
-    "masked": optax.masked(optax.adam(0.1), {"weight": True, "bias": False}),
-    "hyperparameters": optax.inject_hyperparams(optax.rmsprop)(0.1),
-    "lbfgs memory": optax.scale_by_lbfgs(memory_size=3),
-}  # fmt: skip
-
 
 def layer_on(P: dj.Partition) -> nn.DistributedLinear:
     P_x, P_W = (P.grid(shape) for shape in ([1, 2], [2, 1]))
     P_one = P.grid([1, 1], [1])
     return nn.DistributedLinear(P_one, P_x, P_W, 3, 5)
-
-
-@pytest.mark.simulated(2)
-@pytest.mark.parametrize("name", OPTIMISERS)
-def test_the_state_of_an_optimiser(name: str) -> None:
-    """Gathered, it is leaf for leaf that of the whole parameters after the same steps; scattered, it comes back."""
-    P = dj.Partition()
-    layer, optimiser = layer_on(P), OPTIMISERS[name]
-    specs = layer.param_specs()
-    params = layer.init(jax.random.key(0), float)
-    whole = dj.gather(params, specs)
-
-    def stepped(params: Any) -> Any:
-        state = optimiser.init(params)
-        if name == "lbfgs memory":
-            return state  # a step takes inner products
-        for n in range(3):
-            gradient = jax.tree.map(lambda p, n=n: jnp.sin(p + n), params)
-            updates, state = optimiser.update(gradient, state, params)
-            params = optax.apply_updates(params, updates)
-        return state
-
-    state = jax.jit(stepped)(params)
-    of_state = dj.specs_like(state, params, specs)
-    gathered = dj.gather(state, of_state)
-    if P.rank == 0:
-        want = jax.jit(stepped)(whole)
-        assert jax.tree.structure(gathered) == jax.tree.structure(want)
-        for a, b in zip(jax.tree.leaves(gathered), jax.tree.leaves(want), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-14)
-            assert jnp.shape(a) == jnp.shape(b)
-    back = dj.scatter(gathered, of_state)
-    jax.tree.map(np.testing.assert_array_equal, back, state)
 
 
 @pytest.mark.simulated(2)

@@ -51,25 +51,30 @@ def step_of(network: Any, spec: dj.TensorSpec) -> tuple[Callable[..., Any], Any,
 
 def step_operations(chain: Chain, worker: int) -> Iterator[Operation]:
     """Yield what a worker communicates in a training step, in order."""
-    layers = list(nodes_in(chain))
-    for layer in layers:
-        if isinstance(layer, CountedLayer):
-            yield from communicated(layer.trace(worker).forward, worker)
-        else:
-            yield from (op for movement, _ in layer.movements for op in movement.operations(worker))
-    for layer in reversed(layers):
+    yield from forward_operations(chain, worker)
+    for layer in reversed(list(nodes_in(chain))):
         if not isinstance(layer, CountedLayer):
             for movement, has_gradient in reversed(layer.movements):
                 yield from movement.operations(worker, adjoint=True) if has_gradient else ()
-            continue
-        if layer.has_gradient or layer.uses_params:
+        elif layer.has_gradient or layer.uses_params:
             yield from communicated(layer.trace(worker).backward(layer.has_gradient), worker)
 
 
-def communicated(communication: Communication, worker: int) -> Iterator[Operation]:
+def forward_operations(chain: Chain, worker: int, once: bool = False) -> Iterator[Operation]:
+    """Yield what a worker communicates forward, in order; `once`: not again what a loop moves again and again."""
+    for layer in nodes_in(chain):
+        if isinstance(layer, CountedLayer):
+            yield from communicated(layer.trace(worker).forward, worker, once)
+        else:
+            yield from (op for movement, _ in layer.movements for op in movement.operations(worker))
+
+
+def communicated(communication: Communication, worker: int, once: bool = False) -> Iterator[Operation]:
+    seen = set()
     for each in communication:
         if isinstance(each, Mark):
-            yield from each.plan.operations(worker, adjoint=each.adjoint)
+            yield from () if id(each.plan) in seen else each.plan.operations(worker, adjoint=each.adjoint)
+            seen |= {id(each.plan)} if once else set()
         else:
             yield without_team(each)
 

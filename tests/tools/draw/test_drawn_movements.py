@@ -1,6 +1,5 @@
 """Pictures of movements and layers say what their plans say: blocks, messages and bytes."""
 
-from collections.abc import Iterator
 from contextlib import suppress
 from math import prod
 from typing import Any
@@ -12,14 +11,14 @@ from every_layer import spec_of_x
 from matrix.case import Case
 from matrix.cases import PRIMITIVES, shape_dtypes
 from playing import planned
+from tools.cost.predicted import forward_operations
 from tools.draw.reading import SVG, areas, drawn_bytes, of_class, parsed, planned_bytes, title_of
 
 import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.errors import PlanError
-from distdl_jax.functional.mark import Mark
 from distdl_jax.functional.plan import Plan
-from distdl_jax.tools.cost.layers import CountedLayer, Counter, nodes_in
+from distdl_jax.tools.cost.layers import Counter
 from distdl_jax.tools.draw.layers import draw_plan, plan_movements
 from distdl_jax.watchdog.programs.ir import Operation
 
@@ -40,22 +39,7 @@ def layer_operations(
     """Return what workers communicate forward in a layer, by its trace."""
     plan = layer.plan(x, **options)
     chain = Counter(P.world, SINGLE).chain(layer, plan, x)
-
-    def forward(worker: int) -> Iterator[Operation]:
-        for node in nodes_in(chain):
-            if isinstance(node, CountedLayer):
-                yield from communicated(node.trace(worker).forward, worker)
-            else:
-                yield from (op for movement, _ in node.movements for op in movement.operations(worker))
-
-    return {worker: list(forward(worker)) for worker in x}
-
-
-def communicated(communication: Any, worker: int) -> Iterator[Operation]:
-    """Yield the operations of a worker; what a loop moves again and again is drawn once."""
-    for mark in {id(each.plan): each for each in communication if isinstance(each, Mark)}.values():
-        yield from mark.plan.operations(worker)
-    yield from (each for each in communication if not isinstance(each, Mark))
+    return {worker: list(forward_operations(chain, worker, once=True)) for worker in x}
 
 
 @pytest.mark.parametrize("case", [case for case in PRIMITIVES if case.world <= 8], ids=str)
