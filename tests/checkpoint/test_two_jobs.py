@@ -9,11 +9,10 @@ import random
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint.recorded_disk import Killed, disk_used
+from checkpoint.recorded_disk import FailingDisk, Killed, disk_used
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
@@ -50,11 +49,16 @@ class Turns:
             self._changed.notify_all()
 
 
-class TurnDisk(Disk):
+class TurnDisk(FailingDisk):
     """Waits for its job's turn before every operation that another job can see."""
 
     def __init__(self, turns: Turns, job: int, killed_at: int) -> None:
+        super().__init__()
         self._turns, self._job, self._left = turns, job, killed_at
+
+    def _next(self, kind: str, path: object = None) -> None:
+        if kind in ("make_folder", "create", "rename", "remove"):
+            self.turn()
 
     def turn(self) -> None:
         self._left -= 1
@@ -78,18 +82,6 @@ class TurnDisk(Disk):
             os.close(folder)
             self.turn()
             os.rmdir(path)
-
-
-def _in_turn(kind: str) -> Any:
-    def operation(self: TurnDisk, *arguments: Any) -> Any:
-        self.turn()
-        return getattr(Disk, kind)(self, *arguments)
-
-    return operation
-
-
-for _kind in ("make_folder", "create", "rename", "remove"):
-    setattr(TurnDisk, _kind, _in_turn(_kind))
 
 
 def saves(path: Path, its: TurnDisk, steps: list[int], value: float, managed: bool) -> list[tuple[int, float, bool]]:
