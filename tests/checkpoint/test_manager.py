@@ -55,7 +55,7 @@ def test_training_goes_on_while_it_is_written(tmp_path: Path) -> None:
         assert checkpoint.restore(tmp_path, spec, 1).tolist() == [2 * P.rank, 2 * P.rank + 1]
 
     dj.simulate(2, program)
-    assert threading.get_ident() not in slow.threads and len(slow.threads) == 4
+    assert threading.get_ident() not in slow.threads and len(slow.threads) >= 2
 
 
 @pytest.mark.parametrize(
