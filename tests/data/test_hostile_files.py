@@ -80,9 +80,6 @@ FILES |= {
     "a dtype.safetensors": tensor(dtype="F7"),
     "a dtype that is none.safetensors": tensor(dtype=8),
     "negative.safetensors": tensor(shape=[-8]),
-    "bytes of the header.safetensors": safetensors(
-        {"x": {"dtype": "U8", "shape": [4], "data_offsets": [-8, -4]}}, bytes(4)
-    ),
     "many dimensions.safetensors": tensor(shape=[8] + [1] * 70),
     "absurd.safetensors": tensor(shape=[10**30]),
     "offsets.safetensors": tensor(offsets=[8, 72]),
