@@ -81,7 +81,9 @@ def leaves(layers: Any, plans: Any, x: Any, chain: Any, world: Any) -> Any:
     for layer, plan, node in zip(layers, plans, chain, strict=True):
         if isinstance(node, Joined) and isinstance(layer, nn.Residual | nn.Skip):
             (body,) = (way for way in node.ways if way is not None)
-            yield from leaves([layer.body], [plan.body], x, body, world)
+            is_chain = isinstance(layer.body, nn.Sequential)
+            inner = (layer.body, plan.body.plans) if is_chain else ([layer.body], [plan.body])
+            yield from leaves(*inner, x, body, world)
         elif not isinstance(node, Joined) and not isinstance(plan, MovementPlan):
             yield node, _Tracer(layer, plan, x, world, FLOAT32)
         x = plan.after(x)
