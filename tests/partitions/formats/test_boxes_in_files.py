@@ -52,3 +52,8 @@ def test_rows_that_are_not_needed_are_not_read() -> None:
     """Ten columns of a matrix with rows of 4 MB: ten times eight bytes of each row, not the rows."""
     read = sum(slab.stop - slab.start for slab in slabs((100, 10**6), ((0, 100), (500, 510)), 4, ROW, SLAB))
     assert read == 1000
+
+
+@pytest.mark.parametrize("slab", [1, 10**6])
+def test_a_scalar_is_one_slab(slab: int) -> None:
+    assert [tuple(found) for found in slabs((), (), 8, ROW, slab)] == [(0, 1, (), (), ())]
