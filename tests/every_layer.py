@@ -136,3 +136,26 @@ LAYERS: dict[str, Callable[[dj.Partition], Any]] = {
     ),
     "Sequential": lambda P: nn.Sequential(nn.Repartition(P.grid([2, 2]), P.grid([1, 4])), jax.nn.relu),
 }
+
+BY_DIMENSIONS = {1: (8,), 2: (6, 6), 3: (4, 6, 6), 4: (2, 2, 8, 8), 5: (2, 2, 8, 8, 8), 6: (2, 2, 8, 8, 8, 8)}
+SHAPES = {
+    **dict.fromkeys(("SegmentSum", "DistributedGraphConv"), (3, 2)),
+    **dict.fromkeys(("DistributedLinear", "DistributedPointwise", "WeightNorm"), (2, 5)),
+    **dict.fromkeys(("DistributedGRU", "DistributedLSTM", "DistributedMixtureOfExperts"), (2, 2, 3)),
+    **dict.fromkeys(("DistributedConv1d", "DistributedConvTranspose1d", "DistributedConvLSTMCell1d"), (2, 2, 8)),
+    **dict.fromkeys(("DistributedSpectralConv1d", "DistributedFNOBlock"), (2, 2, 8)),
+    **dict.fromkeys(("DistributedPReLU", "DistributedBatchNorm", "DistributedLayerNorm"), (4, 3)),
+    **dict.fromkeys(("Remat", "Precision", "SpectralNorm", "Residual", "Skip", "Pipeline"), (4, 3)),
+    **dict.fromkeys(("DistributedGRUCell", "DistributedLSTMCell"), (4, 3)),
+    "DistributedRMSNorm": (3, 4),
+    "DistributedInstanceNorm": (2, 3, 4),
+    "DistributedSqueezeExcitation": (2, 5, 4),
+    "Input": (6, 8),
+    "Unflatten": (2, 12),
+}
+
+
+def spec_of_x(name: str, layer: Any) -> dj.TensorSpec:
+    """Return the spec of an input of the layer."""
+    P_x = layer.input_partition
+    return dj.TensorSpec(SHAPES.get(name, BY_DIMENSIONS[P_x.dim]), P_x)

@@ -4,8 +4,6 @@ What a file system promises is little: a file's content is on disk after its syn
 and a rename happens or doesn't. Everything else may be there after a crash, or not, in any mixture.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterable
@@ -31,8 +29,6 @@ class Operation(NamedTuple):
 
 
 class disk_used:
-    """Inside, this worker writes to another disk."""
-
     def __init__(self, its: Disk) -> None:
         self._its = its
 
@@ -109,11 +105,6 @@ class RecordedDisk(Disk):
     def _record(self, *operation: object) -> None:
         self.operations.append(Operation(*operation))  # type: ignore[arg-type]
 
-    def make_folder(self, path: str) -> None:
-        with self._lock:
-            super().make_folder(path)
-            self._record("make_folder", path)
-
     def create(self, path: str) -> int:
         with self._lock:
             descriptor = super().create(path)
@@ -138,16 +129,6 @@ class RecordedDisk(Disk):
         with self._lock:
             self._record("sync_folder", path)
 
-    def rename(self, path: str, to: str) -> None:
-        with self._lock:
-            super().rename(path, to)
-            self._record("rename", path, to)
-
-    def remove(self, path: str) -> None:
-        with self._lock:
-            super().remove(path)
-            self._record("remove", path)
-
     def remove_folder(self, path: str) -> None:
         with self._lock:
             for name in sorted(os.listdir(path)):
@@ -156,9 +137,20 @@ class RecordedDisk(Disk):
             self._record("remove", path)
 
 
-class _Node:
-    """A file or a folder, as it is in memory and on disk."""
+def _recorded(kind: str):  # type: ignore[no-untyped-def]
+    def operation(self: RecordedDisk, *paths: str) -> None:
+        with self._lock:
+            getattr(Disk, kind)(self, *paths)
+            self._record(kind, *paths)
 
+    return operation
+
+
+for _kind in ("make_folder", "rename", "remove"):
+    setattr(RecordedDisk, _kind, _recorded(_kind))
+
+
+class _Node:
     def __init__(self, is_folder: bool) -> None:
         self.is_folder = is_folder
         self.names: dict[str, _Node] = {}

@@ -1,7 +1,5 @@
 """Work that takes long: who is done meets the others from time to time, so that no clock takes it for a hang."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable
@@ -11,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint.recorded_disk import FailingDisk
+from checkpoint.recorded_disk import FailingDisk, disk_used
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
 from distdl_jax.checkpoint import agreement, manager
 from distdl_jax.checkpoint.agreement import together
-from distdl_jax.checkpoint.disk import Disk, disk
+from distdl_jax.checkpoint.disk import Disk
 from distdl_jax.settings import Settings, TimeLimits
 
 
@@ -73,61 +71,51 @@ def test_a_worker_that_is_done_waits_for_a_part_of_the_limit(
     assert len(met) == meetings
 
 
+@pytest.mark.simulated(3)
 @pytest.mark.usefixtures("at_every_pause")
 @pytest.mark.parametrize("fails", [0, 2])
 def test_a_failure_ends_the_work_of_all(fails: int) -> None:
     """At the next meeting, and not when they are done, which they never are."""
+    rank = dj.Partition().rank
 
-    def program() -> None:
-        rank = dj.Partition().rank
-
-        def work(pause: Any) -> None:
-            for piece in range(5) if rank == fails else iter(int, 1):
-                if piece == 4:
-                    raise OSError(28, "No space left on device")
-                pause()
-
-        where = f"On worker {fails}: "
-        with pytest.raises(dj.CheckpointError, match=f"^{where}No space left on device"):
-            together(dj.Partition().world, "some work", work)
-
-    dj.simulate(3, program)
-
-
-@pytest.mark.usefixtures("at_every_pause")
-def test_work_that_catches_the_failure_of_another_worker() -> None:
-    """It fails all the same: nobody else comes to the meeting at its end."""
-
-    def program() -> None:
-        rank = dj.Partition().rank
-
-        def work(pause: Any) -> None:
-            if rank == 1:
+    def work(pause: Any) -> None:
+        for piece in range(5) if rank == fails else iter(int, 1):
+            if piece == 4:
                 raise OSError(28, "No space left on device")
-            with contextlib.suppress(dj.CheckpointError):
-                pause()
+            pause()
 
-        with pytest.raises(dj.CheckpointError, match="No space left on device"):
-            together(dj.Partition().world, "some work", work)
-
-    dj.simulate(2, program)
+    with pytest.raises(dj.CheckpointError, match=f"^On worker {fails}: No space left on device"):
+        together(dj.Partition().world, "some work", work)
 
 
+def fails(pause: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def fails_by_itself(pause: Any) -> None:
+    raise KeyError("mine")
+
+
+def suppresses(pause: Any) -> None:
+    with contextlib.suppress(dj.CheckpointError):
+        pause()
+
+
+@pytest.mark.simulated(2)
 @pytest.mark.usefixtures("at_every_pause")
-def test_an_error_of_the_programs_own() -> None:
-    """It goes on as it is where it was raised; elsewhere it is told of."""
-
-    def program() -> None:
-        rank = dj.Partition().rank
-
-        def work(pause: Any) -> None:
-            if rank == 1:
-                raise KeyError("mine")
-
-        with pytest.raises(KeyError if rank == 1 else dj.CheckpointError, match="mine"):
-            together(dj.Partition().world, "some work", work)
-
-    dj.simulate(2, program)
+@pytest.mark.parametrize(
+    ("of_first", "of_second", "raised", "words"),
+    [
+        # it fails all the same: nobody else comes to the meeting at its end
+        (suppresses, fails, dj.CheckpointError, "No space left on device"),
+        # an error of the program's own goes on as it is where it was raised
+        (lambda pause: None, fails_by_itself, KeyError, "mine"),
+    ],
+)
+def test_work_that_fails_on_the_second_worker(of_first: Any, of_second: Any, raised: Any, words: str) -> None:
+    rank = dj.Partition().rank
+    with pytest.raises(raised if rank == 1 else dj.CheckpointError, match=words):
+        together(dj.Partition().world, "some work", (of_first, of_second)[rank])
 
 
 @pytest.mark.limit(20)
@@ -177,37 +165,8 @@ def test_save_and_restore_with_many_meetings(tmp_path: Path, monkeypatch: pytest
         with_meetings(lambda: checkpoint.export(tmp_path / "one", {"x": mine}, {"x": spec}))
         got = with_meetings(lambda: checkpoint.import_(tmp_path / "one", {"x": spec})["x"])
         np.testing.assert_array_equal(got, mine)
-        token = disk.set(FailingDisk(9) if P.rank == 2 else Disk())
-        where = "On worker 2: "
-        with pytest.raises(dj.CheckpointError, match=f"earlier ones are unchanged. {where}No space left"):
+        failing = disk_used(FailingDisk(9) if P.rank == 2 else Disk())
+        with failing, pytest.raises(dj.CheckpointError, match=r"as they were\. On worker 2: No space left"):
             checkpoint.save(tmp_path / "run", mine, spec, 2)
-        disk.reset(token)
 
     dj.simulate(3, program)
-
-
-def test_a_worker_with_a_blocked_disk_comes_to_no_meeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Manager's thread that does not go on is no work that does: its worker comes to no meeting, so the clock of
-    those who wait goes on."""
-    monkeypatch.setattr("distdl_jax.checkpoint.manager.LOOKS_EVERY", 0.001)
-    may_go_on = threading.Event()
-
-    class Standing(Disk):
-        def sync(self, descriptor: int) -> None:
-            assert may_go_on.wait(60)
-
-    pauses: list[int] = []
-
-    def program() -> None:
-        token = disk.set(Standing())
-        manager = checkpoint.Manager(tmp_path)
-        manager.save(np.ones(3), TensorSpec((3,), dj.Partition()), 1)
-        disk.reset(token)
-        threading.Timer(0.3, may_go_on.set).start()
-        writer = manager._writer
-        assert writer is not None
-        writer.own_part(lambda: pauses.append(1))
-        manager.close()
-
-    dj.simulate(1, program)
-    assert len(pauses) <= 5  # as many as there are pieces at most, though there were hundreds of looks

@@ -1,7 +1,5 @@
 """At every operation on files: a disk that fails, and a machine that stops, leave the checkpoint before as it was."""
 
-from __future__ import annotations
-
 from itertools import chain
 from pathlib import Path
 
@@ -26,7 +24,6 @@ def saves(path: Path, value: float, step: int, its: Disk) -> None:
 
 
 def read(path: Path) -> list[float]:
-    """What one worker reads of all, as numpy has it."""
     (got,) = dj.simulate(1, lambda: np.asarray(checkpoint.restore(path, spec())).tolist())
     return got
 

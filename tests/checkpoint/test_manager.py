@@ -1,7 +1,5 @@
 """Checkpoints that are written in a thread: training goes on, errors reach all workers, and old ones go."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path
@@ -10,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoint.recorded_disk import FailingDisk
+from checkpoint.recorded_disk import FailingDisk, disk_used
 from jobs import run, run_alone
 from launcher.settings import long_run
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
-from distdl_jax.checkpoint.disk import Disk, disk
+from distdl_jax.checkpoint.disk import Disk
 
 
 class SlowDisk(Disk):
@@ -33,7 +31,8 @@ class SlowDisk(Disk):
 
 
 def test_training_goes_on_while_it_is_written(tmp_path: Path) -> None:
-    """What is saved is what was there when save was called, though the array is donated right after it."""
+    """What is saved is what was there when save was called, though the array is donated right after it; a second save
+    returns when the first checkpoint is complete, and not before."""
     slow = SlowDisk()
 
     def program() -> None:
@@ -41,40 +40,22 @@ def test_training_goes_on_while_it_is_written(tmp_path: Path) -> None:
         spec = TensorSpec((4,), P)
         add = jax.jit(lambda x: x + 1, donate_argnums=0)
         x = jnp.arange(2.0) + 2 * P.rank
-        token = disk.set(slow)
-        with checkpoint.Manager(tmp_path) as manager:
+        with disk_used(slow), checkpoint.Manager(tmp_path) as manager:
             manager.save(x, spec, step=1)
             for _ in range(5):
                 x = add(x)
             assert checkpoint.latest_step(tmp_path) is None
             assert np.asarray(x).tolist() == [5 + 2 * P.rank, 6 + 2 * P.rank]
             P.allgather_data(None)
-            slow.may_go_on.set()
-        disk.reset(token)
-        assert checkpoint.restore(tmp_path, spec).tolist() == [2 * P.rank, 2 * P.rank + 1]
-
-    dj.simulate(2, program)
-    assert threading.get_ident() not in slow.threads and len(slow.threads) == 2
-
-
-def test_one_is_written_at_a_time(tmp_path: Path) -> None:
-    """The second save returns when the first checkpoint is complete, and not before."""
-    slow = SlowDisk()
-
-    def program() -> None:
-        P = dj.Partition()
-        spec = TensorSpec((4,), P)
-        token = disk.set(slow)
-        with checkpoint.Manager(tmp_path) as manager:
-            manager.save(jnp.ones(2), spec, step=1)
             if P.rank == 0:
                 threading.Timer(0.2, slow.may_go_on.set).start()
-            manager.save(jnp.ones(2), spec, step=2)
+            manager.save(x, spec, step=2)
             assert slow.may_go_on.is_set() and 1 in checkpoint.steps(tmp_path)
-        disk.reset(token)
         assert checkpoint.steps(tmp_path) == [1, 2]
+        assert checkpoint.restore(tmp_path, spec, 1).tolist() == [2 * P.rank, 2 * P.rank + 1]
 
     dj.simulate(2, program)
+    assert threading.get_ident() not in slow.threads and len(slow.threads) >= 2
 
 
 @pytest.mark.parametrize(
@@ -104,26 +85,23 @@ def value_spec() -> TensorSpec:
     return TensorSpec((), dj.Partition(), replicated=True)
 
 
+@pytest.mark.simulated(2)
 @pytest.mark.parametrize("keep", [3, None])
 def test_a_new_run_in_the_folder_of_an_old_one(keep: int | None, tmp_path: Path) -> None:
     """Its first save is refused on all workers, whatever is kept, and nothing is lost; so is one that goes back."""
-
-    def program() -> None:
-        with checkpoint.Manager(tmp_path, keep=None) as old:
-            for step in (100, 200, 300):
-                old.save(step, value_spec(), step)
-            with pytest.raises(dj.InvalidArgumentError, match=r"`step` \(=150\) must not .* in .*, 300: this"):
-                old.save(150, value_spec(), 150)
-        for restored in (False, True):
-            with checkpoint.Manager(tmp_path, keep) as new:
-                if restored:  # but counts from 0 again
-                    assert int(new.restore(value_spec())) == 300
-                with pytest.raises(dj.InvalidArgumentError, match=r"`step` \(=1\) must not .* another folder for"):
-                    new.save(1, value_spec(), 1)
-                assert new.steps() == [100, 200, 300]
-                new.save(300, value_spec(), 300)
-
-    dj.simulate(2, program)
+    with checkpoint.Manager(tmp_path, keep=None) as old:
+        for step in (100, 200, 300):
+            old.save(step, value_spec(), step)
+        with pytest.raises(dj.InvalidArgumentError, match=r"`step` \(=150\) must not .* in .*, 300: this"):
+            old.save(150, value_spec(), 150)
+    for restored in (False, True):
+        with checkpoint.Manager(tmp_path, keep) as new:
+            if restored:  # but counts from 0 again
+                assert int(new.restore(value_spec())) == 300
+            with pytest.raises(dj.InvalidArgumentError, match=r"`step` \(=1\) must not .* another folder;"):
+                new.save(1, value_spec(), 1)
+            assert new.steps() == [100, 200, 300]
+            new.save(300, value_spec(), 300)
     assert sorted(os.listdir(tmp_path)) == ["step-0000000100", "step-0000000200", "step-0000000300.2"]
 
 
@@ -160,35 +138,29 @@ def test_continuing_from_an_earlier_step(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.simulated(2)
 @pytest.mark.parametrize(
     ("how", "fails_at"), [("save", 1), ("wait", 2), ("close", 3), ("wait", 4), ("close", 7), ("save", 9)]
 )
 def test_an_error_in_the_thread_reaches_all_workers(how: str, fails_at: int, tmp_path: Path) -> None:
     """Of one worker's disk; the checkpoint before is there, and the next one can be saved."""
-
-    def program() -> None:
-        P = dj.Partition()
-        spec = TensorSpec((4,), P)
-        manager = checkpoint.Manager(tmp_path)
-        manager.save(np.full(2, 1.0), spec, step=1)
-        manager.wait()
-        token = disk.set(FailingDisk(fails_at) if P.rank == 1 else Disk())
+    P = dj.Partition()
+    spec = TensorSpec((4,), P)
+    manager = checkpoint.Manager(tmp_path)
+    manager.save(np.full(2, 1.0), spec, step=1)
+    manager.wait()
+    with disk_used(FailingDisk(fails_at) if P.rank == 1 else Disk()):
         manager.save(np.full(2, 2.0), spec, step=2)
-        disk.reset(token)
-        with pytest.raises(dj.CheckpointError, match=r"of step 2 could not be saved.* On worker 1: No space left"):
-            if how == "save":
-                manager.save(np.full(2, 3.0), spec, step=3)
-            else:
-                getattr(manager, how)()
-        assert checkpoint.restore(tmp_path, spec).tolist() == [1, 1]
-        if how != "close":
-            manager.save(np.full(2, 3.0), spec, step=3)
-            assert manager.restore(spec).tolist() == [3, 3]
-            manager.close()
-        with pytest.raises(dj.InvalidArgumentError, match="This Manager is closed"):
-            manager.save(np.full(2, 3.0), spec, step=3)
-
-    dj.simulate(2, program)
+    calls = {"save": lambda: manager.save(np.full(2, 3.0), spec, step=3), "wait": manager.wait, "close": manager.close}
+    with pytest.raises(dj.CheckpointError, match=r"of step 2 could not be saved.* On worker 1: No space left"):
+        calls[how]()
+    assert checkpoint.restore(tmp_path, spec).tolist() == [1, 1]
+    if how != "close":
+        calls["save"]()
+        assert manager.restore(spec).tolist() == [3, 3]
+        manager.close()
+    with pytest.raises(dj.InvalidArgumentError, match="This Manager is closed"):
+        calls["save"]()
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 

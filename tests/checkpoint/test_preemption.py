@@ -1,7 +1,5 @@
 """A signal to one worker ends the training of all, after the same step."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -25,29 +23,23 @@ def steps_until_stopped(preemption: Preemption, rank: int, tells: dict[int, int]
     return n
 
 
+@pytest.mark.simulated(3)
 @pytest.mark.parametrize(
     ("tells", "every", "expected"),
     [({}, 1, 10), ({1: 4}, 1, 4), ({0: 6, 2: 3}, 1, 3), ({2: 0}, 1, 0), ({1: 4}, 3, 5), ({0: 9}, 4, 10)],
 )
 def test_all_stop_after_the_same_step(tells: dict[int, int], every: int, expected: int) -> None:
-    def program() -> int:
-        with Preemption(every=every) as preemption:
-            return steps_until_stopped(preemption, dj.Partition().rank, tells, preemption.request)
-
-    assert dj.simulate(3, program) == [expected] * 3
+    with Preemption(every=every) as preemption:
+        assert steps_until_stopped(preemption, dj.Partition().rank, tells, preemption.request) == expected
 
 
+@pytest.mark.simulated(3)
 def test_of_some_workers() -> None:
     """Others need not call it."""
-
-    def program() -> int | None:
-        P = dj.Partition().create_partition_inclusive([2, 0])
-        if P.active:
-            preemption = Preemption(P)
-            return steps_until_stopped(preemption, P.world.rank, {0: 2}, preemption.request)
-        return None
-
-    assert dj.simulate(3, program) == [2, None, 2]
+    P = dj.Partition().create_partition_inclusive([2, 0])
+    if P.active:
+        preemption = Preemption(P)
+        assert steps_until_stopped(preemption, P.world.rank, {0: 2}, preemption.request) == 2
 
 
 @pytest.mark.world(2)

@@ -1,7 +1,5 @@
 """What the file system refuses, and what is no path or no checkpoint: a sentence on every worker, and nothing left."""
 
-from __future__ import annotations
-
 import os
 import resource
 from collections.abc import Callable
@@ -47,19 +45,16 @@ def raised(call: Callable[[], Any]) -> tuple[type, str]:
     return max(everyone, key=lambda raised: len(raised[1]))
 
 
+@pytest.mark.simulated(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_invalid_paths_are_refused(name: str) -> None:
     """On one worker only, too."""
-
-    def program() -> None:
-        for wrong in ("a\0b", "\udc00\ud800", b"a\0"):
-            for path in (wrong, wrong if dj.Partition().rank == 1 else "fine"):
-                kind, text = raised(lambda path=path: CALLS[name](path))  # type: ignore[misc]
-                assert kind is dj.InvalidArgumentError and "must be a valid path, without NUL" in text
-        kind, text = raised(lambda: CALLS[name](3.5 if dj.Partition().rank else "fine"))
-        assert kind is dj.InvalidTypeError and text.startswith("On worker 1: `path` (=3.5)")
-
-    dj.simulate(2, program)
+    for wrong in ("a\0b", "\udc00\ud800", b"a\0"):
+        for path in (wrong, wrong if dj.Partition().rank == 1 else "fine"):
+            kind, text = raised(lambda path=path: CALLS[name](path))  # type: ignore[misc]
+            assert kind is dj.InvalidArgumentError and "must be a path, without NUL" in text
+    kind, text = raised(lambda: CALLS[name](3.5 if dj.Partition().rank else "fine"))
+    assert kind is dj.InvalidTypeError and text.startswith("On worker 1: `path` (=3.5)")
     assert not os.path.exists("fine")
 
 
@@ -68,16 +63,12 @@ def test_a_relative_path_in_a_folder_that_is_gone(name: str, tmp_path: Path, mon
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-
-    def program() -> None:
-        kind, text = raised(lambda: CALLS[name]("run"))
-        assert kind is dj.CheckpointError
-        assert text.endswith("`path` (='run') is relative to the working folder, which has been removed.")
-
+    sentence = "`path` (='run') is relative to the folder that the program works in, which has been removed."
     try:
-        dj.simulate(2, program)
+        found = dj.simulate(2, lambda: raised(lambda: CALLS[name]("run")))
     finally:
         os.chdir(tmp_path)
+    assert all(kind is dj.CheckpointError and text.endswith(sentence) for kind, text in found)
 
 
 @pytest.mark.parametrize("name", ["save", "export"])
@@ -103,18 +94,15 @@ def test_a_file_that_gets_too_large(name: str, tmp_path: Path) -> None:
     assert left in ([], ["out"])
 
 
+@pytest.mark.simulated(2)
 @pytest.mark.parametrize("kind", ["write", "sync", "close", "replace"])
 def test_a_full_disk(kind: str, tmp_path: Path) -> None:
     """An export names the file, its folder and the worker, whichever operation it is that fails."""
-
-    def program() -> None:
-        failing = FailingDisk(1, kind)
-        with disk_used(failing if dj.Partition().rank == 1 or kind == "replace" else Disk()):
-            _, text = raised(lambda: CALLS["export"](tmp_path / "out"))
-        worker = 0 if kind == "replace" else 1
-        assert f"On worker {worker}: No space left on device (errno 28): {tmp_path}/" in text, text
-
-    dj.simulate(2, program)
+    failing = FailingDisk(1, kind)
+    with disk_used(failing if dj.Partition().rank == 1 or kind == "replace" else Disk()):
+        _, text = raised(lambda: CALLS["export"](tmp_path / "out"))
+    worker = 0 if kind == "replace" else 1
+    assert f"On worker {worker}: No space left on device (errno 28): {tmp_path}/" in text, text
 
 
 def test_a_file_with_the_name_of_a_step(tmp_path: Path) -> None:

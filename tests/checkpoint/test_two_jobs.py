@@ -4,18 +4,15 @@ Every operation on files waits for its turn, and turns are drawn: so each seed i
 repeats. The files of a folder are removed one by one. Some jobs are killed at an operation that is drawn as well.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from checkpoint.recorded_disk import Killed, disk_used
+from checkpoint.recorded_disk import FailingDisk, Killed, disk_used
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
@@ -52,11 +49,16 @@ class Turns:
             self._changed.notify_all()
 
 
-class TurnDisk(Disk):
+class TurnDisk(FailingDisk):
     """Waits for its job's turn before every operation that another job can see."""
 
     def __init__(self, turns: Turns, job: int, killed_at: int) -> None:
+        super().__init__()
         self._turns, self._job, self._left = turns, job, killed_at
+
+    def _next(self, kind: str, path: object = None) -> None:
+        if kind in ("make_folder", "create", "rename", "remove"):
+            self.turn()
 
     def turn(self) -> None:
         self._left -= 1
@@ -80,18 +82,6 @@ class TurnDisk(Disk):
             os.close(folder)
             self.turn()
             os.rmdir(path)
-
-
-def _in_turn(kind: str) -> Any:
-    def operation(self: TurnDisk, *arguments: Any) -> Any:
-        self.turn()
-        return getattr(Disk, kind)(self, *arguments)
-
-    return operation
-
-
-for _kind in ("make_folder", "create", "rename", "remove"):
-    setattr(TurnDisk, _kind, _in_turn(_kind))
 
 
 def saves(path: Path, its: TurnDisk, steps: list[int], value: float, managed: bool) -> list[tuple[int, float, bool]]:
@@ -188,19 +178,16 @@ class TakenDisk(Disk):
             remove_folder(Disk(), str(Path(to).parents[1]), Path(to).parent.name)
 
 
+@pytest.mark.simulated(1)
 @pytest.mark.parametrize("managed", [False, True])
 def test_files_that_are_gone(managed: bool, tmp_path: Path) -> None:
     """`save` raises, or the next call of the Manager does."""
-
-    def program() -> None:
-        spec = TensorSpec((3,), dj.Partition())
-        with disk_used(TakenDisk()), pytest.raises(dj.CheckpointError, match="another job that saves"):
-            if managed:
-                manager = checkpoint.Manager(tmp_path)
-                manager.save(np.zeros(3), spec, 1)
-                manager.wait()
-            else:
-                checkpoint.save(tmp_path, np.zeros(3), spec, 1)
-        assert checkpoint.steps(tmp_path) == []
-
-    dj.simulate(1, program)
+    spec = TensorSpec((3,), dj.Partition())
+    with disk_used(TakenDisk()), pytest.raises(dj.CheckpointError, match="another job that saves"):
+        if managed:
+            manager = checkpoint.Manager(tmp_path)
+            manager.save(np.zeros(3), spec, 1)
+            manager.wait()
+        else:
+            checkpoint.save(tmp_path, np.zeros(3), spec, 1)
+    assert checkpoint.steps(tmp_path) == []

@@ -1,7 +1,5 @@
 """A tree of everything that can be saved, its specs on several partitions, and its blocks by numpy's own slicing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -21,8 +19,6 @@ DTYPES = (
 
 
 class Keys(NamedTuple):
-    """Random keys, as numpy has them."""
-
     data: np.ndarray
     impl: str
 
@@ -34,9 +30,13 @@ def keys_of(keys: jax.Array) -> Keys:
     return Keys(np.asarray(jax.random.key_data(keys)), str(jax.random.key_impl(keys)))
 
 
+def wholes(its_specs: dict[str, Any]) -> dict[str, Any]:
+    """The whole tensors of these names."""
+    return {name: _wholes()[name] for name in its_specs}
+
+
 @cache
-def wholes() -> dict[str, Any]:
-    """The tensors as a whole."""
+def _wholes() -> dict[str, Any]:
     draw = np.random.default_rng(1)
     return {
         "params": {
@@ -57,7 +57,10 @@ def wholes() -> dict[str, Any]:
 
 
 def specs(P: dj.Partition, kind: int) -> dict[str, Any]:
-    """Their specs on all workers, on some of them in another order, or replicated."""
+    """Their specs on all workers, on some of them in another order, or replicated.
+
+    2, on four workers: copies along some dimensions of grids, scalars on one worker, blocks that are uneven or empty.
+    """
     n = P.size
     if kind == 0:
         rows, columns, line = P.grid([n, 1], [*range(n)]), P.grid([1, n], [*range(n)][::-1]), P
@@ -67,7 +70,7 @@ def specs(P: dj.Partition, kind: int) -> dict[str, Any]:
         rows = columns = P.grid([1, 1])
         line = P.grid([1], [n - 1])
     everywhere = P.grid([n])
-    return {
+    its = {
         "params": {
             "weight": TensorSpec((7, 5), rows),
             "bias": TensorSpec((9,), everywhere, replicated=True) if kind == 0 else TensorSpec((9,), line),
@@ -83,41 +86,55 @@ def specs(P: dj.Partition, kind: int) -> dict[str, Any]:
         "function": None,
         "nothing": None,
     }
+    if kind == 2:
+        one, empty = TensorSpec((), P.grid([1, 1], [1])), TensorSpec((4, 3), P.grid([1, 4], [2, 0, 3, 1]))
+        copied = TensorSpec((4, 3), P.grid([2, 2, 1]), replicated=-3)
+        pair = TensorSpec((4, 3), P.grid([1, 2], [3, 1]), replicated=(0, 1))
+        bias = TensorSpec((9,), P.grid([2, 2], [2, 0, 3, 1]), replicated=0)
+        leaves = [(empty, copied, pair)[place % 3] for place in range(len(DTYPES))]
+        its["params"] = {"weight": TensorSpec((7, 5), P.grid([2, 2])), "bias": bias, "all": leaves}
+        its["statistics"] = (one, TensorSpec((3,), P.create_partition_inclusive([1, 3, 0])))
+    return its
 
 
 def cut(whole: Any, spec: TensorSpec | None) -> Any:
-    """This worker's block."""
+    """This worker's block, by numpy's own rule, with the copied dimensions of the grid of workers left out."""
     if spec is None or isinstance(whole, int | float):
         return whole
-    at = (slice(0, 0), ...) if spec.box is None else (*(slice(start, stop) for start, stop in spec.box), ...)
-    if isinstance(whole, Keys):
-        return jnp.zeros(0) if spec.box is None else whole._replace(data=whole.data[at]).wrapped()
-    return np.zeros(0, whole.dtype) if spec.box is None else whole[at]
+    P, data = spec.partition, whole.data if isinstance(whole, Keys) else whole
+    if P.rank is None:
+        return jnp.zeros(0) if isinstance(whole, Keys) else np.zeros(0, whole.dtype)
+    index = np.unravel_index(P.rank, P.shape)
+    for axis, d in enumerate(d for d in range(P.dim) if d not in spec.replicated):
+        data = np.array_split(data, P.shape[d], axis=axis)[int(index[d])]
+    return whole._replace(data=data).wrapped() if isinstance(whole, Keys) else data
 
 
 def blocks(its_specs: dict[str, Any]) -> dict[str, Any]:
-    """This worker's tree."""
-    return _together(lambda spec, whole: cut(whole, spec), its_specs, wholes())
+    return _together(lambda spec, whole: cut(whole, spec), its_specs, wholes(its_specs))
 
 
-def same(got: Any, its_specs: dict[str, Any]) -> None:
-    """Whether a tree holds this worker's blocks, to the bit and in their dtypes; None where there is no spec."""
+def same(got: Any, its_specs: dict[str, Any], weak: bool = True) -> None:
+    """Whether a tree holds this worker's blocks, to the bit and in their dtypes; None where there is no spec.
+
+    `weak`: Python's numbers are weakly typed."""
 
     def compare(spec: TensorSpec | None, whole: Any, found: Any) -> None:
         if spec is None:
             assert found is None
             return
         assert isinstance(found, jax.Array) and found.shape == spec.local_shape
-        assert jax.typeof(found).weak_type == isinstance(whole, int | float)
+        assert jax.typeof(found).weak_type == (weak and isinstance(whole, int | float))
+        want = cut(whole, spec)
         if isinstance(whole, Keys):
             assert str(jax.random.key_impl(found)) == whole.impl
-            whole, found = whole.data, jax.random.key_data(found)
-        assert found.dtype == jnp.result_type(whole)
-        if spec.box is not None:
-            at = (*(slice(start, stop) for start, stop in spec.box), ...)
-            np.testing.assert_array_equal(np.asarray(found), np.asarray(whole)[at])
+            want, found = (jax.random.key_data(keys) if keys.size else keys for keys in (want, found))
+        else:
+            assert found.dtype == jnp.result_type(whole)
+        if spec.partition.active:
+            np.testing.assert_array_equal(np.asarray(found), np.asarray(want))
 
-    _together(compare, its_specs, wholes(), got)
+    _together(compare, its_specs, wholes(its_specs), got)
 
 
 def _together(function: Any, *trees: Any) -> Any:

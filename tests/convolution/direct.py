@@ -84,7 +84,6 @@ def convolve(x: np.ndarray, w: np.ndarray, stride: Sizes, dilation: Sizes, group
 def convolve_adjoint(
     dy: np.ndarray, x: np.ndarray, w: np.ndarray, stride: Sizes, dilation: Sizes, groups: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The gradients with respect to x and w."""
     kernel = w.shape[2:]
     o, k = OUTPUT[: len(kernel)], KERNEL[: len(kernel)]
     gx, gw, gy = _grouped(x, 1, groups), _grouped(w, 0, groups), _grouped(dy, 1, groups)
@@ -95,7 +94,6 @@ def convolve_adjoint(
 
 
 def max_pool(x: np.ndarray, kernel: Sizes, stride: Sizes, dilation: Sizes) -> np.ndarray:
-    """The maximum of each window."""
     return windows(x, kernel, stride, dilation).max(axis=tuple(range(-len(kernel), 0)))
 
 
@@ -108,7 +106,6 @@ def max_pool_adjoint(dy: np.ndarray, x: np.ndarray, kernel: Sizes, stride: Sizes
 
 
 def sum_pool(x: np.ndarray, kernel: Sizes, stride: Sizes) -> np.ndarray:
-    """The sum of each window."""
     return windows(x, kernel, stride, (1,) * len(kernel)).sum(axis=tuple(range(-len(kernel), 0)))
 
 

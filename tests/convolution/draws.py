@@ -55,7 +55,6 @@ class Drawn:
 
     @property
     def lengths(self) -> Shape:
-        """The output's features."""
         return tuple(
             (n + sum(pair) - d * (k - 1) - 1) // s + 1
             for n, pair, k, s, d in zip(self.sizes, self.pairs, self.kernel, self.stride, self.dilation, strict=True)
@@ -78,21 +77,10 @@ class Conv(Drawn):
 
     def layer(self, world: dj.Partition) -> Any:
         P_y, P_W = (None if P is None else P.partition(world) for P in (self.P_y, self.P_W))
-        return getattr(nn, f"DistributedConv{self.dims}d")(
-            self.P_x.partition(world),
-            P_y,
-            P_W,
-            in_channels=self.channels,
-            out_channels=self.out_channels,
-            kernel_size=self.kernel,
-            stride=self.stride,
-            padding=self.padding,
-            dilation=self.dilation,
-            groups=self.groups,
-            bias=self.bias,
-            padding_mode=self.mode,
-            sharded=self.sharded,
-        )
+        same = ("out_channels", "stride", "padding", "dilation", "groups", "bias", "sharded")
+        options = {"in_channels": self.channels, "kernel_size": self.kernel, "padding_mode": self.mode}
+        options |= {name: getattr(self, name) for name in same}
+        return getattr(nn, f"DistributedConv{self.dims}d")(self.P_x.partition(world), P_y, P_W, **options)
 
     @property
     def y_shape(self) -> Shape:

@@ -1,27 +1,24 @@
 """All workers of a convolution or a pooling in one process: the layer's own plan, the local products in numpy."""
 
 from math import prod
-from typing import Any
 
 import numpy as np
 from playing import shape_dtypes
 from playing_layers import Fetched, Played, cuts, play_product
 
 import distdl_jax as dj
-from convolution import direct
+from convolution import direct, whole
 from convolution.draws import Conv, Pool
 from distdl_jax.nn.conv.conv_base import LocalConvolution
 from distdl_jax.nn.pool.pooling import PoolingPlan
 
 
 def play_conv(conv: Conv, x: np.ndarray, w: np.ndarray, b: np.ndarray, dy: np.ndarray) -> Played:
-    """Forward and adjoint of a convolution by all of its workers."""
     blocks = cuts(x, conv.x_boxes), cuts(dy, conv.y_boxes)
     return play_product(conv.layer, conv.world, blocks[0], w, b, blocks[1], convolved, convolved_adjoint)
 
 
 def convolved(of: LocalConvolution, x: np.ndarray, w: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The local product, in numpy."""
     assert w.shape == of.weight_shape
     own = x[:, slice(*of.channels)]
     problem, window = of.problem, of.problem.window
@@ -37,7 +34,6 @@ def convolved(of: LocalConvolution, x: np.ndarray, w: np.ndarray, b: np.ndarray)
 def convolved_adjoint(
     of: LocalConvolution, dy: np.ndarray, x: np.ndarray, w: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The gradients with respect to x, w and b."""
     dx, dw = np.zeros(x.shape), np.zeros(w.shape)
     problem, window = of.problem, of.problem.window
     if 0 not in problem.y[2:]:
@@ -60,23 +56,9 @@ def play_pool(pool: Pool, x: np.ndarray, dy: np.ndarray) -> Played:
         shape, padding = plan.output(rank).shape, plan.padding(rank)
         y[rank], dx[rank] = np.zeros(shape), np.zeros(block.shape)
         if 0 not in shape[2:]:
-            entries = layer._entries(block.shape[2:], padding) if pool.kind == "Avg" else None
-            y[rank], dx[rank] = pooled(pool, block, padding, dy[pool.y_boxes[rank]], entries)
+            entries = prod(pool.kernel)
+            if pool.kind == "Avg" and not pool.count_include_pad:
+                entries = layer._entries(block.shape[2:], padding)
+            y[rank], dx[rank] = whole.pooled(pool, block, padding, dy[pool.y_boxes[rank]], entries)
         assert y[rank].shape == shape
     return Played(y, fetched.adjoint(dx))
-
-
-def pooled(
-    pool: Pool, x: np.ndarray, pairs: Any, dy: np.ndarray, entries: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Pooling and its adjoint: of a worker's block, with `pairs` its own padding, or of the whole array."""
-    if pool.kind == "Max":
-        padded = direct.pad(x, pairs, value=-np.inf)
-        y = direct.max_pool(padded, pool.kernel, pool.stride, pool.dilation)
-        back = direct.max_pool_adjoint(dy, padded, pool.kernel, pool.stride, pool.dilation)
-        return y, direct.pad_adjoint(back, x.shape[2:], pairs)
-    padded = direct.pad(x, pairs)
-    total = direct.sum_pool(padded, pool.kernel, pool.stride)
-    y = total / (prod(pool.kernel) if pool.count_include_pad else entries)
-    back = direct.sum_pool_adjoint(dy, padded.shape, pool.kernel, pool.stride)
-    return y, direct.pad_adjoint(back, x.shape[2:], pairs)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,16 +49,21 @@ def conv_forward(conv: Conv) -> Callable[[Array, Array, Array], Array]:
 
 def pool_by_numpy(pool: Pool, x: np.ndarray, dy: np.ndarray) -> Whole:
     """`dy` is the cotangent of each window's maximum or, for an average, of its sum."""
-    if pool.kind == "Max":
-        padded = direct.pad(x, pool.pairs, value=-np.inf)
-        back = direct.max_pool_adjoint(dy, padded, pool.kernel, pool.stride, pool.dilation)
-        y = direct.max_pool(padded, pool.kernel, pool.stride, pool.dilation)
-        return Whole(y, direct.pad_adjoint(back, pool.sizes, pool.pairs))
-    padded = direct.pad(x, pool.pairs)
-    back = direct.sum_pool_adjoint(dy, padded.shape, pool.kernel, pool.stride)
     with np.errstate(invalid="ignore"):
-        y = direct.sum_pool(padded, pool.kernel, pool.stride) / entries(pool)
-    return Whole(y, direct.pad_adjoint(back, pool.sizes, pool.pairs))
+        return Whole(*pooled(pool, x, pool.pairs, dy, entries(pool)))
+
+
+def pooled(pool: Pool, x: np.ndarray, pairs: Any, dy: np.ndarray, entries: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Pooling and its adjoint: of a worker's block, with `pairs` its own padding, or of the whole array."""
+    if pool.kind == "Max":
+        padded = direct.pad(x, pairs, value=-np.inf)
+        y = direct.max_pool(padded, pool.kernel, pool.stride, pool.dilation)
+        back = direct.max_pool_adjoint(dy, padded, pool.kernel, pool.stride, pool.dilation)
+    else:
+        padded = direct.pad(x, pairs)
+        y = direct.sum_pool(padded, pool.kernel, pool.stride) / entries
+        back = direct.sum_pool_adjoint(dy, padded.shape, pool.kernel, pool.stride)
+    return y, direct.pad_adjoint(back, x.shape[2:], pairs)
 
 
 def entries(pool: Pool) -> np.ndarray:
@@ -76,7 +81,6 @@ def pool_by_lax(pool: Pool, x: np.ndarray, dy: np.ndarray) -> Whole:
 
 
 def pool_forward(pool: Pool) -> Callable[[Array], Array]:
-    """The sequential layer."""
     pairs = ((0, 0), (0, 0), *pool.pairs)
     window = ((1, 1, *pool.kernel), (1, 1, *pool.stride))
 

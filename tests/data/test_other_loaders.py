@@ -73,7 +73,6 @@ def test_torch() -> None:
 
 
 def test_grain() -> None:
-    """A MapDataset, an IterDataset, and a DataLoader."""
     grain = pytest.importorskip("grain")
     data = grain.MapDataset.source(Samples()).shuffle(seed=5)
     sampler = grain.samplers.IndexSampler(11, grain.sharding.NoSharding(), shuffle=True, num_epochs=1, seed=1)

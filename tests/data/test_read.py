@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from data.files import KINDS, Watched, write
 
 import distdl_jax as dj
 from distdl_jax.data import open_array, read
@@ -13,29 +14,14 @@ WHOLE = np.arange(7 * 5 * 6, dtype=np.float32).reshape(7, 5, 6)
 
 
 def written(kind: str, folder: Path) -> Any:
-    """The array as a source, in chunks that have nothing to do with any partition."""
-    path = folder / f"x.{kind}"
-    match kind:
-        case "npy":
-            np.save(path, WHOLE)
-        case "npz":
-            np.savez_compressed(path, x=WHOLE)
-        case "safetensors":
-            pytest.importorskip("safetensors.numpy").save_file({"x": WHOLE}, path)
-        case "h5":
-            with pytest.importorskip("h5py").File(path, "w") as file:
-                file.create_dataset("group/x", data=WHOLE, chunks=(3, 2, 4), compression="gzip")
-        case "zarr":
-            zarr = pytest.importorskip("zarr")
-            zarr.open_group(path, mode="w").create_array("x", data=WHOLE, chunks=(3, 2, 4))
-        case "memory":
-            return WHOLE
-        case "big-endian":
-            return WHOLE.astype(">f4")
-    return open_array(path)
+    """Return the array as a source."""
+    if kind in ("memory", "big-endian"):
+        return WHOLE.astype(">f4") if kind == "big-endian" else WHOLE
+    write(folder / f"x.{kind}", WHOLE)
+    return open_array(folder / f"x.{kind}")
 
 
-@pytest.mark.parametrize("kind", ["memory", "npy", "npz", "safetensors", "h5", "zarr", "big-endian"])
+@pytest.mark.parametrize("kind", ["memory", "big-endian", *KINDS])
 def test_any_box_of_any_source(kind: str, tmp_path: Path) -> None:
     source = written(kind, tmp_path)
     draw = np.random.default_rng(0)
@@ -81,7 +67,7 @@ def test_names_in_hdf5_files(tmp_path: Path) -> None:
         open_array(tmp_path / "x.h5", "elsewhere")
 
 
-@pytest.mark.parametrize("kind", ["npy", "npz", "safetensors", "h5", "zarr"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_program_that_goes_to_another_folder(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     source = written(kind, Path())
@@ -95,26 +81,13 @@ def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         open_array("x.h5")
 
 
-class Watched:
-    """An array that remembers how many elements were asked for."""
-
-    shape, dtype = WHOLE.shape, WHOLE.dtype
-
-    def __init__(self) -> None:
-        self.elements = 0
-
-    def __getitem__(self, at: Any) -> np.ndarray:
-        self.elements += WHOLE[at].size
-        return WHOLE[at]
-
-
 def test_nothing_else_is_read() -> None:
-    watched = Watched()
+    watched = Watched(WHOLE)
     read(watched, ((1, 3), (0, 2), (4, 6)))
     read(watched, ((1, 3), (2, 2), (4, 6)))
     assert read(watched, ((1, 3), (2, 2), (4, 6)), [(1, 1)] * 3).shape == (4, 0, 3)
     assert read(watched, None).shape == (0,)
-    assert watched.elements == 8
+    assert sum(watched.asked) == 8
 
 
 @pytest.mark.parametrize(

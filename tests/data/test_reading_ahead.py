@@ -1,37 +1,22 @@
 """What a loader reads, and when: each worker its own boxes, some batches ahead, in a thread that ends with it."""
 
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from data.files import Watched
 from data.test_batches import IMAGES, KEY, one, spec
+from jobs import run_alone
 
 import distdl_jax as dj
-from distdl_jax import TensorSpec
 from distdl_jax.data import batches
-
-
-class Watched:
-    """An array that remembers what was asked for."""
-
-    shape, dtype = IMAGES.shape, IMAGES.dtype
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-
-    def __getitem__(self, at: Any) -> np.ndarray:
-        self.asked.append(IMAGES[at].size)
-        return IMAGES[at]
 
 
 def test_each_worker_reads_its_own_boxes_only() -> None:
     def program() -> tuple[int, int]:
-        watched = Watched()
+        watched = Watched(IMAGES)
         for _ in batches(watched, spec(False)["x"], 4, KEY):
             pass
         return sum(watched.asked), len(watched.asked)
@@ -41,7 +26,7 @@ def test_each_worker_reads_its_own_boxes_only() -> None:
 
 @pytest.mark.simulated(1)
 def test_consecutive_samples_are_read_at_once() -> None:
-    watched = Watched()
+    watched = Watched(IMAGES)
     list(batches(watched, one((4, 6)), 4))
     assert len(watched.asked) == 3
 
@@ -54,9 +39,8 @@ def test_batches_are_read_ahead_by_prefetch() -> None:
             return super().__getitem__(at)
 
     threads: set[threading.Thread] = set()
-    slow = Slow()
-    P = dj.Partition().grid([1, 1])
-    its = batches(slow, TensorSpec((4, 6), P), 1, prefetch=2)
+    slow = Slow(IMAGES)
+    its = batches(slow, one((4, 6)), 1, prefetch=2)
     next(its)
     for _ in range(500):
         if len(slow.asked) == 4:
@@ -82,8 +66,7 @@ def test_an_error_comes_with_its_batch(prefetch: int) -> None:
                 raise OSError(5, "Input/output error")
             return super().__getitem__(at)
 
-    P = dj.Partition().grid([1, 1])
-    its = batches(Broken(), TensorSpec((4, 6), P), 4, prefetch=prefetch)
+    its = batches(Broken(IMAGES), one((4, 6)), 4, prefetch=prefetch)
     assert next(its).shape == next(its).shape == (4, 4, 6)
     with pytest.raises(OSError, match="Input/output error"):
         next(its)
@@ -147,9 +130,6 @@ assert len([*its]) == 3
 """
 
 
-def test_a_forked_process_has_no_thread_that_reads_ahead(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(FORKED)
-    command = [sys.executable, tmp_path / "program.py"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "which was forked from it, has no thread that reads ahead" in done.stdout
+def test_a_forked_process_has_no_thread_that_reads_ahead() -> None:
+    status, output = run_alone("-c", FORKED)
+    assert status == 0 and "which was forked from it, has no thread that reads ahead" in output, output

@@ -1,11 +1,8 @@
 """Files that change while they are read: the old numbers, or an error that names the file; never others."""
 
 import copy
-import io
 import os
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from data.files import KINDS, write
+from jobs import run_alone
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec
@@ -22,23 +21,6 @@ from distdl_jax.partitions.formats.arrays import arrays_in
 
 OLD = np.arange(64 * 1024, dtype=np.float64).reshape(64, 1024)
 NEW = {"values": -OLD, "dtype": OLD.astype(np.float32), "shape": -OLD[:, :512], "longer": -np.repeat(OLD, 2, 0)}
-KINDS = ("npy", "npz", "compressed.npz", "safetensors", "h5", "zarr")
-
-
-def write(path: Path, array: np.ndarray) -> None:
-    match path.suffixes[-1]:
-        case ".npy":
-            np.save(path, array)
-        case ".npz":
-            (np.savez_compressed if "compressed" in path.name else np.savez)(path, x=array)
-        case ".safetensors":
-            path.write_bytes(pytest.importorskip("safetensors.numpy").save({"x": array}))
-        case ".h5":
-            with pytest.importorskip("h5py").File(content := io.BytesIO(), "w") as file:
-                file.create_dataset("x", data=array)
-            path.write_bytes(content.getvalue())
-        case ".zarr":
-            pytest.importorskip("zarr").create_array(path, data=array, chunks=(4, 512), overwrite=True)
 
 
 def renamed(path: Path, array: np.ndarray) -> None:
@@ -56,7 +38,7 @@ def overwritten(path: Path, array: np.ndarray) -> None:
 
 def cut(path: Path, array: np.ndarray) -> None:
     if path.is_dir():
-        os.truncate(path / "zarr.json", 0)
+        os.truncate(path / "x" / "zarr.json", 0)
     else:
         os.truncate(path, 600)
 
@@ -100,11 +82,8 @@ except dj.CheckpointError as error:
 
 def test_a_memory_map_of_the_program(tmp_path: Path) -> None:
     write(tmp_path / "x.npy", OLD)
-    (tmp_path / "program.py").write_text(MAPPED)
-    command = [sys.executable, tmp_path / "program.py", tmp_path / "x.npy"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "x.npy has been truncated while it is a memory map: it has 600 bytes" in done.stdout
+    status, output = run_alone("-c", MAPPED, tmp_path / "x.npy")
+    assert status == 0 and "x.npy has been cut while it is a memory map: it has 600 bytes" in output, output
 
 
 def test_pickled_and_copied(tmp_path: Path) -> None:

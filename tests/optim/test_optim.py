@@ -37,7 +37,6 @@ def specs() -> dict[str, Any]:
 
 
 def drawn(seed: int, scale: float = 1.0, dtype: Any = float) -> dict[str, Any]:
-    """Whole tensors."""
     draw = np.random.default_rng(seed)
     return {name: np.asarray(scale * draw.normal(size=shape)).astype(dtype) for name, shape in SHAPES.items()}
 
@@ -46,7 +45,6 @@ NOT_BIAS = {name: name != "bias" for name in SHAPES}
 
 
 def cut(tree: dict[str, Any], its: dict[str, Any] | None = None) -> dict[str, Any]:
-    """This worker's blocks of whole tensors."""
     its = specs() if its is None else its
     return {name: block_of(tree[name], spec) for name, spec in its.items()}
 
@@ -167,16 +165,10 @@ def test_what_does_not_fit_is_refused_on_every_worker() -> None:
     some = dj.Partition().create_partition_inclusive([0, 1])
     refused: list[tuple[Callable[[], Any], str]] = [
         (lambda: dj.optim.global_norm(wrong, its), r"`tree\['bias'\]` has shape \(1,\), but its spec"),
-        (
-            lambda: dj.optim.global_norm(tree, {"bias": its["bias"]}),
-            r"`specs` must have .* none for `tree\['few'\]",
-        ),
         (lambda: dj.optim.global_norm(tree, its | {"few": None}), r"`specs` must have a TensorSpec .* has None at"),
-        (lambda: dj.optim.clip_by_global_norm(1.0, its).update(wrong, None), r"`tree\['bias'\]` has shape \(1,\)"),
         (lambda: ratio.update(tree, None), r"`params` \(=None\) must be this worker's parameters"),
         (lambda: units.update(tree, None, tree), r"`axis` \(=1\) must name dimensions of each tensor"),
         (lambda: dj.optim.clip_by_global_norm(-1.0, its), r"`max_norm` \(=-1.0\) must not be negative, nor NaN"),
-        (lambda: dj.optim.clip_by_global_norm(jnp.asarray(np.nan), its), "`max_norm` .* must not be negative, nor NaN"),
         (lambda: lbfgs.update(tree, lbfgs.init(tree)), r"`params` \(=None\) must be this worker's parameters"),
         (lambda: search.update(tree, search.init(tree), value=0.0, grad=tree, value_fn=jnp.sum), r"`params` \(=None\)"),
         (lambda: dj.optim.line_search(optax.sgd(0.1), its), "`search` .* must be one of optax's line searches"),

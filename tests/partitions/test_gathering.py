@@ -1,7 +1,5 @@
 """Whole pytrees to one worker and back: copies, scalars, what is no array, and what does not fit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -9,67 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from all_workers import on_all, refusal
+from checkpoint.trees import blocks, specs, wholes
+from partitions.compiling import compiled
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec
-
-
-def specs(P: dj.Partition) -> dict[str, Any]:
-    """Copies along some dimensions, along all, on few workers; scalars on one worker and on all; blocks that are uneven
-    or empty, on workers in any order, without a topology."""
-    return {
-        "uneven": TensorSpec((7, 5), P.grid([2, 2])),
-        "empty blocks": TensorSpec((3, 2), P.grid([1, 4], [2, 0, 3, 1])),
-        "flat": TensorSpec((6,), P.create_partition_inclusive([1, 3, 0])),
-        "deep": TensorSpec((2, 3, 1, 4), P.grid([1, 2, 1, 1], [0, 2])),
-        "columns": TensorSpec((5,), P.grid([2, 2], [2, 0, 3, 1]), replicated=0),
-        "everywhere": TensorSpec((2, 3), P, replicated=True),
-        "pair": [TensorSpec((3, 2), P.grid([1, 2], [3, 1]), replicated=(0, 1))],
-        "step": TensorSpec((), P, replicated=True),
-        "lonely": TensorSpec((), P.grid([1, 1], [1])),
-        "batch and features": TensorSpec((3, 4), P.grid([2, 2, 1]), replicated=-3),
-        "activation": None,
-        "nothing": None,
-    }
-
-
-def wholes() -> dict[str, Any]:
-    draw = np.random.default_rng(1).standard_normal
-    return {
-        "uneven": draw((7, 5)),
-        "empty blocks": draw((3, 2)),
-        "flat": draw(6),
-        "deep": draw((2, 3, 1, 4)),
-        "columns": draw(5),
-        "everywhere": draw((2, 3)),
-        "pair": [draw((3, 2))],
-        "step": np.int32(7),
-        "lonely": np.float64(2.5),
-        "batch and features": draw((3, 4)),
-        "activation": jax.nn.relu,
-        "nothing": None,
-    }
-
-
-def cut(whole: Any, spec: TensorSpec) -> Any:
-    """By numpy's own rule, with the copied dimensions of the grid of workers left out."""
-    P = spec.partition
-    if P.rank is None:
-        return np.zeros(0, whole.dtype)
-    pieces = [whole]
-    place = 0
-    index = np.unravel_index(P.rank, P.shape)
-    kept = [d for d in range(P.dim) if d not in spec.replicated]
-    for axis, d in enumerate(kept):
-        pieces = [piece for each in pieces for piece in np.array_split(each, P.shape[d], axis=axis)]
-        place = place * P.shape[d] + int(index[d])
-    return pieces[place]
-
-
-def held(P: dj.Partition) -> dict[str, Any]:
-    return jax.tree.map(
-        lambda spec, whole: whole if spec is None else cut(whole, spec), specs(P), wholes(), is_leaf=lambda x: x is None
-    )
 
 
 def same(got: Any, want: Any) -> None:
@@ -82,25 +24,21 @@ def same(got: Any, want: Any) -> None:
 
 
 @pytest.mark.world(4)
-@pytest.mark.simulated(4)
 @pytest.mark.parametrize("root", [0, 3])
 def test_copies_scalars_and_other_leaves_are_kept(root: int) -> None:
     """A tree to any root and back, bit for bit, eager and under dj.jit; None and functions stay where they are."""
     P = dj.Partition()
-    want = (
-        wholes()
-        if P.rank == root
-        else {
-            name: whole if specs(P)[name] is None else jax.tree.map(lambda leaf: np.zeros(0, leaf.dtype), whole)
-            for name, whole in wholes().items()
-        }
-    )
-    whole = dj.gather(held(P), specs(P), root)
+    its = {name: spec for name, spec in specs(P, 2).items() if name not in ("key", "keys")}
+    want, held = wholes(its), blocks(its)
+    if P.rank != root:
+        nothing = jax.tree.map(lambda leaf: np.zeros(0, np.asarray(leaf).dtype), want)
+        want = {name: want[name] if its[name] is None else nothing[name] for name in its}
+    whole = dj.gather(held, its, root)
     same(whole, want)
-    same(dj.scatter(whole, specs(P), root), held(P))
-    arrays = {name: leaf for name, leaf in held(P).items() if specs(P)[name] is not None}
+    same(dj.scatter(whole, its, root), held)
+    its = {name: spec for name, spec in its.items() if spec is not None}
+    arrays = {name: held[name] for name in its}
     both = dj.jit(lambda tree: dj.scatter(dj.gather(tree, its, root), its, root))
-    its = {name: spec for name, spec in specs(P).items() if spec is not None}
     same(both(jax.device_put(arrays)), arrays)
 
 
@@ -166,6 +104,9 @@ def test_misfits_are_refused_on_all_workers() -> None:
     with pytest.raises(dj.PlanError, match=r"`tree\['a'\]`: `x` must have one dtype on all workers"):
         blocks = TensorSpec((3,), P)
         dj.gather({"a": jnp.ones(1, "float32" if P.rank else "float64")}, {"a": blocks})
+    with pytest.raises(dj.PlanError, match=r"shape \(5, 4\), but its spec \(4 x 5 on 3 x 1 workers\) says \(4, 5\)"):
+        whole = jnp.ones((5, 4)) if P.rank == 2 else dj.zero_volume_tensor()
+        dj.scatter(whole, TensorSpec((4, 5), P.grid([3, 1])), root=2)
     assert dj.gather(good, spec, 2)["a"].shape == ((4,) if P.rank == 2 else (0,))
 
 
@@ -199,6 +140,7 @@ def test_specs_of_copies() -> None:
         P_x = P.grid([2, 3], order)
         spec = TensorSpec((7,), P_x, replicated=0)
         assert spec == TensorSpec([7], P_x, [-2]) != TensorSpec((7, 7), P_x)
+        assert len({spec, TensorSpec([7], P_x, -2), TensorSpec((7, 7), P_x)}) == 2
         assert spec.block_shapes == {3: (3,), 5: (2,), 0: (2,), 1: (3,), 4: (2,), 2: (2,)}
         assert spec.box == {3: ((0, 3),), 1: ((0, 3),), 5: ((3, 5),), 4: ((3, 5),), 0: ((5, 7),), 2: ((5, 7),)}.get(
             P.rank
@@ -223,23 +165,11 @@ def test_a_tree_moves_in_one_program() -> None:
         grid = P.grid([1, P.size])
         specs = [TensorSpec((3, 4 + k), grid) for k in range(6)]
         blocks = [jnp.full(spec.local_shape, 1.0 + k) for k, spec in enumerate(specs)]
-        events: list[str] = []
-
-        def listen(event: str, _: float, **__: Any) -> None:
-            if event.endswith("backend_compile_duration"):
-                events.append(event)
-
-        jax.monitoring.register_event_duration_secs_listener(listen)
-        try:
-            counts = []
-            for _ in range(2):
+        for expected in (1, 0):
+            with compiled() as by_gather:
                 whole = dj.gather(blocks, specs)
-                gathered = len(events)
+            with compiled() as by_scatter:
                 dj.scatter(whole, specs)
-                counts += [gathered, len(events) - gathered]
-                events.clear()
-        finally:
-            jax.monitoring.unregister_event_duration_listener(listen)
-        assert counts == [1, 1, 0, 0]
+            assert (len(by_gather), len(by_scatter)) == (expected, expected)
 
     on_all(1, check)

@@ -1,7 +1,5 @@
 """Who is in which team: the tables of the DistDL documentation, its broadcast rules, and random shapes, without MPI."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -43,19 +41,6 @@ def test_table_of_the_broadcast():
     assert on_all(12, teams) == [(TEAMS[ROOT_OF[worker]], TEAMS[COPY_IN[worker]]) for worker in range(12)]
 
 
-def test_a_team_has_its_root_first_and_the_same_team_is_equal():
-    for worker in (1, 2):  # roots that receive their own copy
-        P_x, P_y = table(dj.planning_world(12, worker))
-        P_send, P_recv = P_x.create_broadcast_partition_to(P_y)
-        assert P_send == P_recv and P_send.rank == 0
-    P_x, P_y = table(dj.planning_world(12, 3))  # a root that receives from another one
-    P_send, P_recv = P_x.create_broadcast_partition_to(P_y)
-    assert P_send.rank == 0 and P_recv.rank == 1
-    P_x, P_y = table(dj.planning_world(12, 11))
-    P_send, P_recv = P_x.create_broadcast_partition_to(P_y)
-    assert (P_send.size, P_send.active, P_recv.rank) == (0, False, 4)
-
-
 def numpy_sources(source, destination, transpose_src=False, transpose_dest=False):
     """For each rank of the destination the source's rank, by numpy's own broadcasting of an array of ranks."""
     ranks = np.arange(math.prod(source)).reshape(source)
@@ -75,24 +60,21 @@ def numpy_sources(source, destination, transpose_src=False, transpose_dest=False
     ids=str,
 )
 def test_shapes_that_do_not_broadcast_are_refused_by_every_worker(source, destination, how):
-    n, m = math.prod(source), math.prod(destination)
-
-    def partitions(P):
-        return P.grid(source, range(n)), P.grid(destination, range(m))
+    size, shapes = max(math.prod(source), math.prod(destination)), (source, destination)
+    mirrored = {_other(name): value for name, value in how.items()}
 
     def broadcast(P):
-        P_x, P_y = partitions(P)
+        P_x, P_y = map(P.grid, shapes)
         P_x.create_broadcast_partition_to(P_y, **how)
 
     def reduction(P):
-        P_y, P_x = partitions(P)
-        P_x.create_reduction_partition_to(P_y, **{_other(name): value for name, value in how.items()})
+        P_y, P_x = map(P.grid, shapes)
+        P_x.create_reduction_partition_to(P_y, **mirrored)
 
-    sentence = refusal(max(n, m), broadcast, InvalidArgumentError)
-    for shape in (source, destination):
-        assert f"shape {' x '.join(map(str, shape))}" in sentence
+    sentence = refusal(size, broadcast, InvalidArgumentError)
+    assert all(f"shape {' x '.join(map(str, shape))}" in sentence for shape in shapes)
     assert sentence.count("(transposed: ") == len(how)
-    assert refusal(max(n, m), reduction, InvalidArgumentError) == sentence
+    assert refusal(size, reduction, InvalidArgumentError) == sentence
 
 
 def _other(name):

@@ -1,7 +1,5 @@
 """Partitions as values: what each method gives on every worker, and what is refused, worked out without MPI."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import pickle
@@ -19,8 +17,18 @@ def seen(P):
     return P.active, P.rank, P.index, P.size, P.shape, P.dim, P.ranks
 
 
-def test_the_first_partition_holds_every_worker_in_order():
+def test_a_planning_world_is_seen_from_one_of_its_workers():
+    """Between which nothing moves."""
     assert on_all(3, seen) == [(True, rank, rank, 3, (3,), 1, (0, 1, 2)) for rank in range(3)]
+    P = dj.planning_world(3)
+    assert P.rank == 0 and dj.planning_world(3) != P
+    for moves in (
+        lambda: P.world.transport,
+        lambda: P.world.agree((0, 1), "nothing", None),
+        lambda: dj.functional.repartition(np.ones(2), P, P),
+    ):
+        with pytest.raises(dj.SetupError, match="no data can move in it"):
+            moves()
 
 
 def test_inclusive_takes_the_ranks_in_the_given_order():
@@ -182,18 +190,12 @@ def test_equal_means_the_same_team_in_the_same_order_and_shape():
         P.grid([2, 2], [1, 2, 3, 5]),
         P.create_partition_inclusive([1, 2, 3, 4]),
         dj.planning_world(6).grid([2, 2], [1, 2, 3, 4]),
-        "a partition",
-        None,
+        *("a partition", None),
     ]
     assert same[0] == same[1] and hash(same[0]) == hash(same[1]) and len({*same, *others}) == 1 + len(others)
     assert all(same[0] != other for other in others)
-
-
-def test_a_grid_of_one_dimension_is_not_its_team():
-    """They have the same shape, but the index of one is a tuple and of the other a number."""
-    P = dj.planning_world(3, 1)
-    line = P.create_cartesian_topology_partition([3])
-    assert (line.shape, line.ranks) == (P.shape, P.ranks) and (line.index, P.index) == ((1,), 1)
+    line = P.create_cartesian_topology_partition([6])  # of the same shape, but its index is a tuple
+    assert (line.shape, line.ranks, line.index, P.index) == (P.shape, P.ranks, (0,), 0)
     assert line != P and len({line, P}) == 2
 
 

@@ -1,7 +1,5 @@
 """Trees and their specs: a TensorSpec without a leaf, and a leaf without one, are refused by all that take the two."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple

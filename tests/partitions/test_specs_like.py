@@ -1,4 +1,4 @@
-"""Whole states of optimisers, and modules of other libraries, gathered and scattered."""
+"""Whole states of optimisers and of training, and modules of other libraries, gathered and scattered."""
 
 from functools import partial
 from typing import Any
@@ -14,54 +14,11 @@ from flax import nnx
 import distdl_jax as dj
 from distdl_jax import nn
 
-OPTIMISERS = {
-    "sgd": optax.sgd(0.1, momentum=0.9),
-    "adamw": optax.adamw(optax.linear_schedule(0.1, 0.0, 5)),
-    "chain": optax.chain(optax.trace(0.5), optax.ema(0.9)),
-    "accumulating": optax.MultiSteps(optax.adam(0.1), 2),
-    "masked": optax.masked(optax.adam(0.1), {"weight": True, "bias": False}),
-    "hyperparameters": optax.inject_hyperparams(optax.rmsprop)(0.1),
-    "lbfgs memory": optax.scale_by_lbfgs(memory_size=3),
-}  # fmt: skip
-
 
 def layer_on(P: dj.Partition) -> nn.DistributedLinear:
     P_x, P_W = (P.grid(shape) for shape in ([1, 2], [2, 1]))
     P_one = P.grid([1, 1], [1])
     return nn.DistributedLinear(P_one, P_x, P_W, 3, 5)
-
-
-@pytest.mark.simulated(2)
-@pytest.mark.parametrize("name", OPTIMISERS)
-def test_the_state_of_an_optimiser(name: str) -> None:
-    """Gathered, it is leaf for leaf that of the whole parameters after the same steps; scattered, it comes back."""
-    P = dj.Partition()
-    layer, optimiser = layer_on(P), OPTIMISERS[name]
-    specs = layer.param_specs()
-    params = layer.init(jax.random.key(0), float)
-    whole = dj.gather(params, specs)
-
-    def stepped(params: Any) -> Any:
-        state = optimiser.init(params)
-        if name == "lbfgs memory":
-            return state  # a step takes inner products
-        for n in range(3):
-            gradient = jax.tree.map(lambda p, n=n: jnp.sin(p + n), params)
-            updates, state = optimiser.update(gradient, state, params)
-            params = optax.apply_updates(params, updates)
-        return state
-
-    state = jax.jit(stepped)(params)
-    of_state = dj.specs_like(state, params, specs)
-    gathered = dj.gather(state, of_state)
-    if P.rank == 0:
-        want = jax.jit(stepped)(whole)
-        assert jax.tree.structure(gathered) == jax.tree.structure(want)
-        for a, b in zip(jax.tree.leaves(gathered), jax.tree.leaves(want), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-14)
-            assert jnp.shape(a) == jnp.shape(b)
-    back = dj.scatter(gathered, of_state)
-    jax.tree.map(np.testing.assert_array_equal, back, state)
 
 
 @pytest.mark.simulated(2)
@@ -143,7 +100,6 @@ def test_the_state_of_a_parameter_with_copies_and_blocks() -> None:
 
 @partial(jax.jit, static_argnums=0)
 def stepped(optimiser: Any, params: Any) -> Any:
-    """Its state after a step."""
     gradient = jax.tree.map(jnp.sin, params)
     return optimiser.update(gradient, optimiser.init(params), params)[1]
 
@@ -194,3 +150,39 @@ def test_states_that_are_no_blocks_are_refused(optimiser: Any, grid: tuple[int, 
     params = {"w": jnp.ones(spec.local_shape)}
     with pytest.raises(dj.PlanError, match=r"it is (perhaps )?not a block of any tensor"):
         dj.specs_like(optimiser.init(params), params, {"w": spec})
+
+
+def network(P_world: dj.Partition) -> nn.Sequential:
+    P, P_W = P_world.grid([1, 2]), P_world.grid([2, 2])
+    rows = P_world.grid([2, 1], [1, 3])
+    return nn.Sequential(
+        nn.DistributedLinear(P, P_world.grid([1, 2], [1, 3]), P_W, in_features=6, out_features=4),
+        nn.Repartition(P_world.grid([1, 2], [1, 3]), rows),
+        nn.DistributedBatchNorm(rows, 4),
+    )
+
+
+@pytest.mark.simulated(4)
+def test_gathered_and_scattered() -> None:
+    """Parameters, Adam's state, running statistics, a key, numbers and trees of them, on every worker's own blocks."""
+    P_world = dj.Partition()
+    net = network(P_world)
+    params = net.init(jax.random.key(0))
+    opt_state = optax.adam(0.1).init(params)
+    rest: dict[str, Any] = {"key": jax.random.key(1), "step": 3, "metrics": {"loss": jnp.arange(3.0), "name": "adam"}}
+    specs = dj.training_specs(net, opt_state, state=net.init_state(), **rest)
+    assert specs["params"] == net.param_specs() and specs["state"] == net.state_specs()
+    assert specs["optimiser"] == dj.specs_like(opt_state, params, net.param_specs())
+    everywhere = dj.TensorSpec((), P_world, replicated=True)
+    assert specs["step"] == specs["key"] == everywhere and specs["metrics"]["name"] is None
+    assert specs["metrics"]["loss"].global_shape == (3,)
+    state = {"params": params, "optimiser": opt_state, **rest, "state": net.init_state()}
+    arrays = {name: specs[name] for name in ("params", "optimiser", "state", "step")}
+    whole = dj.gather({name: state[name] for name in arrays}, arrays)
+    again = dj.scatter(whole, arrays)
+    jax.tree.map(np.testing.assert_array_equal, again, {name: state[name] for name in arrays})
+
+
+def test_networks_without_specs_are_refused() -> None:
+    with pytest.raises(dj.InvalidTypeError, match=r"`network` \(=.*\) must be a layer, with `param_specs`"):
+        dj.training_specs(jax.nn.relu, ())

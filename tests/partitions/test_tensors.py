@@ -1,30 +1,15 @@
 """Global tensors and their blocks: gather, scatter, specs, and the placeholder for nothing."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from all_workers import on_all, refusal
-from blocks import block
+from partitions.compiling import compiled
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec
 from distdl_jax.tracing.tie import tie
-
-
-@pytest.mark.world(4)
-@pytest.mark.parametrize("root", [0, 3])
-def test_a_whole_of_the_wrong_shape_raises_on_every_worker(root):
-    """The sentence names shape, spec and what the spec says; all go on together afterwards."""
-    P = dj.Partition()
-    spec = TensorSpec((7, 5), P.grid([2, 2]))
-    with pytest.raises(dj.PlanError) as caught:
-        dj.scatter(jnp.ones((5, 7)) if P.rank == root else dj.zero_volume_tensor(), spec, root=root)
-    assert "has shape (5, 7), but its spec (7 x 5 on 2 x 2 workers) gives (7, 5)" in str(caught.value)
-    assert dj.gather(block(np.ones((7, 5)), spec.partition), spec).shape == ((7, 5) if P.rank == 0 else (0,))
-
 
 WHOLE = np.arange(7 * 5).reshape(7, 5)
 
@@ -109,13 +94,6 @@ def test_another_array_is_refused_by_every_worker(rank, array, kind, sentence):
     assert sentence in str(caught.value)
 
 
-def test_specs_are_values():
-    P = dj.planning_world(2)
-    a, b = (TensorSpec((3, 4), P.grid([2, 1])) for _ in range(2))
-    assert a == b and hash(a) == hash(b)
-    assert len({a, b, TensorSpec((4, 3), a.partition), TensorSpec((3, 4), P.grid([1, 2]))}) == 3
-
-
 @pytest.mark.parametrize(
     ("shape", "partition", "kind", "sentence"),
     [
@@ -144,18 +122,9 @@ def test_zero_volume_tensors_have_no_elements_but_a_dtype():
 
 def test_placeholders_and_ties_of_new_shapes_compile_nothing() -> None:
     """Eagerly, JAX's zeros compile a program for each shape, and the shape of a placeholder changes with the batch."""
-    compiled: list[str] = []
-
-    def listen(event: str, duration: float, **about: object) -> None:
-        if event.endswith("backend_compile_duration"):
-            compiled.append(str(about.get("fun_name")))
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with compiled() as names:
         jnp.zeros(1234)
-        assert compiled  # they are heard of
-        compiled.clear()
+    assert names  # they are heard of
+    with compiled() as names:
         tie(dj.zero_volume_tensor(1235), dj.zero_volume_tensor(1236, jnp.bfloat16))
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-    assert not compiled
+    assert not names

@@ -1,7 +1,5 @@
 """What is written is read by the safetensors package, and what that writes is read here."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -41,23 +39,19 @@ def written(path: Path, arrays: dict[str, np.ndarray]) -> None:
     path.write_bytes(content)
 
 
-def test_the_package_reads_what_is_written(tmp_path: Path) -> None:
-    written(tmp_path / "x.safetensors", tensors())
+@pytest.mark.parametrize("large", [False, True])
+def test_the_package_reads_what_is_written(large: bool, tmp_path: Path) -> None:
+    """Large files begin at a page: bytes are copied to whole pages in two thirds of the time."""
+    arrays = {"x": np.arange(2**18, dtype=np.float32)} if large else tensors()
+    written(tmp_path / "x.safetensors", arrays)
     found = dict(safetensors.deserialize((tmp_path / "x.safetensors").read_bytes()))
-    assert set(found) == set(tensors())
-    for name, array in tensors().items():
+    assert set(found) == set(arrays)
+    for name, array in arrays.items():
         assert (found[name]["dtype"], found[name]["shape"]) == (CODES[array.dtype.name], list(array.shape))
         assert bytes(found[name]["data"]) == array.tobytes()
-
-
-def test_large_files_begin_at_a_page(tmp_path: Path) -> None:
-    """Bytes are copied to whole pages in two thirds of the time; and the package reads the file."""
-    array = np.arange(2**18, dtype=np.float32)
-    _, places, size = laid_out({"x": ("float32", array.shape)})
-    assert places["x"].offset % 4096 == 0 and size == places["x"].offset + array.nbytes
-    written(tmp_path / "x.safetensors", {"x": array})
-    ((name, found),) = safetensors.deserialize((tmp_path / "x.safetensors").read_bytes())
-    assert name == "x" and bytes(found["data"]) == array.tobytes()
+    if large:
+        _, places, size = laid_out({"x": ("float32", arrays["x"].shape)})
+        assert places["x"].offset % 4096 == 0 and size == places["x"].offset + arrays["x"].nbytes
 
 
 def test_complex_numbers_are_pairs(tmp_path: Path) -> None:
@@ -99,6 +93,13 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
     written(tmp_path / "x", {"a": np.ones(4)})
     (tmp_path / "x").write_bytes((tmp_path / "x").read_bytes()[:-1])
     with pytest.raises(dj.CheckpointError, match=r"x is damaged: it should have \d+ bytes, but has \d+"):
+        read_header(PlainFile(str(tmp_path / "x")))
+
+
+def test_the_bytes_of_the_header_are_no_numbers_of_a_tensor(tmp_path: Path) -> None:
+    text = json.dumps({"w": {"dtype": "U8", "shape": [4], "data_offsets": [-8, -4]}}).encode()
+    (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+    with pytest.raises(dj.CheckpointError, match="-8 is no integer from 0 to"):
         read_header(PlainFile(str(tmp_path / "x")))
 
 

@@ -27,8 +27,6 @@ SCATTERED = ((1, 1, 2, 2), (2, 1, 1, 1), (1, 1, 1, 3), (2, 1, 1, 2), (2, 1))
 
 
 def sequential(params: Any, x: jax.Array) -> jax.Array:
-    """Compute the same in plain JAX."""
-
     def conv(of: dict[str, jax.Array], x: jax.Array) -> jax.Array:
         return lax.conv_general_dilated(x, of["weight"], (1, 1), "SAME") + of["bias"].reshape(-1, 1, 1)
 

@@ -105,25 +105,15 @@ def test_the_counts_of_nodes_are_those_of_the_network(name: str) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_memory_is_respected(share: float) -> None:
-    """Each plan of the list is within a limit; too small a one is refused with the least, which then is enough."""
+    """Each plan of the list is within a limit; the least that the error of too small a one names is enough."""
     free = search("two", 2)
-    memories = [free.memory(way.grids) for way in free.shortlist()[0]]
-    with pytest.raises(PlanError, match=r"the smallest needs [0-9.]+ KiB"):
-        search("two", 2, limit=100).shortlist()
-    least = min(memories)
-    limit = least + share * (max(memories) - least)
+    least = min(free.memory(grids) for grids in every_plan(free))
+    with pytest.raises(PlanError, match=re.escape(f"the least needs {memory_text(least)}")):
+        search("two", 2, least - 1).shortlist()
+    limit = least + share * (max(free.memory(way.grids) for way in free.shortlist()[0]) - least)
     within = search("two", 2, limit)
     plans, _ = within.shortlist()
     assert plans and all(within.memory(way.grids) <= limit for way in plans)
-
-
-def test_the_least_that_is_named_is_enough() -> None:
-    """The least memory of the error, as the next limit, leaves a plan; a byte less leaves none."""
-    everywhere = search("two", 2)
-    least = min(everywhere.memory(grids) for grids in every_plan(everywhere))
-    with pytest.raises(PlanError, match=re.escape(f"the smallest needs {memory_text(least)}")):
-        search("two", 2, least - 1).shortlist()
-    assert search("two", 2, least).shortlist()[0]
 
 
 def test_many_workers_are_counted_on_few_grids() -> None:

@@ -1,7 +1,5 @@
 """What is predicted that workers communicate in a training step, compared with what their programs do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -28,18 +26,7 @@ Build = Callable[[dj.Partition], Network]
 def check_predicted(build: Build, size: int = 4) -> None:
     """Check that traces predict the operations of `size` workers, in order, with partners, tags, lengths and dtypes."""
 
-    def program() -> dict[int, Any]:
-        network, spec = build(dj.Partition())
-        dtype = dtype_of_input(network)
-        params = jax.tree.map(
-            lambda spec: np.zeros(spec.local_shape, np.float32), network.param_specs(), is_leaf=is_spec
-        )
-        x = np.zeros(spec.local_shape, dtype) if spec.box else dj.zero_volume_tensor(spec.global_shape[0], dtype=dtype)
-        options = {"key": jax.random.key(0)} if network.draws else {}
-        step = dj.value_and_grad(lambda params, x: jnp.sum(network(params, x, **options) ** 2))
-        return dict(dj.check(step, params, x).programs)
-
-    programs = dj.simulate(size, program)[0]
+    programs = dj.simulate(size, lambda: dict(dj.check(*step_of(*build(dj.Partition()))).programs))[0]
     network, spec = build(dj.planning_world(size))
     x, world = blocks(spec, dtype_of_input(network)), spec.partition.world
     chain = Counter(world, FLOAT32).chain(network, network.plan(x, param_blocks(network, world.size)), x)
@@ -53,29 +40,41 @@ def check_predicted(build: Build, size: int = 4) -> None:
         assert cost.bytes[worker] == sum(operation.bytes_sent for operation in real[:-1])
 
 
-def step_operations(chain: Chain, worker: int, *, backward: bool = True, of_x: bool = False) -> Iterator[Operation]:
-    """Yield what a worker communicates in a training step, in order; `of_x`: with the gradient of the first input."""
-    layers = list(nodes_in(chain))
-    for layer in layers:
-        if isinstance(layer, CountedLayer):
-            yield from communicated(layer.trace(worker).forward, worker)
-        else:
-            yield from (op for movement, _ in layer.movements for op in movement.operations(worker))
-    for layer in reversed(layers) if backward else ():
+def step_of(network: Any, spec: dj.TensorSpec) -> tuple[Callable[..., Any], Any, Any]:
+    """Return the value and gradient of a network, as a function of this worker's parameters and input, and these."""
+    dtype = dtype_of_input(network)
+    params = jax.tree.map(lambda spec: np.zeros(spec.local_shape, np.float32), network.param_specs(), is_leaf=is_spec)
+    x = np.zeros(spec.local_shape, dtype) if spec.box else dj.zero_volume_tensor(spec.global_shape[0], dtype=dtype)
+    options = {"key": jax.random.key(0)} if network.draws else {}
+    return dj.value_and_grad(lambda params, x: jnp.sum(network(params, x, **options) ** 2)), params, x
+
+
+def step_operations(chain: Chain, worker: int) -> Iterator[Operation]:
+    """Yield what a worker communicates in a training step, in order."""
+    yield from forward_operations(chain, worker)
+    for layer in reversed(list(nodes_in(chain))):
         if not isinstance(layer, CountedLayer):
             for movement, has_gradient in reversed(layer.movements):
-                yield from movement.operations(worker, adjoint=True) if has_gradient or of_x else ()
-            continue
-        with_x = of_x or layer.has_gradient
-        if with_x or layer.uses_params:
-            yield from communicated(layer.trace(worker).backward(with_x), worker)
+                yield from movement.operations(worker, adjoint=True) if has_gradient else ()
+        elif layer.has_gradient or layer.uses_params:
+            yield from communicated(layer.trace(worker).backward(layer.has_gradient), worker)
 
 
-def communicated(communication: Communication, worker: int) -> Iterator[Operation]:
-    """Yield the operations of a worker."""
+def forward_operations(chain: Chain, worker: int, once: bool = False) -> Iterator[Operation]:
+    """Yield what a worker communicates forward, in order; `once`: not again what a loop moves again and again."""
+    for layer in nodes_in(chain):
+        if isinstance(layer, CountedLayer):
+            yield from communicated(layer.trace(worker).forward, worker, once)
+        else:
+            yield from (op for movement, _ in layer.movements for op in movement.operations(worker))
+
+
+def communicated(communication: Communication, worker: int, once: bool = False) -> Iterator[Operation]:
+    seen = set()
     for each in communication:
         if isinstance(each, Mark):
-            yield from each.plan.operations(worker, adjoint=each.adjoint)
+            yield from () if id(each.plan) in seen else each.plan.operations(worker, adjoint=each.adjoint)
+            seen |= {id(each.plan)} if once else set()
         else:
             yield without_team(each)
 
@@ -97,7 +96,6 @@ def dtype_of_input(network: Any) -> np.dtype:
 
 
 def blocks(spec: dj.TensorSpec, dtype: np.dtype) -> dict[int, dj.ShapeDtype]:
-    """Return the shapes and dtypes of all workers' blocks."""
     return {worker: dj.ShapeDtype(spec.shape_on(worker), dtype) for worker in range(spec.partition.world.size)}
 
 

@@ -1,13 +1,14 @@
 """What plans of layers of each family say that workers communicate is what their programs do, and so are products."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from every_layer import LAYERS as EVERY_LAYER
+from every_layer import spec_of_x
 from predicted import Build, Network, check_predicted
 
 import distdl_jax as dj
@@ -15,91 +16,48 @@ from distdl_jax import nn
 from distdl_jax.tools.cost.program import flops_of
 from distdl_jax.tracing.jaxprs import equations
 
+Layers = Callable[[dj.Partition, dj.CartesianPartition], Sequence[Any]]
 
-def embedding(P: dj.Partition) -> Network:
-    """Indices of a vocabulary that is cut, as the sequence is behind it."""
-    row, split = P.grid([2, 1]), P.grid([2, 2, 1])
-    layers = nn.Sequential(
-        nn.DistributedEmbedding(row, split, split, 11, 5, padding_idx=2), nn.DistributedLayerNorm(split, (5,))
-    )
-    return layers, dj.TensorSpec((3, 7), row)
+
+def on(grid: Sequence[int], shape: tuple[int, ...], layers: Layers) -> Build:
+    """Return a network of the layers that are made from the world, and from the grid of workers that x is on."""
+
+    def build(P: dj.Partition) -> Network:
+        split = P.grid(grid)
+        return nn.Sequential(*layers(P, split)), dj.TensorSpec(shape, split)
+
+    return build
+
+
+def conv(P: dj.Partition, channels: tuple[int, int], kernel: int = 3, **options: Any) -> nn.DistributedConv2d:
+    options = {"padding": kernel // 2, **options}
+    return nn.DistributedConv2d(P, in_channels=channels[0], out_channels=channels[1], kernel_size=kernel, **options)
+
+
+def from_one_worker(P: dj.Partition, one: Any) -> Sequence[Any]:
+    split = P.grid([1, 1, 2, 2])
+    there = nn.Repartition(one, split), conv(split, (1, 6), 5), jax.nn.relu, nn.DistributedMaxPool2d(split, 2)
+    back = conv(split, (6, 16), 5, padding=0), nn.DistributedAvgPool2d(split, 2), nn.Repartition(split, one)
+    return *there, *back, conv(one, (16, 3), 1)
 
 
 def attention(shape: list[int], **options: Any) -> Build:
-    """Return a network of two attentions on a partition of this shape."""
-
-    def build(P: dj.Partition) -> Network:
-        split = P.grid(shape)
-        layer = nn.DistributedMultiHeadAttention(split, embed_dim=12, num_heads=6, **options)
-        return nn.Sequential(layer, layer), dj.TensorSpec((3, 10, 12), split)
-
-    return build
+    return on(shape, (3, 10, 12), lambda P, split: [nn.DistributedMultiHeadAttention(split, 12, 6, **options)] * 2)
 
 
-def spectral(P: dj.Partition) -> Network:
-    """Spectral convolutions: with two features split, unevenly, and frequencies on workers of their own."""
-    split, few = P.grid([1, 1, 2, 2]), P.grid([1, 1, 1, 3], [3, 1, 0])
-    layers = nn.Sequential(
-        nn.DistributedSpectralConv2d(split, 2, 3, modes=(2, 3)),
-        jax.nn.gelu,
-        nn.DistributedSpectralConv2d(split, 3, 2, modes=2, P_W=few),
-    )
-    return layers, dj.TensorSpec((3, 2, 7, 9), split)
+def experts(shape: list[int], **options: Any) -> Build:
+    """Return two mixtures of experts, the second one with experts on some workers."""
+
+    def layers(P: dj.Partition, split: Any) -> Sequence[Any]:
+        owners = P.grid([2], [3, 0])
+        return [nn.DistributedMixtureOfExperts(split, 6, n, P_W=P_W, **options) for n, P_W in ((5, None), (3, owners))]
+
+    return on(shape, (3, 5, 6), layers)
 
 
-def fourier_operator(P: dj.Partition) -> Network:
-    """Two blocks in three dimensions, with the batch split too."""
-    split = P.grid([2, 1, 2, 1, 1])
-    block = nn.DistributedFNOBlock(split, 2, 2, modes=2)
-    return nn.Sequential(block, nn.Residual(block)), dj.TensorSpec((3, 2, 6, 5, 4), split)
-
-
-def entry_by_entry(P: dj.Partition) -> Network:
-    """Maps of channels that are split, and of channels that are not, with learned slopes and scales of channels."""
-    split = P.grid([2, 2, 1, 1])
-    layers = nn.Sequential(
-        nn.DistributedPointwise(split, 5, 6),
-        nn.DistributedPReLU(split, 6),
-        nn.DistributedSqueezeExcitation(split, 6, 3),
-        nn.Residual(nn.DistributedPointwise(split, 4, 4, dim=3, bias=False)),
-        nn.DistributedPReLU(split),
-        dj.map_blocks(jnp.tanh, split),
-    )
-    return layers, dj.TensorSpec((3, 5, 3, 4), split)
-
-
-def resampled(P: dj.Partition) -> Network:
-    """Layers whose outputs read some inputs each, with features split, unevenly."""
-    split, other = P.grid([1, 1, 2, 2]), P.grid([2, 1, 1, 1], [2, 1])
-    layers = nn.Sequential(
-        nn.DistributedConv2d(split, in_channels=1, out_channels=2, kernel_size=1),
-        nn.DistributedUpsample(split, scale_factor=1.5, mode="linear"),
-        nn.DistributedPad(split, [(1, 2), (3, 0)], mode="circular"),
-        nn.DistributedCrop(split, [(2, 0), (0, 1)]),
-        nn.DistributedAdaptiveAvgPool(split, (4, 3)),
-        nn.DistributedUpsample(split, other, size=(3, 7)),
-    )
-    return layers, dj.TensorSpec((3, 1, 5, 7), split)
-
-
-def pooled(copies: bool, layer: Any) -> Build:
-    """Return a network that ends with a pool of all features, or of copies on all workers."""
-
-    def build(P: dj.Partition) -> Network:
-        split = P.grid([1, 2, 2, 1])
-        convolution = nn.DistributedConv2d(split, in_channels=2, out_channels=3, kernel_size=1)
-        linear = nn.DistributedLinear(P.grid([1, 4]), in_features=3, out_features=2)
-        more = () if copies else (nn.Flatten(split), linear)
-        return nn.Sequential(convolution, layer(split, copies), *more), dj.TensorSpec((3, 2, 5, 4), split)
-
-    return build
-
-
-def movements(P: dj.Partition) -> Network:
-    """Movements as layers."""
-    split, turned = P.grid([2, 2, 1]), P.grid([4, 1, 1])
-    rows = nn.AllToAll(split, split_axis=2, concat_axis=1)
-    layers = nn.Sequential(
+def movements(P: dj.Partition, split: Any) -> Sequence[Any]:
+    turned, rows = P.grid([4, 1, 1]), nn.AllToAll(split, split_axis=2, concat_axis=1)
+    return (
         nn.DistributedPointwise(split, 5, 5, dim=2),
         nn.Roll(split, shift=(1, -3), axis=(0, 1)),
         nn.Take(split, [2, 0, 0, 1, 4, 6], axis=1),
@@ -110,78 +68,94 @@ def movements(P: dj.Partition) -> Network:
         nn.Reshape(turned, P.grid([1, 2]), (5, -1)),
         nn.AllReduce(P.grid([1, 2]), "max"),
     )
-    return layers, dj.TensorSpec((3, 7, 5), split)
 
 
-def experts(shape: list[int], **options: Any) -> Build:
-    """Return two mixtures of experts, the second one with experts on some workers."""
-
-    def build(P: dj.Partition) -> Network:
-        split, owners = P.grid(shape), P.grid([2], [3, 0])
-        layers = (
-            nn.DistributedMixtureOfExperts(split, embed_dim=6, num_experts=5, **options),
-            nn.DistributedMixtureOfExperts(split, embed_dim=6, num_experts=3, P_W=owners, **options),
-        )
-        return nn.Sequential(*layers), dj.TensorSpec((3, 5, 6), split)
-
-    return build
-
-
+# Blocks are uneven, some are empty.
 NETWORKS: dict[str, Build] = {
-    "entry by entry": entry_by_entry,
-    "resampled": resampled,
-    "mean of all features": pooled(False, nn.DistributedGlobalAvgPool),
-    "copies of the maximum of all features": pooled(True, nn.DistributedGlobalMaxPool),
-    "movements": movements,
-    "embedding": embedding,
-    "spectral convolutions": spectral,
-    "Fourier neural operator": fourier_operator,
+    "from an image on one worker and back": on([1, 1, 1, 1], (3, 1, 28, 28), from_one_worker),
+    "residual block, with the batch split": on([2, 1, 1, 2], (3, 3, 9, 11), lambda P, split: (
+        conv(split, (3, 3)),
+        nn.Residual(nn.Sequential(conv(split, (3, 3)), jax.nn.relu, conv(split, (3, 3)))),
+        conv(split, (3, 3)),
+    )),
+    "channels split, strided and sharded": on([1, 2, 1, 2], (3, 5, 19, 7), lambda P, split: (
+        conv(split, (5, 6), stride=2), conv(split, (6, 1), padding=0, sharded=True)
+    )),
+    "normalisations": on([2, 1, 2, 1], (3, 4, 9, 7), lambda P, split: (
+        nn.DistributedGroupNorm(split, 2, 4),
+        nn.DistributedRMSNorm(split, (9, 7)),
+        nn.DistributedLayerNorm(split, (4, 9, 7)),
+        nn.DistributedBatchNorm(split, 4),
+        nn.DistributedConvTranspose2d(split, in_channels=4, out_channels=3, kernel_size=3, stride=2),
+    )),
+    "skips along channels and rows that are split": on([1, 2, 2, 1], (2, 2, 9, 7), lambda P, split: (
+        conv(split, (2, 3)),
+        nn.Skip(nn.Sequential(conv(split, (3, 4)), jax.nn.relu)),
+        nn.Skip(nn.Sequential(conv(split, (7, 7))), axis=2),
+        nn.Skip(nn.Sequential(conv(split, (7, 7))), join="add"),
+    )),
+    "resampled": on([1, 1, 2, 2], (3, 1, 5, 7), lambda P, split: (
+        conv(split, (1, 2), 1),
+        nn.DistributedUpsample(split, scale_factor=1.5, mode="linear"),
+        nn.DistributedPad(split, [(1, 2), (3, 0)], mode="circular"),
+        nn.DistributedCrop(split, [(2, 0), (0, 1)]),
+        nn.DistributedAdaptiveAvgPool(split, (4, 3)),
+        nn.DistributedUpsample(split, P.grid([2, 1, 1, 1], [2, 1]), size=(3, 7)),
+    )),
+    "movements": on([2, 2, 1], (3, 7, 5), movements),
+    "embedding, and the sequence cut behind it": on([2, 1], (3, 7), lambda P, row: (
+        nn.DistributedEmbedding(row, P.grid([2, 2, 1]), P.grid([2, 2, 1]), 11, 5, padding_idx=2),
+        nn.DistributedLayerNorm(P.grid([2, 2, 1]), (5,)),
+    )),
+    "spectral convolutions, with frequencies on workers of their own": on([1, 1, 2, 2], (3, 2, 7, 9), lambda P, split: (
+        nn.DistributedSpectralConv2d(split, 2, 3, modes=(2, 3)),
+        jax.nn.gelu,
+        nn.DistributedSpectralConv2d(split, 3, 2, modes=2, P_W=P.grid([1, 1, 1, 3], [3, 1, 0])),
+    )),
     "attention with heads split": attention([2, 1, 2]),
     "ring": attention([1, 4, 1], num_key_heads=2),
     "causal ring": attention([1, 4, 1], causal=True, rotary=100.0),
     "causal ring and heads": attention([1, 2, 2], causal=True, fused=True),
     "exchanged heads": attention([1, 4, 1], exchange="heads", bias=False),
     "exchanged heads, of fewer keys": attention([1, 4, 1], exchange="heads", num_key_heads=2, causal=True),
+    "gathered sequence": attention([2, 2, 1], exchange="gather"),
     "experts for samples": experts([4, 1, 1]),
     "experts for a sequence that is cut": experts([1, 3, 1], group_axes=()),
-    "gathered sequence": attention([2, 2, 1], exchange="gather"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_plans_predict_every_operation_of_a_training_step(name: str) -> None:
-    """In order, with partners, tags, lengths and dtypes."""
     check_predicted(NETWORKS[name])
 
 
-def spectral_alone(P: dj.Partition) -> Network:
-    """Two spectral convolutions on one worker."""
-    split = P.grid([1, 1, 1, 1])
-    first = nn.DistributedSpectralConv2d(split, 2, 3, modes=(2, 3))
-    return nn.Sequential(first, nn.DistributedSpectralConv2d(split, 3, 4, modes=2)), dj.TensorSpec((3, 2, 7, 9), split)
+@pytest.mark.parametrize("name", [name for name in EVERY_LAYER if name != "HaloExchange"])  # which a network can't plan
+def test_plans_predict_every_operation_of_every_layer(name: str) -> None:
+    """Of what comes before, too, where there is a gradient of x."""
 
+    def build(P: dj.Partition) -> Network:
+        layer = EVERY_LAYER[name](P)
+        spec = spec_of_x(name, layer)
+        before = [] if layer.takes_indices else [nn.DistributedPReLU(spec.partition)]
+        return nn.Sequential(*before, layer), spec
 
-def pointwise_alone(P: dj.Partition) -> Network:
-    """Two maps of features on one worker."""
-    split = P.grid([1, 1, 1])
-    first = nn.DistributedPointwise(split, 5, 7, dim=2)
-    return nn.Sequential(first, jnp.tanh, nn.DistributedPointwise(split, 3, 2)), dj.TensorSpec((4, 3, 5), split)
-
-
-def experts_alone(P: dj.Partition) -> Network:
-    """Two mixtures of experts on one worker."""
-    layer = nn.DistributedMixtureOfExperts(P.grid([1, 1, 1]), embed_dim=6, num_experts=4, activation=jnp.tanh)
-    return nn.Sequential(layer, layer), dj.TensorSpec((3, 5, 6), P.grid([1, 1, 1]))
+    check_predicted(build)
 
 
 ALONE: dict[str, Build] = {
     "attention": attention([1, 1, 1]),
     "causal attention with fewer keys": attention([1, 1, 1], causal=True, num_key_heads=3),
     "fused attention": attention([1, 1, 1], fused=True, rotary=100.0),
-    "spectral convolutions": spectral_alone,
-    "pointwise maps": pointwise_alone,
-    "mixtures of experts": experts_alone,
-}
+    "spectral convolutions": on([1, 1, 1, 1], (3, 2, 7, 9), lambda P, one: (
+        nn.DistributedSpectralConv2d(one, 2, 3, modes=(2, 3)), nn.DistributedSpectralConv2d(one, 3, 4, modes=2)
+    )),
+    "pointwise maps": on([1, 1, 1], (4, 3, 5), lambda P, one: (
+        nn.DistributedPointwise(one, 5, 7, dim=2), jnp.tanh, nn.DistributedPointwise(one, 3, 2)
+    )),
+    "mixtures of experts": on([1, 1, 1], (3, 5, 6), lambda P, one: (
+        [nn.DistributedMixtureOfExperts(one, embed_dim=6, num_experts=4, activation=jnp.tanh)] * 2
+    )),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ALONE)

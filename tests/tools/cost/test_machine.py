@@ -1,7 +1,5 @@
 """Machines of five numbers, and the seconds that are estimated from them."""
 
-from __future__ import annotations
-
 import json
 from xml.etree import ElementTree
 
@@ -13,14 +11,6 @@ import distdl_jax as dj
 from distdl_jax import nn
 
 OWN = {"latency": 1e-5, "bandwidth": 1e9, "flops": 1e10, "memory_bandwidth": 1e10, "memory": 1e9}
-
-
-def test_seconds_are_a_sum_of_four_products() -> None:
-    """Of numbers, and of arrays with an entry for each worker."""
-    machine = dj.Machine(**OWN)
-    assert machine.seconds(3, 2e6, 5e9, 4e7) == pytest.approx(3e-5 + 2e-3 + 0.5 + 4e-3)
-    each = machine.seconds(np.array([0, 3]), np.array([0, 2e6]), 0, 0)
-    np.testing.assert_allclose(each, [0, 3e-5 + 2e-3])
 
 
 @pytest.mark.parametrize(
@@ -55,7 +45,6 @@ def test_a_machine_printed_is_a_call_that_makes_it() -> None:
 
 
 def network(P: dj.Partition) -> tuple[nn.Sequential, dj.TensorSpec]:
-    """Two layers with messages and one without."""
     grid = P.grid([1, 1, 2, 2])
     layers = nn.Sequential(
         nn.DistributedConv2d(grid, in_channels=1, out_channels=3, kernel_size=3, padding=1),
@@ -98,7 +87,6 @@ def test_a_table_a_picture_and_json_show_each_layer() -> None:
 
 @pytest.mark.world(2)
 def test_a_machine_is_measured_by_all_workers(world_size: int) -> None:
-    """The numbers are the same on all, and are ones that a machine can have."""
     machine = dj.machine.measure()
     found = dj.Partition().allgather_data(str(machine))
     assert found is not None and set(found) == {str(machine)}

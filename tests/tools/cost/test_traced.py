@@ -1,89 +1,40 @@
 """What layers do that are traced for all workers, without any of them: operation by operation what programs do."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from nn.base.test_output_specs import LAYERS
-from predicted import FLOAT32, communicated, step_operations, without_team
+from every_layer import LAYERS as EVERY_LAYER
+from every_layer import spec_of_x
+from predicted import FLOAT32, blocks, communicated
 
 import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.functional.plan import Plan
-from distdl_jax.tools.cost.layers import Counter
 from distdl_jax.tools.cost.traced import traced_by_all
 from distdl_jax.tools.cost.traces import traced_classes
-from distdl_jax.watchdog.programs.ir import operations
 
-Build = Callable[[dj.Partition], tuple[Any, tuple[int, ...]]]
 WORKERS = 4
 
 
-def of_layer(name: str) -> Build:
-    """Return what makes one of the layers on record, and the shape of its input."""
-    return lambda P: LAYERS[name](P)[:2]
-
-
 def linear(P: dj.Partition) -> nn.DistributedLinear:
-    """A product whose weight is cut on both sides."""
     return nn.DistributedLinear(P.grid([1, 2]), P.grid([1, 2]), P.grid([2, 2]), 7, 7)
 
 
-NETWORKS: dict[str, Build] = {
-    "functions around a pool": of_layer("network of a pool"),
-    "recomputed": lambda P: (nn.Remat(nn.Sequential(linear(P), jnp.tanh)), (3, 7)),
-    "normalised weight": lambda P: (nn.WeightNorm(linear(P)), (3, 7)),
-}
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_traced_layers_predict_every_operation(name: str) -> None:
-    """Forward, and of the gradients of the parameters and, where it is differentiated, of x."""
-    build = NETWORKS[name]
-
-    def program() -> dict[int, Any]:
-        layer, shape = build(dj.Partition())
-        spec = dj.TensorSpec(shape, layer.input_partition)
-        params = layer.init(jax.random.key(0), jnp.float32)
-        x = jnp.zeros(spec.shape_on(dj.Partition().rank), jnp.float32)
-        argnum = 0 if jax.tree.leaves(layer.param_specs()) else 1
-        gradient = dj.grad(lambda params, x: jnp.sum(layer(params, x).real ** 2), argnum)
-        return dict(dj.check(gradient, params, x).programs)
-
-    programs = dj.simulate(WORKERS, program)[0]
-    layer, plan, x = planned(build)
-    world, of_x = layer.input_partition.world, not jax.tree.leaves(layer.param_specs())
-    chain = Counter(world, FLOAT32).chain(layer, plan, x)
-    for worker, found in programs.items():
-        real = [without_team(op) for op, times in operations(found) for _ in range(times or 0)]
-        assert list(step_operations(chain, worker, of_x=of_x)) == real
-
-
-@pytest.mark.parametrize("name", ["conv", "group norm", "pool"])
+@pytest.mark.parametrize("name", ["DistributedConv2d", "DistributedGroupNorm", "DistributedMaxPool1d"])
 def test_one_worker_s_trace_says_what_is_traced_on_all(name: str) -> None:
     """On the same workers, in the same order, with the gradient of x and without."""
-    layer, plan, x = planned(of_layer(name))
-    world = layer.input_partition.world
+    layer = EVERY_LAYER[name](dj.planning_world(WORKERS))
+    x, world = blocks(spec_of_x(name, layer), FLOAT32), layer.input_partition.world
     by_all = traced_by_all(layer, x, world, FLOAT32)
-    for workers, trace in traced_classes(layer, plan, x, world, FLOAT32):
+    for workers, trace in traced_classes(layer, layer.plan(x), x, world, FLOAT32):
         for worker in workers.tolist():
             other = by_all[worker].trace
             for direction in ("forward", "of_params", "of_both"):
                 mine, of_all = (list(communicated(getattr(each, direction), worker)) for each in (trace, other))
                 assert mine == of_all
-
-
-def planned(build: Build) -> tuple[Any, Plan, dict[int, dj.ShapeDtype]]:
-    """Return a layer in a world for planning, its plan, and the shapes and dtypes of its input."""
-    layer, shape = build(dj.planning_world(WORKERS))
-    spec = dj.TensorSpec(shape, layer.input_partition)
-    x = {worker: dj.ShapeDtype(spec.shape_on(worker), FLOAT32) for worker in range(WORKERS)}
-    return layer, layer.plan(x), x
 
 
 def test_a_recomputed_layer_computes_again_what_gradients_read() -> None:

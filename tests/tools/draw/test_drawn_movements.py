@@ -1,6 +1,5 @@
 """Pictures of movements and layers say what their plans say: blocks, messages and bytes."""
 
-from collections.abc import Iterator
 from contextlib import suppress
 from math import prod
 from typing import Any
@@ -8,17 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 from every_layer import LAYERS as EVERY_LAYER
+from every_layer import spec_of_x
 from matrix.case import Case
 from matrix.cases import PRIMITIVES, shape_dtypes
 from playing import planned
+from tools.cost.predicted import forward_operations
 from tools.draw.reading import SVG, areas, drawn_bytes, of_class, parsed, planned_bytes, title_of
 
 import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.errors import PlanError
-from distdl_jax.functional.mark import Mark
 from distdl_jax.functional.plan import Plan
-from distdl_jax.tools.cost.layers import CountedLayer, Counter, nodes_in
+from distdl_jax.tools.cost.layers import Counter
 from distdl_jax.tools.draw.layers import draw_plan, plan_movements
 from distdl_jax.watchdog.programs.ir import Operation
 
@@ -39,22 +39,7 @@ def layer_operations(
     """Return what workers communicate forward in a layer, by its trace."""
     plan = layer.plan(x, **options)
     chain = Counter(P.world, SINGLE).chain(layer, plan, x)
-
-    def forward(worker: int) -> Iterator[Operation]:
-        for node in nodes_in(chain):
-            if isinstance(node, CountedLayer):
-                yield from communicated(node.trace(worker).forward, worker)
-            else:
-                yield from (op for movement, _ in node.movements for op in movement.operations(worker))
-
-    return {worker: list(forward(worker)) for worker in x}
-
-
-def communicated(communication: Any, worker: int) -> Iterator[Operation]:
-    """Yield the operations of a worker; what a loop moves again and again is drawn once."""
-    for mark in {id(each.plan): each for each in communication if isinstance(each, Mark)}.values():
-        yield from mark.plan.operations(worker)
-    yield from (each for each in communication if not isinstance(each, Mark))
+    return {worker: list(forward_operations(chain, worker, once=True)) for worker in x}
 
 
 @pytest.mark.parametrize("case", [case for case in PRIMITIVES if case.world <= 8], ids=str)
@@ -77,35 +62,17 @@ def test_arrows_are_the_plan_s_messages(case: Case) -> None:
         assert "No message is sent." in drawing.text
 
 
-BY_DIMENSIONS = {1: (8,), 2: (6, 6), 3: (4, 6, 6), 4: (2, 2, 8, 8), 5: (2, 2, 8, 8, 8), 6: (2, 2, 8, 8, 8, 8)}
-SHAPES = {
-    **dict.fromkeys(("SegmentSum", "DistributedGraphConv"), (3, 2)),
-    **dict.fromkeys(("DistributedLinear", "DistributedPointwise", "WeightNorm"), (2, 5)),
-    **dict.fromkeys(("DistributedGRU", "DistributedLSTM", "DistributedMixtureOfExperts"), (2, 2, 3)),
-    **dict.fromkeys(("DistributedConv1d", "DistributedConvTranspose1d", "DistributedConvLSTMCell1d"), (2, 2, 8)),
-    **dict.fromkeys(("DistributedSpectralConv1d", "DistributedFNOBlock"), (2, 2, 8)),
-    **dict.fromkeys(("DistributedPReLU", "DistributedBatchNorm", "DistributedLayerNorm"), (4, 3)),
-    **dict.fromkeys(("Remat", "Precision", "SpectralNorm", "Residual", "Skip", "Pipeline"), (4, 3)),
-    **dict.fromkeys(("DistributedGRUCell", "DistributedLSTMCell"), (4, 3)),
-    "DistributedRMSNorm": (3, 4),
-    "DistributedInstanceNorm": (2, 3, 4),
-    "DistributedSqueezeExcitation": (2, 5, 4),
-    "Input": (6, 8),
-    "Unflatten": (2, 12),
-}
-
-
 @pytest.mark.parametrize("name", EVERY_LAYER)
 def test_every_kind_of_layer_is_drawn_with_its_blocks_and_messages(name: str) -> None:
     """On every worker the same picture, with the blocks of x and y as far as these are known, and the plan's bytes."""
     pictures = []
     for rank in (0, 3):
         layer = EVERY_LAYER[name](dj.planning_world(4, rank))
-        P_x = layer.input_partition
-        spec = dj.TensorSpec(SHAPES.get(name, BY_DIMENSIONS[P_x.dim]), P_x)
+        spec = spec_of_x(name, layer)
         pictures.append(layer.draw(spec))
     assert pictures[0] == pictures[1]
     root = parsed(pictures[0].svg)
+    P_x = spec.partition
     options = {"halos": dict.fromkeys(P_x.ranks, layer.halo)} if name == "HaloExchange" else {}
     dtype = np.dtype("int32" if layer.takes_indices else "float32")
     x = {worker: dj.ShapeDtype(spec.shape_on(worker), dtype) for worker in range(4)}

@@ -102,26 +102,25 @@ def receive(source, start, end):
     return message(Operation("recv", (0, 1, 2), source=source), start, end)
 
 
-def test_a_receiver_waits_for_its_sender():
-    met = meet({0: [send(1, 50, 60)], 1: [receive(0, 10, 62)], 2: []})
-    assert (met.until[1].tolist(), met.waited_for[1].tolist()) == ([50], [0])
-    assert (met.until[0].tolist(), met.waited_for[0].tolist()) == ([50], [0])  # itself: nobody
-    (arrow,) = met.arrows
-    assert (arrow.sender, arrow.sent, arrow.receiver, arrow.received) == (0, 0, 1, 0)
+def all_reduce(start):
+    return message(Operation("allreduce", (0, 1, 2), count=4, itemsize=1), start, 100)
 
 
-def test_a_sender_that_was_done_before_did_not_wait():
-    met = meet({0: [send(1, 10, 12)], 1: [receive(0, 50, 52)], 2: []})
-    assert met.until[0].tolist() == [10]
-
-
-def test_a_collective_waits_for_the_last_of_its_team():
-    def all_reduce(start):
-        return [message(Operation("allreduce", (0, 1, 2), count=4, itemsize=1), start, 100)]
-
-    met = meet({0: all_reduce(10), 1: all_reduce(70), 2: all_reduce(30)})
-    assert {worker: until.tolist() for worker, until in met.until.items()} == {0: [70], 1: [70], 2: [70]}
-    assert [met.waited_for[worker][0] for worker in range(3)] == [1, 1, 1]
+@pytest.mark.parametrize(
+    ("everyone", "until", "waited_for"),
+    [
+        ({0: send(1, 50, 60), 1: receive(0, 10, 62)}, {0: 50, 1: 50}, {0: 0, 1: 0}),  # itself: nobody
+        ({0: send(1, 10, 12), 1: receive(0, 50, 52)}, {0: 10, 1: 50}, {0: 0, 1: 1}),  # it was done before
+        ({0: all_reduce(10), 1: all_reduce(70), 2: all_reduce(30)}, {0: 70, 1: 70, 2: 70}, {0: 1, 1: 1, 2: 1}),
+    ],
+)
+def test_who_waits_until_when_for_whom(everyone, until, waited_for):
+    """A receiver for its sender, and in a collective operation all for the last of the team."""
+    met = meet({worker: [everyone[worker]] if worker in everyone else [] for worker in range(3)})
+    for worker in everyone:
+        assert (met.until[worker].tolist(), met.waited_for[worker].tolist()) == ([until[worker]], [waited_for[worker]])
+    arrows = [(arrow.sender, arrow.sent, arrow.receiver, arrow.received) for arrow in met.arrows]
+    assert arrows == ([(0, 0, 1, 0)] if len(everyone) == 2 else []) and met.matched
 
 
 def test_messages_without_a_partner_wait_for_nobody():
@@ -247,14 +246,15 @@ def _holds(each, event):
 def test_what_can_not_be_profiled_is_refused():
     P = dj.planning_world(1).grid([1, 1])
     cost = dj.cost(dj.nn.DistributedLinear(P, P, P, 4, 4), dj.TensorSpec((2, 4), P))
-    with pytest.raises(dj.InvalidTypeError, match="`step`"):
-        dj.profile(3)
-    with pytest.raises(dj.InvalidArgumentError, match="`steps`"):
-        dj.profile(len, steps=0)
-    with pytest.raises(dj.InvalidArgumentError, match="`machine`"):
-        dj.profile(len, cost=cost)
-    with pytest.raises(dj.InvalidTypeError, match="`cost`"):
-        dj.profile(len, cost=3)
+    for step, options, error, word in (
+        *((3, {}, dj.InvalidTypeError, "`step`"), (len, {"steps": 0}, dj.InvalidArgumentError, "`steps`")),
+        *(
+            (len, {"cost": cost}, dj.InvalidArgumentError, "`machine`"),
+            (len, {"cost": 3}, dj.InvalidTypeError, "`cost`"),
+        ),
+    ):
+        with pytest.raises(error, match=word):
+            dj.profile(step, **options)
 
     def program():
         with pytest.raises(dj.SetupError, match="threads of one process"):
