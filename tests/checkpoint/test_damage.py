@@ -55,7 +55,7 @@ def test_damage_is_named(place: str, tmp_path: Path) -> None:
             sentence = r"manifest\.json is damaged: it is not valid JSON"
         case "version":
             manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 99'))
-            sentence = r"is of version 99, and this distdl_jax reads version 2"
+            sentence = r"is of version 99, but this distdl_jax reads version 2"
         case "a block too few":  # of a manifest that fits its checksum
             told = Manifest.from_json(manifest.read_bytes(), "here")
             (leaf,) = told.leaves

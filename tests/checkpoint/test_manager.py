@@ -98,7 +98,7 @@ def test_a_new_run_in_the_folder_of_an_old_one(keep: int | None, tmp_path: Path)
         with checkpoint.Manager(tmp_path, keep) as new:
             if restored:  # but counts from 0 again
                 assert int(new.restore(value_spec())) == 300
-            with pytest.raises(dj.InvalidArgumentError, match=r"`step` \(=1\) must not .* another folder;"):
+            with pytest.raises(dj.InvalidArgumentError, match=r"`step` \(=1\) must not .* another folder for"):
                 new.save(1, value_spec(), 1)
             assert new.steps() == [100, 200, 300]
             new.save(300, value_spec(), 300)

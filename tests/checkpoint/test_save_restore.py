@@ -180,8 +180,8 @@ def test_save_refuses_wrong_arguments(tmp_path: Path) -> None:
     every, half = TensorSpec((), P, replicated=True), jnp.ones(1, "int32" if last else "float32")
     for arguments, sentence in (
         ((tmp_path, ["text"], [spec]), r"`tree\[0\]` \(='text'\) must be an array"),
-        ((tmp_path, jnp.ones(1, "int4"), spec), "of a dtype that"),
-        ((tmp_path, {}, {}), r"`specs` \(=\{\}\) must hold a TensorSpec"),
+        ((tmp_path, jnp.ones(1, "int4"), spec), "with a dtype that"),
+        ((tmp_path, {}, {}), r"`specs` \(=\{\}\) must have at least one TensorSpec"),
         ((tmp_path, {"a": one}, {"b": spec}), "`specs` must have the structure of `tree`"),
         ((tmp_path, one, spec, -1), r"`step` \(=-1\) must be 0 or more"),
         ((3.5, one, spec), r"`path` \(=3.5\) must be the path of a folder"),
@@ -217,9 +217,9 @@ def test_restore_refuses_wrong_arguments(tmp_path: Path) -> None:
     refused(lambda: restore({"a": spec, "b": [spec] * 3}), r"`specs\['b'\]\[2\]` has no leaf .* It holds tree\['a'\]")
     refused(lambda: restore({"a": spec, "b": spec}), r"`specs\['b'\]` is one spec, but 2 leaves were saved below it")
     wrong = TensorSpec((3,), P)
-    refused(lambda: restore({"a": wrong, "b": None}), r"`specs\['a'\]` says the global shape \(3,\), but .* \(2,\)")
+    refused(lambda: restore({"a": wrong, "b": None}), r"`specs\['a'\]` has the global shape \(3,\), but .* \(2,\)")
     refused(lambda: restore({"a": "x"}), r"`specs\['a'\]` \(='x'\) must be a TensorSpec, or None")
-    refused(lambda: checkpoint.restore(tmp_path / "no", spec), "no holds no complete checkpoint")
+    refused(lambda: checkpoint.restore(tmp_path / "no", spec), "no has no complete checkpoint")
     refused(lambda: checkpoint.restore(tmp_path / str(P.rank), spec), "All workers must have the same `path`")
     refused(lambda: checkpoint.restore(tmp_path, spec, step=P.rank), "All workers must have the same `step`")
     assert restore({"a": spec, "b": None}) == {"a": jnp.ones(1), "b": None}

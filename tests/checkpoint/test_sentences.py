@@ -52,7 +52,7 @@ def test_invalid_paths_are_refused(name: str) -> None:
     for wrong in ("a\0b", "\udc00\ud800", b"a\0"):
         for path in (wrong, wrong if dj.Partition().rank == 1 else "fine"):
             kind, text = raised(lambda path=path: CALLS[name](path))  # type: ignore[misc]
-            assert kind is dj.InvalidArgumentError and "must be a path, without NUL" in text
+            assert kind is dj.InvalidArgumentError and "must be a valid path, without NUL" in text
     kind, text = raised(lambda: CALLS[name](3.5 if dj.Partition().rank else "fine"))
     assert kind is dj.InvalidTypeError and text.startswith("On worker 1: `path` (=3.5)")
     assert not os.path.exists("fine")

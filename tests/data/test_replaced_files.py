@@ -83,7 +83,7 @@ except dj.CheckpointError as error:
 def test_a_memory_map_of_the_program(tmp_path: Path) -> None:
     write(tmp_path / "x.npy", OLD)
     status, output = run_alone("-c", MAPPED, tmp_path / "x.npy")
-    assert status == 0 and "x.npy has been cut while it is a memory map: it has 600 bytes" in output, output
+    assert status == 0 and "x.npy has been truncated while it is a memory map: it has 600 bytes" in output, output
 
 
 def test_pickled_and_copied(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 import importlib
 import inspect
 import re
-from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 
 import pytest

@@ -250,7 +250,7 @@ def test_arguments_of_one_worker_are_refused_by_all() -> None:
         (r"`A` .* but is complex128\[2\]", {"A": lambda x: 1j * x}),
         (r"`x0` must be like `b`, float64\[2\], but is float64\[3\]", {"x0": jnp.ones(2 + mine)}),
         (r"`b` must hold floating or complex numbers, but .* int32\[2\]", {"b": integers}),
-        (r"`b` must be an array, .* but workers give \[1, 2\]", {"b": [np.ones(2)] * (1 + mine)}),
+        (r"`b` must be an array, .* but workers pass \[1, 2\]", {"b": [np.ones(2)] * (1 + mine)}),
     ):
         given = {"A": lambda x: x, "b": jnp.ones(2), "P_x": P} | options
         with pytest.raises(dj.InvalidArgumentError, match=sentence):

@@ -183,7 +183,7 @@ MISTAKES = {  # what is said, or what is said under jax.jit and under dj.jit
     ),
     "unused output": (
         unused_output,
-        "dj.grad and dj.value_and_grad, in place of JAX's",
+        "dj.grad and dj.value_and_grad in place of JAX's",
         "let the loss use every output on every",
     ),
     "other functions": (different_functions, "(4 x float", "The workers call different functions: call 3 is"),

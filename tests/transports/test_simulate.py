@@ -201,7 +201,7 @@ def test_a_thread_that_a_worker_starts_is_no_worker():
         P = dj.Partition().grid([2])
         with ThreadPoolExecutor(1) as pool:
             for task in (pool.submit(total), pool.submit(total, P)):
-                with pytest.raises(SetupError, match=r"is no worker|used by another worker"):
+                with pytest.raises(SetupError, match=r"is not a worker|used by another worker"):
                     task.result()
         return total()
 

@@ -214,7 +214,7 @@ def test_what_does_not_fit_is_refused_on_all_workers() -> None:
     x = jax.numpy.zeros(3)
     refused(
         2,
-        ("must be as many", ValueError, lambda P: F.roll(x, P.grid([2, 1]), (1, 2), (0, 1, 0))),
+        ("must have the same length", ValueError, lambda P: F.roll(x, P.grid([2, 1]), (1, 2), (0, 1, 0))),
         ("must be an integer or a sequence", TypeError, lambda P: F.roll(x, P.grid([2]), 1.5, 0)),
         ("the channels, 1", ValueError, lambda P: F.pixel_shuffle(x, P.grid([2, 1, 1]), 2, (1, 2))),
     )

@@ -151,9 +151,9 @@ def test_plans_and_refusals() -> None:
     x, of_bools = np.ones(2), {worker: ShapeDtype((1,), np.dtype(bool)) for worker in (0, 1)}
     refused(
         2,
-        ("cut alike along dimension 0", dj.PlanError, lambda P: both(P, 3, 2)),
+        ("equal blocks along dimension 0", dj.PlanError, lambda P: both(P, 3, 2)),
         ("`f`", TypeError, lambda P: F.associative_scan(None, x, P.grid([2]))),
-        ("an array or more", ValueError, lambda P: F.associative_scan(max, (), P.grid([2]))),
+        ("at least one array", ValueError, lambda P: F.associative_scan(max, (), P.grid([2]))),
         ("names dimension 1", ValueError, lambda P: F.cumsum(x, P.grid([2]), 1)),
         ("`reverse` (=3)", TypeError, lambda P: F.cumsum(x, P.grid([2]), 0, 3)),
         ("real numbers, but is bool", dj.PlanError, lambda P: plan_cumulative("cummax", of_bools, P.grid([2]), 0)),

@@ -117,9 +117,9 @@ def test_an_infinity_that_is_padding_has_no_gradient() -> None:
 def test_refusals() -> None:
     make, x = nn.DistributedMultiHeadAttention, jnp.ones((1, 1, 8))
     for sentence, work in (
-        ("A cache takes `causal` (=True), and a sequence that is not split", lambda P: make(P, 8, 4).init_cache(1, 5)),
+        ("A cache requires `causal` (=True), and a sequence that is not split", lambda P: make(P, 8, 4).init_cache(1, 5)),
         ("`key` (=None) must be a random key in training", lambda P: make(P, 8, 2, dropout=0.1)({}, x)),
-        ("`memory` takes a layer that is not `causal`, and no `cache`.",
+        ("`memory` requires a layer that is not `causal`, and no `cache`.",
          lambda P: make(P, 8, 2, causal=True)({}, x, memory=x)),
     ):  # fmt: skip
         refused = refusal(2, lambda P, w=work: w(on(1, 2, 1).partition(P)), dj.InvalidArgumentError)
@@ -133,11 +133,11 @@ def test_refusals_when_it_is_called() -> None:
     params, x, flags = layer.init(jax.random.key(0), float), jnp.ones((1, 2, 4)), np.zeros((2, 4), bool)
     for sentence, told in (
         ("`attn_mask` must be of bool or floating, 2 x 4 or 1 x 2 x 2 x 4", {"attn_mask": flags[:, :3]}),
-        ("On worker 1: `attn_mask` must be an array on all workers where it is on one",
+        ("On worker 1: `attn_mask` must be an array on all workers if it is on one",
          {} if P.rank else {"attn_mask": flags}),
         (r"On worker 1: `key_padding_mask` \(=bool\[1, 3\]\) must be bool\[1, 2\]",
          {"key_padding_mask": flags[:1, : 2 + P.rank]}),
-        ("on all workers where it is on one, but is", {"key_padding_mask": None if P.rank else flags[:1, :2]}),
+        ("on all workers if it is on one, but is", {"key_padding_mask": None if P.rank else flags[:1, :2]}),
         (r"`memory` \(of shape \(2, 4, 4\)\) must have the samples of `x`", {"memory": jnp.ones((2, 2, 4))}),
         ("`memory` must have length 4 in dimension 2, balanced over 1", {"memory": jnp.ones((1, 2, 3))}),
     ):  # fmt: skip

@@ -137,7 +137,7 @@ def test_training_is_true_or_false(name: str) -> None:
     with pytest.raises(dj.InvalidTypeError, match=r"`training` \(='no'\) must be True or False\."):
         call(training="no")
     for traced in (True, 1):
-        with pytest.raises(dj.InvalidTypeError, match=r"`training` .* but is traced; it has to be known while tracing"):
+        with pytest.raises(dj.InvalidTypeError, match=r"`training` .* but is traced; it must be known while tracing"):
             jax.jit(lambda training: call(training=training))(traced)
 
 

@@ -128,10 +128,10 @@ def of(shape: tuple[int, ...], where: On, **options: Any) -> Callable[[dj.Partit
 # By sentence: the error, the layer, and the spec of its input.
 REFUSED: dict[str, tuple[Any, Any, Any]] = {
     "`x_spec` (='x') must be a TensorSpec.": (dj.InvalidTypeError, linear, lambda P: "x"),
-    "must be of a tensor on P_x, 2 x 1": (
+    "must be the spec of a tensor on P_x, 2 x 1": (
         dj.InvalidArgumentError, made("Repartition", on(2, 1), on(1, 2)), of((4, 4), on(1, 2))
     ),
-    "and without copies.": (dj.InvalidArgumentError, made("AllGather", on(2), 0), of((4,), on(2), replicated=True)),
+    ", without copies.": (dj.InvalidArgumentError, made("AllGather", on(2), 0), of((4,), on(2), replicated=True)),
     "No TensorSpec describes an output of 0 dimensions on a partition of 3 x 1 workers.": (
         dj.PlanError, lambda P: nn.Sequential(jnp.sum), of((4, 4), on(3, 1))
     ),

@@ -96,7 +96,7 @@ def test_partitions_must_be_partitions_of_one_world() -> None:
 def test_classes_of_one_algorithm_take_no_other(kind: str, asked: str) -> None:
     shapes = [(1, 1, 2, 2)] if asked == "feature" else [(1, 2, 1, 1), (1, 1, 1, 1), (1, 2, 1, 1)]
     sentence = refusal(4, lambda P: conv(P, *shapes, kind=kind), dj.InvalidArgumentError)
-    assert sentence == f"P_x, P_y and P_W ask for the {asked} algorithm, but this class is the {kind.lower()} one."
+    assert sentence == f"P_x, P_y and P_W need the {asked} algorithm, but this class implements the {kind.lower()} one."
 
 
 POOLS = (
@@ -105,8 +105,8 @@ POOLS = (
     ({}, {"dilation": 0}, "`dilation` (=0) must be an integer, 1 or more"),
     ({}, {"padding": -1}, "`padding` (=-1) must be 'same', 'valid'"),
     ({}, {"padding": ((0, 1), (0, 2))},
-     "`padding` (=((0, 1), (0, 2))) must be at most 1 where the kernel is 2 and the dilation 1"),
-    ({"shape": (2, 2)}, {}, "`P_x` (2 x 2) must have 4 dimensions: batch, channels, and 2 of features"),
+     "`padding` (=((0, 1), (0, 2))) must be at most 1 for a kernel of 2 and a dilation of 1"),
+    ({"shape": (2, 2)}, {}, "`P_x` (2 x 2) must have 4 dimensions: batch, channels, and 2 feature dimensions"),
 )  # fmt: skip
 
 

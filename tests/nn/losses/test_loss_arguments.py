@@ -81,13 +81,13 @@ def test_refusals_when_it_is_called() -> None:
     P, x, rank = world.grid([1, 2]), jnp.ones((3, 2)), world.rank
     mse, labels = nn.DistributedMSELoss(P), jnp.ones(3, int)
     for sentence, loss, *given in (
-        ("On worker 1: `target` has shape 3 x 3, but must have that of", mse, x, jnp.ones((3, 2 + rank))),
+        ("On worker 1: `target` has shape 3 x 3, but must have the shape of", mse, x, jnp.ones((3, 2 + rank))),
         ("On worker 0: `target` has shape 4, but integer labels must be 3, one for",
          nn.DistributedCrossEntropyLoss(P), x, jnp.ones(4 - rank, int)),
         ("`weight` has 3 entries, but `prediction` has 4 classes",
          nn.DistributedCrossEntropyLoss(P, weight=[1, 2, 3]), x, labels),
         ("`prediction` must hold real floating-point numbers, but is int32", mse, x.astype("int32"), x),
-        (r"`include_background` \(=False\) leaves no class: `prediction` has 1 in",
+        (r"`include_background` \(=False\) leaves no classes: `prediction` has 1 in",
          nn.DistributedDiceLoss(P, include_background=False), x[:, rank:1], x[:, rank:1]),
         ("`alpha` has 3 entries, but `prediction` has 4 classes",
          nn.DistributedFocalLoss(P, alpha=[1, 2, 3], use_softmax=True), x, labels),

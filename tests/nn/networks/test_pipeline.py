@@ -133,11 +133,11 @@ def test_what_is_refused() -> None:
         ("`stages` (=()) must be one layer or more", dj.InvalidArgumentError, lambda P: nn.Pipeline([], 2)),
         ("`microbatches` (=0) must be", dj.InvalidArgumentError, lambda P: nn.Pipeline([norm(P)], 0)),
         ("`stages[1]`", dj.InvalidTypeError, lambda P: nn.Pipeline([norm(P), jnp.tanh], 1)),
-        ("must say its `input_partition`", dj.InvalidArgumentError,
+        ("must have an `input_partition`", dj.InvalidArgumentError,
          lambda P: nn.Pipeline([nn.Sequential(jnp.tanh)], 1)),
         ("take the batch split over 2 workers, but leave it split over 1", dj.InvalidArgumentError,
          lambda P: nn.Pipeline([norm(P), nn.Repartition(P.grid([2, 1]), P.grid([1, 1]))], 1)),
-        ("6 samples on worker 0: each worker must have as many, a multiple of `microbatches` (=4)", dj.PlanError,
+        ("6 samples on worker 0: all workers must have the same number, a multiple of `microbatches` (=4)", dj.PlanError,
          lambda P: pipeline(P, 4).output_spec(dj.TensorSpec((6, 3), P.grid([1, 1])))),
     ):  # fmt: skip
         assert sentence in refusal(3, make, kind)

@@ -165,7 +165,7 @@ def test_outputs_that_differ_are_refused_on_every_worker() -> None:
             dj.PlanError, match=r"On worker 0: the outputs of `body` \(2 x 2\) and `shortcut` \(2 x 3\)"
         ):
             apply(params, jnp.ones((2, 3)))
-    with pytest.raises(dj.PlanError, match="must have the same shape, to be added"):
+    with pytest.raises(dj.PlanError, match="must have the same shape for a sum"):
         narrow.plan({rank: dj.ShapeDtype((2, 3), np.dtype(float)) for rank in range(2)})
 
 

@@ -197,7 +197,7 @@ def test_refusals_when_it_is_called() -> None:
         (dj.PlanError, "must hold real floating-point numbers, but is int32", lambda: layer(params, x.astype("int32"))),
         (dj.PlanError, r"`x` \(of shape \(1, 3\)\) must have more than one value per channel",
          lambda: layer(params, x[:1])),
-        (dj.InvalidArgumentError, r"`state` \(=None\) must be given where `training` is False",
+        (dj.InvalidArgumentError, r"`state` \(=None\) must be given if `training` is False",
          lambda: layer(params, x, training=False)),
         *((dj.PlanError, 'On worker 1: `state` must hold "running_var" on every worker',
            lambda training=training: layer(params, x, state=some, training=training)) for training in (True, False)),

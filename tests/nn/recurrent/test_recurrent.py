@@ -181,12 +181,12 @@ def test_refusals_when_it_is_called() -> None:
          jnp.ones((3 + P.rank, 2))),
         (dj.PlanError, r"On worker 0: `carry\[1\]` must hold real floating-point .* but is int", lstm, x,
          (h, h.astype(int))),
-        (dj.InvalidTypeError, r"(?s)`carry` .* must be the arrays \(h, c\), as `init_carry` makes it", lstm, x, h),
+        (dj.InvalidTypeError, r"(?s)`carry` .* must be the arrays \(h, c\), as returned by `init_carry`", lstm, x, h),
         (dj.PlanError, "`x` must have length 2 in dimension 1, balanced over 2 workers", gru, h, h),
     ):  # fmt: skip
         with pytest.raises(kind, match=sentence):
             cell(cell.init(jax.random.key(0)), given, carry=carry)
-    with pytest.raises(dj.InvalidArgumentError, match=r"`x_spec` .* must be of a tensor on P_x"):
+    with pytest.raises(dj.InvalidArgumentError, match=r"`x_spec` .* must be the spec of a tensor on P_x"):
         gru.init_carry(dj.TensorSpec((2, 2, 1), P.grid([2, 1, 1])))
 
 

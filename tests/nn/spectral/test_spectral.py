@@ -197,16 +197,16 @@ def test_refusals() -> None:
     for sentence, work in (
         ("`norm` (='unitary') must be None, 'backward', 'ortho' or 'forward'.", transform("fft", norm="unitary")),
         ("`axes` (=(2,)) names dimension 2, but the partition", transform("ifft", axes=2)),
-        ("`axes` (=()) must name a dimension or more.", transform("rfft", axes=())),
+        ("`axes` (=()) must have one dimension or more.", transform("rfft", axes=())),
         ("`n` (=0) must be 1 or more.", transform("irfft", n=0)),
-        ("`axis` (=0) must not be given together with `axes` (=1): it is one of them.",
+        ("`axis` (=0) must not be given together with `axes` (=1).",
          transform("fft", axes=1, axis=0)),
-        ("`s` (=(3,)) must have a length of 1 or more for each of the 2 dimensions",
+        ("`s` (=(3,)) must have a length of 1 or more for each of the 2 transformed dimensions",
          transform("fftn", s=(3,), axes=(0, 1))),
     ):  # fmt: skip
         assert sentence in refusal(4, work, dj.InvalidArgumentError), sentence
     for sentence, work in (
-        ("`modes` (=(4, 4)) must be at most (3, 5) for features of 6 x 8: half of a length", layer(4, (2, 2, 3, 4))),
+        ("`modes` (=(4, 4)) must be at most (3, 5) for features of 6 x 8: half of the length", layer(4, (2, 2, 3, 4))),
         ("`x` (of shape (2, 3, 6, 8)) must have 2 channels.", layer(2, (2, 3, 3, 4))),
         ("`x` must hold real floating-point numbers, not complex64.", layer(2, (2, 2, 3, 4), "complex64")),
         ("`x` must hold real numbers for a transform that keeps half of the frequencies, not complex64.",

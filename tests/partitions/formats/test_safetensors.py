@@ -99,7 +99,7 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
 def test_the_bytes_of_the_header_are_no_numbers_of_a_tensor(tmp_path: Path) -> None:
     text = json.dumps({"w": {"dtype": "U8", "shape": [4], "data_offsets": [-8, -4]}}).encode()
     (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
-    with pytest.raises(dj.CheckpointError, match="-8 is no integer from 0 to"):
+    with pytest.raises(dj.CheckpointError, match="-8 is not an integer from 0 to"):
         read_header(PlainFile(str(tmp_path / "x")))
 
 

@@ -108,7 +108,7 @@ def test_memory_is_respected(share: float) -> None:
     """Each plan of the list is within a limit; the least that the error of too small a one names is enough."""
     free = search("two", 2)
     least = min(free.memory(grids) for grids in every_plan(free))
-    with pytest.raises(PlanError, match=re.escape(f"the least needs {memory_text(least)}")):
+    with pytest.raises(PlanError, match=re.escape(f"the smallest needs {memory_text(least)}")):
         search("two", 2, least - 1).shortlist()
     limit = least + share * (max(free.memory(way.grids) for way in free.shortlist()[0]) - least)
     within = search("two", 2, limit)

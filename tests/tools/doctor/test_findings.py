@@ -156,7 +156,7 @@ REJECTED = (
     ("reads", "printed", "verdict", "words", "cure"),
     [
         (worker.trial, "size=2\nsize=2\n", "ok", "find each other", ""),
-        (worker.trial, "size=1\nsize=1\n", "error", "each believes that it is alone", ""),
+        (worker.trial, "size=1\nsize=1\n", "error", "each of which believes that it is alone", ""),
         (worker.trial, "There are not enough slots available", "error", "not enough slots", "--oversubscribe"),
         (
             worker.trial,
