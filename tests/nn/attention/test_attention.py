@@ -117,7 +117,7 @@ def test_an_infinity_that_is_padding_has_no_gradient() -> None:
 def test_refusals() -> None:
     make, x = nn.DistributedMultiHeadAttention, jnp.ones((1, 1, 8))
     for sentence, work in (
-        ("A cache requires `causal` (=True), and a sequence that is not split", lambda P: make(P, 8, 4).init_cache(1, 5)),
+        ("A cache requires `causal` (=True), and a sequence that", lambda P: make(P, 8, 4).init_cache(1, 5)),
         ("`key` (=None) must be a random key in training", lambda P: make(P, 8, 2, dropout=0.1)({}, x)),
         ("`memory` requires a layer that is not `causal`, and no `cache`.",
          lambda P: make(P, 8, 2, causal=True)({}, x, memory=x)),
