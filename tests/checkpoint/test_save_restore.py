@@ -99,7 +99,7 @@ def test_steps_and_latest(tmp_path: Path) -> None:
     assert int(checkpoint.restore(path, spec, step=9)) == 9
     refused(
         lambda: checkpoint.restore(path, spec, step=10),
-        r"`step` \(=10\) is none of those .*: 9, 20, 12345678901\.",
+        r"`step` \(=10\) is not a step with a checkpoint in .*: 9, 20, 12345678901\.",
         dj.InvalidArgumentError,
     )
     assert checkpoint.steps(path) == [9, 20, 12345678901]

@@ -63,7 +63,7 @@ def test_a_relative_path_in_a_folder_that_is_gone(name: str, tmp_path: Path, mon
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    sentence = "`path` (='run') is relative to the folder that the program works in, which has been removed."
+    sentence = "`path` (='run') is relative to the working folder, which has been removed."
     try:
         found = dj.simulate(2, lambda: raised(lambda: CALLS[name]("run")))
     finally:

@@ -18,7 +18,7 @@ def test_64_bits_need_them(tmp_path: Path) -> None:
     spec, big = TensorSpec((2,), dj.Partition()), np.array([2**40, 1])
     checkpoint.save(tmp_path, np.arange(2.0), spec)
     with jax.enable_x64(False):
-        refused(lambda: checkpoint.restore(tmp_path, spec), "is float64 in the .*, but JAX would make float32")
+        refused(lambda: checkpoint.restore(tmp_path, spec), "is float64 in the .*, but JAX would convert it to")
         refused(lambda: checkpoint.save(tmp_path, big, spec, 1), r"has integers that don't fit into int32")
 
 
