@@ -113,7 +113,7 @@ def test_products_are_differentiated_exactly_at_zero() -> None:
 @pytest.mark.simulated(3, 4)
 @pytest.mark.parametrize("policy", ["nothing_saveable", "everything_saveable"])
 def test_products_of_complex_numbers_under_checkpoint(policy: str) -> None:
-    """Whatever is saved: JAX's gradient of the product, and of its square, also where one is 0."""
+    """Whatever is saved: JAX's gradient of the product, and of its square, also where one is 0; of none."""
     P = dj.Partition()
     draw = np.random.default_rng(0).normal
     x = draw(size=(P.size, 4)) + 1j * draw(size=(P.size, 4))
@@ -128,6 +128,7 @@ def test_products_of_complex_numbers_under_checkpoint(policy: str) -> None:
 
     want = jax.jit(jax.grad(lambda x: parts(jnp.prod(x, axis=0))))(x)
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(x[P.rank]), want[P.rank], rtol=0, atol=1e-13)
+    assert dj.all_reduce(jnp.ones(0, complex), P, "prod").shape == (0,)
 
 
 @pytest.mark.simulated(4)
