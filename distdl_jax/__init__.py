@@ -6,6 +6,7 @@ distributed layers match the sequential ones block for block.
 
 from __future__ import annotations
 
+from _thread import RLock
 from importlib import import_module
 
 TYPE_CHECKING = False  # `typing` would come from the folder in which `python -m distdl_jax` is called
@@ -82,6 +83,7 @@ _MODULES = {
     "nn.from_torch": ("from_torch",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_importing = RLock()
 
 __all__ = [
     "CartesianPartition",
@@ -140,7 +142,9 @@ def __getattr__(name: str) -> Any:
     """Import a public name."""
     if (module := _MODULE_OF.get(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{module}"), name) if module else import_module(f"{__name__}.{name}")
+    # Threads that import modules of JAX at the same time may get them half made: they import each other in circles.
+    with _importing:
+        value = getattr(import_module(f"{__name__}.{module}"), name) if module else import_module(f"{__name__}.{name}")
     globals()[name] = value
     return value
 

@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from importlib import import_module
@@ -34,6 +36,26 @@ def test_what_is_imported_is_there(path: Path) -> None:
 
 def test_something_is_imported() -> None:
     assert sum(len(list(imported(path))) for path in PROGRAMS) > 50
+
+
+THREADS = """
+import sys, threading
+import distdl_jax as dj
+sys.setswitchinterval(1e-6)
+together = threading.Barrier(8)
+def work(first):
+    together.wait()
+    assert all(getattr(dj, name) for name in dj.__all__[first:] + dj.__all__[:first])
+threads = [threading.Thread(target=work, args=(5 * i,)) for i in range(8)]
+for call in (threading.Thread.start, threading.Thread.join):
+    for thread in threads:
+        call(thread)
+"""
+
+
+def test_threads_may_be_the_first_to_use_public_names() -> None:
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True)
+    assert not done.stderr
 
 
 def test_the_version_is_the_same_everywhere() -> None:

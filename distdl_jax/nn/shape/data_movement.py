@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax import functional
+import distdl_jax.functional as functional
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.all_gather import plan_all_gather, plan_reduce_scatter
 from distdl_jax.functional.all_reduce import Operation, plan_all_reduce

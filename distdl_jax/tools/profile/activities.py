@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from distdl_jax import nn
+import distdl_jax.nn as nn
 from distdl_jax.tools.profile.compiled_text import Instruction, compiled_programs, containers, operation
 from distdl_jax.tools.profile.recording import Event, Recording
 from distdl_jax.tracing.scopes import read_scopes
