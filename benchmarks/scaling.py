@@ -182,10 +182,10 @@ more: nothing on this page was run on such a machine.
 A worker is one core with a box of a volume, nearly a cube, or with consecutive tokens. A collective counts as one
 message. "A worker" in a title means weak scaling; the other tables are strong scaling.
 
-The bytes of halos fall with the surface of a box. The U-Net's weights and their gradients, which all workers share, come on
-top: their messages and bytes grow with the logarithm of the workers, and are most of both on the largest numbers. The FNO's
-Fourier transforms move the whole tensor. Between them it drops the frequencies that it doesn't use, so that several
-workers together compute less than one.
+The bytes of halos fall with the surface of a box. The U-Net's weights and their gradients, which all workers share,
+come on top: their messages and bytes grow with the logarithm of the workers, and are most of both on the largest
+numbers. The FNO's Fourier transforms move the whole tensor. Between them it drops the frequencies that it doesn't use,
+so that several workers together compute less than one.
 
 `python benchmarks/scaling.py` wrote this page."""
 
