@@ -103,7 +103,7 @@ NETWORKS: dict[str, Build] = {
         nn.DistributedUpsample(split, P.grid([2, 1, 1, 1], [2, 1]), size=(3, 7)),
     )),
     "movements": on([2, 2, 1], (3, 7, 5), movements),
-    "embedding, and the sequence cut behind it": on([2, 1], (3, 7), lambda P, row: (
+    "embedding, and the sequence cut behind it": on([2, 1], (1, 7), lambda P, row: (
         nn.DistributedEmbedding(row, P.grid([2, 2, 1]), P.grid([2, 2, 1]), 11, 5, padding_idx=2),
         nn.DistributedLayerNorm(P.grid([2, 2, 1]), (5,)),
     )),
