@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-KINDS = ("npy", "npz", "compressed.npz", "safetensors", "h5", "zarr")
+KINDS = ("npy", "npz", "compressed.npz", "safetensors", "h5", "compressed.h5", "zarr", "root.zarr")
 
 
 def write(path: Path, array: np.ndarray) -> None:
@@ -22,10 +22,15 @@ def write(path: Path, array: np.ndarray) -> None:
             path.write_bytes(pytest.importorskip("safetensors.numpy").save({"x": array}))
         case ".h5":
             with pytest.importorskip("h5py").File(content := io.BytesIO(), "w") as file:
-                file.create_dataset("group/x", data=array, chunks=chunks, compression="gzip")
+                options = {"chunks": chunks, "compression": "gzip"} if "compressed" in path.name else {}
+                file.create_dataset("group/x", data=array, **options)
             path.write_bytes(content.getvalue())
         case ".zarr":
-            pytest.importorskip("zarr").open_group(path, mode="w").create_array("x", data=array, chunks=chunks)
+            zarr = pytest.importorskip("zarr")
+            if "root" in path.name:
+                zarr.create_array(path, data=array, chunks=chunks, overwrite=True)
+            else:
+                zarr.open_group(path, mode="w").create_array("x", data=array, chunks=chunks)
 
 
 class Watched:

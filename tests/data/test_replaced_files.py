@@ -38,7 +38,7 @@ def overwritten(path: Path, array: np.ndarray) -> None:
 
 def cut(path: Path, array: np.ndarray) -> None:
     if path.is_dir():
-        os.truncate(path / "x" / "zarr.json", 0)
+        os.truncate(min(path.rglob("zarr.json")), 0)  # of the array, before the group's
     else:
         os.truncate(path, 600)
 
@@ -57,7 +57,8 @@ def test_while_batches_read_it(kind: str, change: Callable[[Path, np.ndarray], N
         try:
             found = [np.asarray(batch) for batch in its]
         except dj.CheckpointError as error:
-            assert f"{name}.{kind}" in str(error) and (change is not renamed or kind in ("zarr", "compressed.npz"))
+            assert f"{name}.{kind}" in str(error)
+            assert change is not renamed or kind.endswith(("zarr", "compressed.npz"))
         else:
             np.testing.assert_array_equal(np.concatenate(found), OLD[4:])
             assert change is renamed

@@ -169,6 +169,7 @@ def test_what_does_not_fit_is_refused_on_every_worker() -> None:
         (lambda: ratio.update(tree, None), r"`params` \(=None\) must be this worker's parameters"),
         (lambda: units.update(tree, None, tree), r"`axis` \(=1\) must name dimensions of each tensor"),
         (lambda: dj.optim.clip_by_global_norm(-1.0, its), r"`max_norm` \(=-1.0\) must not be negative, nor NaN"),
+        (lambda: dj.optim.clip_by_global_norm(jnp.asarray(np.nan), its), "`max_norm` .* must not be negative, nor NaN"),
         (lambda: lbfgs.update(tree, lbfgs.init(tree)), r"`params` \(=None\) must be this worker's parameters"),
         (lambda: search.update(tree, search.init(tree), value=0.0, grad=tree, value_fn=jnp.sum), r"`params` \(=None\)"),
         (lambda: dj.optim.line_search(optax.sgd(0.1), its), "`search` .* must be one of optax's line searches"),

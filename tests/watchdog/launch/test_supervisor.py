@@ -36,7 +36,7 @@ def start(program: str) -> subprocess.Popen[str]:
 
 
 def ended(program: str, *options: str, typed: str = "", **more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *(options or ["-m", "distdl_jax"]), "-c", program]
+    command = [sys.executable, *(options or ["-m", "distdl_jax"]), "-c", program, "-x"]  # an argument of the program's
     env, limit = environment(**more), patience(60)
     return subprocess.run(command, capture_output=True, text=True, input=typed, timeout=limit, env=env)
 
@@ -78,7 +78,7 @@ def test_input_options_and_group():
 def test_options_in_one_word(words):
     program = "import sys; print(sys.flags.dont_write_bytecode, sys.flags.optimize, *sys.argv)"
     done = ended(program, *words, PYTHONDONTWRITEBYTECODE="")
-    assert done.stdout.split() == ["1", "1", "-c"], done.stderr
+    assert done.stdout.split() == ["1", "1", "-c", "-x"], done.stderr
 
 
 def test_what_it_sets_before_the_worker_starts():
