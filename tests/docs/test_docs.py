@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -83,8 +84,27 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(there), f"{page.name} links to {target}, a heading that is not there"
 
 
+def layers_on(page: Path) -> list[str]:
+    """Return the public names that the lists of layers on a page show, as `tools/site/hooks.py` makes them."""
+    patterns = "".join(blocks(page, "layers")).split()
+    return [name for pattern in patterns for name in public() if fnmatchcase(name, pattern)]
+
+
+def test_each_layer_is_on_one_page() -> None:
+    """But for the movements, which docs/primitives.md has, and the contract of a layer."""
+    from distdl_jax import nn
+    from distdl_jax.nn.shape import data_movement
+
+    movements = {name for name in nn.__all__ if getattr(nn, name).__module__ == data_movement.__name__}
+    on_pages = [name for page in (ROOT / "docs" / "layers").glob("*.md") for name in layers_on(page)]
+    layers = {f"nn.{name}" for name in nn.__all__ if name[0].isupper()} - {"nn.Layer"}  # others are descriptions
+    assert layers - {f"nn.{name}" for name in movements} <= set(on_pages)
+    assert len(on_pages) == len(set(on_pages))
+
+
 def test_public_names_are_on_a_page() -> None:
-    text = "\n".join(page.read_text() for page in PAGES)
+    listed = [f"`{name}`" for page in PAGES for name in layers_on(page)]
+    text = "\n".join([*(page.read_text() for page in PAGES), *listed])
     names = [name.rpartition(".")[2] for name in public() if not name.startswith(("machine.", "solvers."))]
     assert [name for name in names if not re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", text)] == []
 

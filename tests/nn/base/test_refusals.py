@@ -101,7 +101,7 @@ ARGUMENTS = (
     ("`modes` (=(2, 2, 2)) must be an integer, 1 or more, or 1 of them.",
      made("SpectralConv1d", PIXELS, **MODES | {"modes": (2, 2, 2)})),
     ("`P_W` (1 x 2 x 2) must have shape 1 x 1 x ..., 3 dimensions", made("SpectralConv1d", PIXELS, **MODES, P_W=SPLIT)),
-    ("`P_x` (1 x 4) must have 4 dimensions: batch, channels, and 2 of", made("SpectralConv2d", on(1, 4), **MODES)),
+    ("`P_x` (1 x 4) must have 4 dimensions: batch, channels, and 2 feature", made("SpectralConv2d", on(1, 4), **MODES)),
     ("`P_x` (1 x 2 x 2) must have 3 to 6 dimensions, batch, channels, and features, and one worker along",
      made("FNOBlock", SPLIT, **MODES)),
     ("`P_x` (2 x 2 x 1) must have shape P_n x ... x 1 x P_f: the sequence", made("GRU", on(2, 2, 1), 2, 3)),

@@ -130,4 +130,4 @@ def test_half_precisions_are_summed_in_float32(dtype: str) -> None:
 def test_a_length_that_does_not_fit_is_refused() -> None:
     x = dict.fromkeys((0, 1), dj.ShapeDtype((2, 3, 4), np.dtype("float32")))
     sentence = refusal(2, lambda P: nn.DistributedPointwise(P.grid([2, 1, 1]), 4, 3).plan(x), dj.PlanError)
-    assert "`x` (4 x 3 x 4) must have length 4, `in_features`, in dimension 1, `dim`, but has [3] there." in sentence
+    assert "`x` (4 x 3 x 4) must have length 4, `in_features`, in dimension 1, `dim`, but has [3]." in sentence
