@@ -166,7 +166,7 @@ def test_save_and_restore_with_many_meetings(tmp_path: Path, monkeypatch: pytest
         got = with_meetings(lambda: checkpoint.import_(tmp_path / "one", {"x": spec})["x"])
         np.testing.assert_array_equal(got, mine)
         failing = disk_used(FailingDisk(9) if P.rank == 2 else Disk())
-        with failing, pytest.raises(dj.CheckpointError, match=r"earlier ones are unchanged\. On worker 2: No space left"):
+        with failing, pytest.raises(dj.CheckpointError, match=r"earlier ones are unchanged\. On worker 2: No space"):
             checkpoint.save(tmp_path / "run", mine, spec, 2)
 
     dj.simulate(3, program)
