@@ -89,10 +89,10 @@ def conv(
     specs = [layer(dj.planning_world(world, worker)).param_specs()["weight"] for worker in range(world)]
 
     def operator(P: dj.Partition) -> Operator:
-        F, x = layer(P), fixed[P.rank]
+        F = layer(P)
         if of_params:
-            return lambda params: F(params, x.astype(params["weight"].dtype))
-        mine = block_of(weight, specs[P.rank])
+            return lambda params: F(params, fixed[P.rank].astype(params["weight"].dtype))
+        mine = block_of(weight, F.param_specs()["weight"])
         return lambda x: F({"weight": mine.astype(x.dtype)}, x)
 
     def plan(P: dj.Partition, given: dict[int, Any]) -> Plan:
