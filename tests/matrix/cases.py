@@ -175,6 +175,9 @@ LAYERS = (
              lambda x: np.stack([(1 - t) * x[..., i] + t * x[..., i + 1]
                                  for i, t in ((1, 0.125), (1, 0.625), (2, 0.125), (2, 0.625))], -1),
              exact=False),
+    conv(on(1, 2, 2), on(1, 1, 2, ranks=(3, 0)), on(1, 2, 2, ranks=(1, 3, 0, 2)), (5,), (3,), of_params=True,
+         padding=(1,)),
+    conv(on(2, 1, 2), None, None, (5,), (3,), batch=3, of_params=True, sharded=True, stride=(2,), padding=(1,)),
 )
 # fmt: on
 
@@ -220,6 +223,7 @@ OTHER_SIZES = (
     linear(on(1, 2), on(1, 1, ranks=(1,)), on(1, 2), 3, 2, world=2),
     linear(on(1, 1), on(1, 2), on(2, 1), 3, 2, world=2, of_params=True),
     conv(on(1, 1, 2), None, None, (4,), (3,), world=2, stride=(2,)),
+    conv(on(1, 1, 2), None, None, (5,), (3,), world=2, of_params=True, padding=(1,)),
     conv(on(1, 1, 1, 1, 1, 2), None, None, (2, 1, 2, 4), (2, 1, 1, 3), world=2, padding=(0, 0, 0, 1)),
     average_pool(on(1, 1, 2, 1, 1, 1), (3, 1, 2, 2), (2, 1, 1, 2), (1, 1, 1, 1), (0, 0, 0, 0), world=2),
     # One worker: the same programs, without MPI.

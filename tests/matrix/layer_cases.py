@@ -66,39 +66,56 @@ def linear(
 
 
 def conv(
-    P_x: On, P_y: On | None, P_W: On | None, sizes: Shape, kernel: Shape, world: int = 4, batch: int = 1, **options: Any
-) -> Case:
-    """The convolution of two channels with a fixed weight, without a bias: linear in x of batch x 2 x `sizes`.
+    P_x: On, P_y: On | None, P_W: On | None, sizes: Shape, kernel: Shape, world: int = 4, batch: int = 1,
+    of_params: bool = False, sharded: bool = False, **options: Any,
+) -> Case:  # fmt: skip
+    """The convolution of two channels with a fixed weight, without a bias, as a function of x of batch x 2 x `sizes`;
+    or of the parameters with fixed x.
 
     `options` are stride and padding, an integer for each feature.
     """
-    dims = len(kernel)
-    name = f"conv {listed([sizes])} kernel {listed([kernel])} {options} {P_x} -> {P_y}, weights on {P_W}"
+    dims, of = len(kernel), f"conv{'_of_parameters' * of_params}"
+    name = f"{of} {listed([sizes])} kernel {listed([kernel])} {options} {P_x} -> {P_y}, weights on {P_W}"
     (weight,) = painted(name, [(3, 2, *kernel)], np.float64)
+    xs = blocks(P_x, batch, 2, *sizes, world=world, elsewhere=(batch, 0))
+    fixed = painted(f"{name} x", xs, np.float64)
 
     def layer(P: dj.Partition) -> Any:
         on = (None if each is None else each.partition(P) for each in (P_x, P_y, P_W))
         layer_type = getattr(nn, f"DistributedConv{dims}d")
-        return layer_type(*on, in_channels=2, out_channels=3, kernel_size=kernel, bias=False, **options)
+        channels = {"in_channels": 2, "out_channels": 3, "kernel_size": kernel, "bias": False}
+        return layer_type(*on, sharded=sharded, **channels, **options)
+
+    specs = [layer(dj.planning_world(world, worker)).param_specs()["weight"] for worker in range(world)]
 
     def operator(P: dj.Partition) -> Operator:
         F = layer(P)
+        if of_params:
+            return lambda params: F(params, fixed[P.rank].astype(params["weight"].dtype))
         mine = block_of(weight, F.param_specs()["weight"])
         return lambda x: F({"weight": mine.astype(x.dtype)}, x)
 
-    def whole(x: np.ndarray) -> np.ndarray:
+    def plan(P: dj.Partition, given: dict[int, Any]) -> Plan:
+        if not of_params:
+            return layer(P).plan(given)
+        held = {worker: ShapeDtype(x, given[worker]["weight"].dtype) for worker, x in enumerate(xs)}
+        return layer(P).plan(held, given)
+
+    def dense(arrays: list[Any]) -> list[Any]:
+        if not of_params:
+            return reference.of_whole(arrays, P_x.grid, (P_y or P_x).grid, lambda x: whole(x, weight))
+        of_blocks = np.zeros(weight.shape, arrays[0]["weight"].dtype)
+        for spec, params in zip(specs, arrays, strict=True):
+            if spec.box is not None:
+                of_blocks[tuple(slice(*side) for side in spec.box)] = params["weight"]
+        return reference.of_whole(list(fixed), P_x.grid, (P_y or P_x).grid, lambda x: whole(x, of_blocks))
+
+    def whole(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         padded = direct.pad(x, [(p, p) for p in options.get("padding", (0,) * dims)])
         return direct.convolve(padded, weight, options.get("stride", (1,) * dims), (1,) * dims, 1)
 
-    return Case(
-        name,
-        world,
-        blocks(P_x, batch, 2, *sizes, world=world, elsewhere=(batch, 0)),
-        operator,
-        lambda xs: reference.of_whole(xs, P_x.grid, (P_y or P_x).grid, whole),
-        lambda P, x: layer(P).plan(x),
-        any_dtype=False,
-    )
+    shapes = tuple({"weight": spec.local_shape} for spec in specs) if of_params else xs
+    return Case(name, world, shapes, operator, dense, plan, any_dtype=False)
 
 
 def average_pool(P_x: On, sizes: Shape, kernel: Shape, stride: Shape, padding: Shape, world: int = 4) -> Case:

@@ -50,6 +50,7 @@ CASES = {
     ],
     4: [
         linear((3, 1), (0, 2), (2, 0, 3, 1), (2, 2), 6, 4, lead=(2, 3)),  # permuted
+        linear((3,), (0, 1, 2), (0, 1, 2), (3, 1), 3, 2),  # 2 over 3: an empty block of the output
         linear((0,), (1, 2), (3, 2), (2, 1), 3, 4),  # the input's worker has no weight
         linear((0, 1, 2), (3,), (1, 2, 3), (1, 3), 7, 2, bias=False),  # 7 features over 3 workers
         linear((3, 0, 1), (2,), (0, 1, 2), (1, 3), 2, 3),  # 2 over 3: an empty block of the input

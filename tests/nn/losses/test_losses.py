@@ -206,6 +206,7 @@ CASES = (
     of_classes(on(1, 3, ranks=(2, 0, 3)), 4, 7, weights=True, ignored=True, label_smoothing=0.2),
     of_classes(on(2, 2, 1), 3, 4, 2, probable=True, weights=True, label_smoothing=0.1),
     of_classes(on(1, 4), 3, 3, ignore_index=None, reduction="sum"),
+    of_classes(on(1, 2, 2), 3, 4, 5, weights=True, ignored=True),
     dice(on(1, 2, 2, ranks=(3, 1, 2, 0)), 2, 3, 5),
     dice(on(1, 3, 1, ranks=(2, 0, 3)), 2, 4, 3, labels=True, softmax=True, include_background=False),
     dice(on(2, 1, 2), 3, 3, [0, 4], batch=True, squared_pred=True, sigmoid=True, smooth_nr=0.5, smooth_dr=0.25),

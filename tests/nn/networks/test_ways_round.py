@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from all_workers import refusal
 from matrix.partitions import On, on
-from sequential import Beside, check_beside
+from sequential import Beside, check_beside, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
@@ -100,6 +100,20 @@ SKIPS = (
 def test_beside_plain_jax() -> None:
     """Output and gradients, on uneven blocks, from one team to another, with split channels."""
     check_beside(CASES + SKIPS)
+
+
+@pytest.mark.simulated(4)
+@pytest.mark.parametrize("argnums", [1, (0, 1)])
+def test_jaxs_own_gradient(argnums: Any) -> None:
+    """From one team to another: it knows of each worker's program alone, and yet all of them do the same."""
+    P, case = dj.Partition(), CASES[1]
+    layer, mine = case.layer(P), cut(case.x, PAIR, P.rank)
+    given = layer.init(jax.random.key(0), float), jnp.zeros((2, 0)) if mine is None else jnp.asarray(mine)
+    got, want = (
+        jax.jit(grad(lambda params, x: jnp.sum(jnp.sin(layer(params, x))), argnums))(*given)
+        for grad in (jax.grad, dj.grad)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-13), got, want)
 
 
 @pytest.mark.simulated(2)

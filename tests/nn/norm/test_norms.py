@@ -171,6 +171,13 @@ def test_running_statistics(momentum: float | None) -> None:
         np.testing.assert_allclose(np.stack([its["running_mean"], its["running_var"]]), want, atol=1e-12)
         assert int(its["num_batches_tracked"]) == 3
     assert jax.tree.map(lambda spec: spec.local_shape, network.state_specs()) == jax.tree.map(np.shape, state)
+
+    def of_y(x: Any, its: Any) -> Any:
+        y = layer(params[2], x, state=its)
+        return jnp.sum(jnp.sin(y if its is None else y[0]))
+
+    slopes = [jax.jit(dj.grad(of_y))(cut(x, P_x, P.rank), its) for its in (None, state[2])]
+    np.testing.assert_allclose(*slopes, rtol=0, atol=1e-14)  # they go through the batch's moments, kept or not
     evaluate = partial(layer, params[2], state=state[2], training=False)
     y, after = jax.jit(evaluate)(cut(x, P_x, P.rank))
     mean, variance = running[1]

@@ -115,6 +115,7 @@ CASES = (
     weight_norm((2, 5), linear(P_3, on(1, 1), P_3, 5, 3), affine, P_3, on(1, 1)),
     weight_norm((2, 5), linear(on(1, 2), P_2, P_4, 5, 1), affine, on(1, 2), P_2, rows=()),
     weight_norm((3, 5), lambda P: nn.DistributedLayerNorm(P_4.partition(P), 5), layer_norm, P_4),
+    weight_norm((3, 3), gru_cell, one_step, P_4, name="weight_ih", rows=(0, 1)),
     spectral_norm((2, 5), linear(on(1, 2), P_2, P_4, 5, 3), affine, on(1, 2), P_2, spectral=2),
     spectral_norm((1, 2, 6), transposed, of_transposed, on(1, 2, 1), on(1, 2, 1, ranks=(3, 2)), rows=(1,)),
     spectral_norm((3, 3), gru_cell, one_step, P_4, name="weight_ih", rows=(0, 1)),

@@ -129,6 +129,9 @@ CASES = (
     *(adaptive((n, 1, 10), on(2, 1, 1), 2) for n in (0, 1)),  # of no sample on both workers, or on one
     pad((3, 2, 5), on(1, 1, 4), (2, 3), value=1.5),
     pad((3, 5), on(1, 3, ranks=(2, 0, 3)), (2, 4), mode="circular"),
+    pad((3, 2, 4), on(1, 2, 2), (1, 0), (3, 2), mode="reflect"),
+    pad((2, 3, 5), on(2, 1, 2), (4, 1), mode="replicate"),
+    pad((1, 2, 3, 3, 2, 5), on(1, 1, 3, 1, 1, 1), (-1, 0), (0, 2), (0, -1), (-2, -1)),
     reshape("Flatten", (4, 3, 5), on(1, 2, 2, ranks=(3, 1, 2, 0)), on(2, 2)),
     reshape("Unflatten", (4, 15), on(1, 3), on(2, 1, 2), 3, 5),
     reshape("Reshape", (3, 5, 4), on(1, 2, 2, ranks=(3, 1, 2, 0)), on(2, 2), 4, -1),
@@ -136,6 +139,7 @@ CASES = (
     global_pool("Avg", (2, 3, 4, 3), on(1, 2, 2, 1)),
     global_pool("Max", (3, 2, [2, 0, 3]), on(1, 1, 3, ranks=(2, 0, 3))),
     global_pool("Avg", (2, 3, [0, 4]), on(1, 2, 2, ranks=(3, 1, 2, 0)), copies=True),
+    global_pool("Max", (2, 3, [2, 0], 2), on(1, 1, 2, 2), copies=True),
 )
 
 
