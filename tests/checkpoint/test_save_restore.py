@@ -188,7 +188,7 @@ def test_save_refuses_wrong_arguments(tmp_path: Path) -> None:
         (("", one, spec), r"`path` \(=''\) must name a folder"),
         ((tmp_path, one, spec, P.rank), "All workers must have the same `step`, but"),
         ((tmp_path / str(P.rank), one, spec), "All workers must have the same `path`"),
-        ((tmp_path, half, spec), "of one dtype on all .* some of it, but is float32 on worker 0 and int32 on worker 1"),
+        ((tmp_path, half, spec), "one dtype on all .* part of it, but is float32 on worker 0 and int32 on worker 1"),
         (
             (tmp_path, {"a": one} | ({} if last else {"b": one}), spec),
             r"`tree\['b'\]` is of the spec .* on worker 0 and missing from `tree` on worker 1",

@@ -119,7 +119,7 @@ def test_refusals() -> None:
         ("`keepdims` (=2) must be True or False.", dj.InvalidTypeError, called(F.max, 0, 2)),
         ("`ddof` (=-1) must be 0 or more.", dj.InvalidArgumentError, called(F.std, ddof=-1)),
         ("`x` must hold real numbers, but is complex", dj.PlanError, called(F.var, x=ones)),
-        ("hold real numbers, of which one is the largest, but is complex", dj.PlanError, called(F.min, x=ones)),
+        ("hold real numbers, which have an order, but is complex", dj.PlanError, called(F.min, x=ones)),
         ("`x` (2 x 0) must have an entry along dimensions (1,)", dj.PlanError, called(F.max, 1, x=nothing)),
         ("The blocks of `x` don't form a 1 x 2 grid", dj.PlanError, called(F.mean, x=np.ones((2 - P.rank, 3)))),
     ):

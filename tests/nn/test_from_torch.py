@@ -152,7 +152,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], Any], ...] = (
     ("holds '1.weight', for which `layer` has no place.", ARRAYS | {"1.weight": np.ones(2)}, LINEAR),
     ("['weight']` must be 2 x 3, for DistributedLinear", ARRAYS | {"weight": np.ones((3, 2))}, LINEAR),
     ("['weight']` must be 2 x 3, for DistributedPo", {"weight": np.ones((2, 3, 2))}, POINTWISE),
-    ("holds 'weight_hr_l0', which is no parameter", {"weight_hr_l0": np.ones(2)}, LINEAR),
+    ("holds 'weight_hr_l0', which is not a parameter", {"weight_hr_l0": np.ones(2)}, LINEAR),
     ("must hold 'a.b.1.bias', for", {"a.b.1.weight": W}, {"a": {"b": LINEAR}}),
     ("must hold 'weight' of a module, for DistributedLinear(3", {}, nn.Sequential(LINEAR)),
     ("must hold 'weight' of a module after '0', for DistributedLinear(3 -> 2", {"0.weight": W},

@@ -67,5 +67,5 @@ def test_pieces_are_few_where_blocks_are_aligned() -> None:
 
 def test_it_takes_as_many_elements() -> None:
     grids = [ProductGrid.balanced((n,), (2,), range(2)) for n in (5, 6)]
-    with pytest.raises(InvalidArgumentError, match="as many elements"):
+    with pytest.raises(InvalidArgumentError, match="the same number of elements"):
         Reshaping(*grids)

@@ -105,7 +105,7 @@ AGAIN = nn.Remat(nn.DistributedConv1d(MANY, in_channels=1, out_channels=2, kerne
         (LINEAR, SPEC, {"dtype": "foo"}, dj.InvalidTypeError, r"`dtype` \(='foo'\) must be a dtype"),
         (jax.nn.relu, SPEC, {}, dj.InvalidTypeError, r"`network` .* must be a layer"),
         (LINEAR, dj.TensorSpec((4, 6), ONE), {}, dj.PlanError, "`x` has shape"),
-        (AGAIN, dj.TensorSpec((300, 1, 5), MANY), {}, dj.PlanError, r"Remat can't .* on all of them: on 256 at most"),
+        (AGAIN, dj.TensorSpec((300, 1, 5), MANY), {}, dj.PlanError, r"Remat can't .* on all of them: at most 256"),
     ],
 )
 def test_what_can_not_be_predicted_is_refused(network: Any, spec: Any, options: Any, error: Any, words: str) -> None:

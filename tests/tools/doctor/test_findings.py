@@ -54,7 +54,7 @@ BROKEN: dict[str, tuple[list[job.Host], tuple[str, ...]]] = {
         ("warning", "threads", "oneDNN computes with 8 threads", "OMP_NUM_THREADS"),
     ),
     "few threads": (hosts(threads={"XLA": 1}), ("note", "threads", "XLA computes with 1 thread", "NPROC=2")),
-    "little memory": (hosts(memory=3 * GIB), ("warning", "memory", "0.75 GiB for each worker on node0", "Fewer work")),
+    "little memory": (hosts(memory=3 * GIB), ("warning", "memory", "0.75 GiB for each worker on node0", "fewer work")),
     "small /dev/shm": (
         hosts(shared=2**26), ("warning", "shared memory", "0.0156 GiB for each worker on node0", "--shm-size"),
     ),
@@ -167,7 +167,7 @@ REJECTED = (
         ),
         (worker.reloaded, "hit\n", "ok", "finds", ""),
         (worker.reloaded, REJECTED, "warning", "+prefer-no-gather is not supported", ""),
-        (worker.reloaded, "", "warning", "more", ""),
+        (worker.reloaded, "", "warning", "no further", ""),
     ],
 )
 def test_what_mpiexec_and_a_reader_of_a_cache_print(reads, printed, verdict, words, cure):

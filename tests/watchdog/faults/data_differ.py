@@ -189,7 +189,7 @@ def message_too_long():
     """Under plain jax.jit one worker's batch grows, but it is not traced anew on the other: a longer message comes in.
 
     says: Worker 1: MPI failed in a compiled program, at {file}
-    says: of another length or dtype: the workers run different programs
+    says: another length or dtype: the workers run different programs
     """
     comm = P.world.communicators.messages
 
@@ -221,7 +221,7 @@ def softmax_of_a_block():
 
     says: softmax
     says: works along dimension 1 of the block (reduce_max), which is split over 2 workers
-    says: nn.Local(function) says that each block is meant
+    says: nn.Local(function) applies it to each block separately
     """
     network = nn.Sequential(nn.DistributedLinear(P_all, in_features=4, out_features=4), jax.nn.softmax)
     dj.jit(network)(network.init(jax.random.key(0)), jnp.ones((3, 2)))
