@@ -104,7 +104,7 @@ def test_misfits_are_refused_on_all_workers() -> None:
     with pytest.raises(dj.PlanError, match=r"`tree\['a'\]`: `x` must have one dtype on all workers"):
         blocks = TensorSpec((3,), P)
         dj.gather({"a": jnp.ones(1, "float32" if P.rank else "float64")}, {"a": blocks})
-    with pytest.raises(dj.PlanError, match=r"shape \(5, 4\), but its spec \(4 x 5 on 3 x 1 workers\) says \(4, 5\)"):
+    with pytest.raises(dj.PlanError, match=r"shape \(5, 4\), but its spec \(4 x 5 on 3 x 1 workers\) gives \(4, 5\)"):
         whole = jnp.ones((5, 4)) if P.rank == 2 else dj.zero_volume_tensor()
         dj.scatter(whole, TensorSpec((4, 5), P.grid([3, 1])), root=2)
     assert dj.gather(good, spec, 2)["a"].shape == ((4,) if P.rank == 2 else (0,))

@@ -183,7 +183,7 @@ MISTAKES = {  # what is said, or what is said under jax.jit and under dj.jit
     ),
     "unused output": (
         unused_output,
-        "dj.grad and dj.value_and_grad in place of JAX's",
+        "dj.grad and dj.value_and_grad, used in place of JAX's",
         "let the loss use every output on every",
     ),
     "other functions": (different_functions, "(4 x float", "The workers call different functions: call 3 is"),
@@ -354,7 +354,9 @@ def test_a_movement_that_is_missing_in_the_backward_pass(wrap):
         P.allgather_data(0)
         return gradient.tolist()
 
-    with pytest.raises(dj.PlanError, match=r"is missing there: use dj\.grad and dj\.value_and_grad in place of JAX's"):
+    with pytest.raises(
+        dj.PlanError, match=r"is missing there: dj\.grad and dj\.value_and_grad, used in place of JAX's"
+    ):
         dj.simulate(2, program, wrap)
     assert dj.simulate(2, program, dj.grad) == [[1, 1, 1], [2, 2, 2]]
 

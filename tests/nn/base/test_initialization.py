@@ -288,7 +288,7 @@ def test_initializers_that_do_not_fit_are_refused():
             dj.init(wrong, specs, key)
     with pytest.raises(dj.InvalidTypeError, match=r"`initializers\['a'\]` \(=3\) must be a function"):
         dj.init({"a": 3, "b": initializers.zeros}, specs, key)
-    with pytest.raises(dj.InvalidArgumentError, match=r"`initializer` .* the shape that it is given, \(2,\), but"):
+    with pytest.raises(dj.InvalidArgumentError, match=r"`initializer` .* the requested shape, \(2,\), but"):
         dj.init_block(lambda key, shape, dtype: jnp.ones((3, *shape), dtype), key, specs["a"])
 
 
