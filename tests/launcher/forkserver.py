@@ -16,10 +16,12 @@ import socket
 import struct
 import sys
 import types
+from _thread import allocate_lock  # `threading` takes longer to import
 
 PASSED_ON = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 ABOVE = 512  # file numbers that a program's own are below
 _servers: dict[frozenset, tuple[str, int]] = {}  # names, and the ends of pipes that they end with
+_one_at_a_time = allocate_lock()
 
 
 def python(modules: tuple[str, ...], environment: dict[str, str], program_alone: tuple[str, ...] = ()) -> list[str]:
@@ -32,18 +34,19 @@ def python(modules: tuple[str, ...], environment: dict[str, str], program_alone:
     import subprocess
 
     seen = frozenset((name, value) for name, value in environment.items() if not name.startswith(program_alone))
-    if seen not in _servers:
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(f"\0forkserver-{os.getpid()}-{len(_servers)}")
-        listener.listen(64)
-        end, own_end = os.pipe()
-        _servers[seen] = f"forkserver-{os.getpid()}-{len(_servers)}", own_end
-        words = [sys.executable, __file__, "serve", str(listener.fileno()), str(end), *modules]
-        files = (listener.fileno(), end)
-        subprocess.Popen(words, env=dict(seen), pass_fds=files, stdin=subprocess.DEVNULL, start_new_session=True)
-        for file in files:
-            os.close(file)
-        listener.detach()
+    with _one_at_a_time:  # tests start programs from threads
+        if seen not in _servers:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(f"\0forkserver-{os.getpid()}-{len(_servers)}")
+            listener.listen(64)
+            end, own_end = os.pipe()
+            _servers[seen] = f"forkserver-{os.getpid()}-{len(_servers)}", own_end
+            words = [sys.executable, __file__, "serve", str(listener.fileno()), str(end), *modules]
+            files = (listener.fileno(), end)
+            subprocess.Popen(words, env=dict(seen), pass_fds=files, stdin=subprocess.DEVNULL, start_new_session=True)
+            for file in files:
+                os.close(file)
+            listener.detach()
     return [sys.executable, "-I", "-S", __file__, "run", _servers[seen][0]]
 
 
