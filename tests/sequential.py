@@ -85,6 +85,10 @@ def beside(
     return Beside(name, sizes, layer, whole, args[0], P_y, y_sizes, offset, integers)
 
 
+def shape_of(sizes: Sequence[Sizes]) -> tuple[int, ...]:
+    return tuple(n if isinstance(n, int) else sum(n) for n in sizes)
+
+
 def cut(whole: np.ndarray, P: On, rank: int, sizes: Sequence[Sizes] | None = None) -> np.ndarray | None:
     """Return the block of the worker `rank`; None where it has none."""
     if rank not in P.ranks:

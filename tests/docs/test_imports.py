@@ -2,16 +2,19 @@
 
 import ast
 import re
-import subprocess
-import sys
+import time
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from jobs import ROOT
+
+import distdl_jax as dj
 
 PROGRAMS = sorted(path for folder in ("benchmarks", "examples", "tools") for path in (ROOT / folder).rglob("*.py"))
 
@@ -38,24 +41,23 @@ def test_something_is_imported() -> None:
     assert sum(len(list(imported(path))) for path in PROGRAMS) > 50
 
 
-THREADS = """
-import sys, threading
-import distdl_jax as dj
-sys.setswitchinterval(1e-6)
-together = threading.Barrier(8)
-def work(first):
-    together.wait()
-    assert all(getattr(dj, name) for name in dj.__all__[first:] + dj.__all__[:first])
-threads = [threading.Thread(target=work, args=(5 * i,)) for i in range(8)]
-for call in (threading.Thread.start, threading.Thread.join):
-    for thread in threads:
-        call(thread)
-"""
+def test_public_names_are_imported_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX's modules import each other in circles: another thread would find them half made."""
+    importing: list[int] = []
+    most: list[int] = []
 
+    def slowly(name: str) -> ModuleType:
+        importing.append(1)
+        most.append(len(importing))
+        time.sleep(0.02)
+        importing.pop()
+        return import_module(name)
 
-def test_threads_may_be_the_first_to_use_public_names() -> None:
-    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True)
-    assert not done.stderr
+    monkeypatch.setattr(dj, "import_module", slowly)
+    names = ("Machine", "Partition", "TensorSpec", "nn")
+    with ThreadPoolExecutor(len(names)) as threads:
+        values = [*threads.map(dj.__getattr__, names)]
+    assert values == [getattr(dj, name) for name in names] and most == [1] * len(names)
 
 
 def test_the_version_is_the_same_everywhere() -> None:

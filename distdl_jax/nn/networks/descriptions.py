@@ -77,14 +77,11 @@ class LayerDescription:
         return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.arguments)})"
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class Skip:
     """Layers with a skip connection around them; made by `skip`."""
 
     layers: tuple[Any, ...]
-
-    def __init__(self, *layers: Any) -> None:
-        vars(self).update(layers=layers)
 
     def __repr__(self) -> str:
         return f"skip({', '.join(map(repr, self.layers))})"
@@ -105,7 +102,7 @@ def skip(*layers: Any) -> Skip:
     >>> dj.nn.skip(dj.nn.conv1d(out_channels=4, kernel_size=3, padding="same"))
     skip(conv1d(out_channels=4, kernel_size=3, padding='same'))
     """
-    return Skip(*layers)
+    return Skip(layers)
 
 
 def describe(layer_class: Callable[..., Any], /, **arguments: Any) -> LayerDescription:

@@ -123,7 +123,7 @@ def open_zarr(path: str, name: str | None) -> WatchedArray:
             )
 
     def chunk_files(box: Box) -> Iterator[str]:
-        with suppress(NotImplementedError):  # chunks of several shapes
+        with suppress(NotImplementedError):  # zarr, where a dimension has chunks of several lengths: not watched
             lengths = array.shards or array.chunks
             ranges = (range(start // n, -(-stop // n)) for (start, stop), n in zip(box, lengths, strict=True))
             for place in product(*ranges) if is_folder else ():
