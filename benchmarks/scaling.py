@@ -182,10 +182,11 @@ more: nothing on this page was run on such a machine.
 A worker is one core with a box of a volume, nearly a cube, or with consecutive tokens. A collective counts as one
 message. "A worker" in a title means weak scaling; the other tables are strong scaling.
 
-The bytes of halos fall with the surface of a box. The U-Net's weights and their gradients, which all workers share,
-come on top: their messages and bytes grow with the logarithm of the workers, and are most of both on the largest
-numbers. The FNO's Fourier transforms move the whole tensor. Between them it drops the frequencies that it doesn't use,
-so that several workers together compute less than one.
+A convolution sends the same number of messages on any number of workers, and the bytes of its halos fall with the
+surface of a box. Group norms gather the statistics of all workers: their messages grow with the logarithm of the
+workers, their bytes with the workers, to 100 of the 107 MB in the first table. The FNO's Fourier transforms move the
+whole tensor. Between them it drops the frequencies that it doesn't use, so that several workers together compute less
+than one.
 
 `python benchmarks/scaling.py` wrote this page."""
 
