@@ -57,7 +57,7 @@ endif
 endif
 
 # The scripts that make an environment, and what goes into it, are what it depends on.
-$(READY): pyproject.toml tools/venv.sh distdl_jax/nn/kernels/cpu/onednn/convolution.cc
+$(READY): pyproject.toml tools/venv.sh distdl_jax/kernels/onednn.cc
 	@PYTHON='$(PYTHON)' ONEDNN='$(ONEDNN)' GPU='$(GPU)' JAX='$(JAX)' sh tools/venv.sh '$(VENV)' '$(MPI)' && rm -f $(STAMP)* && \
 		touch $(STAMP) $@
 

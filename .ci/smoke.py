@@ -42,7 +42,7 @@ def train() -> None:
 def main() -> None:
     """Run the step on all workers of the job, or on four threads where there is no job."""
     package = files("distdl_jax")
-    for name in ("py.typed", "nn/kernels/cpu/onednn/convolution.cc"):
+    for name in ("py.typed", "kernels/onednn.cc"):
         assert package.joinpath(name).is_file(), f"{name} is missing in {package}"
     job = dj.Partition()
     if job.size == 1:

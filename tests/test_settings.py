@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import pytest
 from jobs import ROOT
 
-from distdl_jax.nn.kernels import problem as problems
-from distdl_jax.nn.kernels.convolution import convolution
-from distdl_jax.nn.kernels.cpu import rule
-from distdl_jax.nn.kernels.geometry import Placement
-from distdl_jax.nn.kernels.problem import Problem
+from distdl_jax.kernels import convolution as convolutions
+from distdl_jax.kernels import problem as problems
+from distdl_jax.kernels.convolution import convolution
+from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.problem import Problem
 from distdl_jax.settings import SETTINGS, Settings, read_settings, setting_problems, settings_table, warning_of_unknown
 
 FAST = "DISTDL_JAX_FAST_CONVOLUTIONS"
@@ -111,7 +111,7 @@ def test_no_other_file_reads_the_environment():
     readers += ("jax_compat.py",)
     readers += ("transports/threads/workers.py", "transports/mpi/launch_checks.py")
     readers += ("tools/doctor/worker_checks.py", "tools/doctor/job_checks.py")
-    readers += ("watchdog/launch/onednn_library.py", "nn/kernels/cpu/onednn/build.py")
+    readers += ("kernels/onednn_library.py", "kernels/onednn_build.py")
     assert {path for path, _ in found} <= {f"distdl_jax/{reader}" for reader in readers}
 
 
@@ -121,6 +121,6 @@ def test_convolutions_are_written_out_only_if_wanted(monkeypatch, fast):
     monkeypatch.setattr(problems, "current_settings", lambda: read_settings({FAST: str(int(fast))}).settings)
     x, weight = jnp.ones((1, 2, 6, 6, 6)), jnp.ones((2, 2, 3, 3, 3))
     problem = Problem(x.shape, weight.shape, Placement((1,) * 3, ((1, 1),) * 3, (1,) * 3), 1, x.dtype.name)
-    monkeypatch.setattr(rule, "way", lambda problem, direction: "products")
+    monkeypatch.setattr(convolutions, "algorithm", lambda problem, direction: "products")
     program = jax.make_jaxpr(lambda x, weight: convolution(problem, x, weight))(x, weight)
     assert ("[1,2,6,6,6] = conv_general_dilated[" in str(program)) != fast

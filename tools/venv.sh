@@ -237,7 +237,7 @@ install_the_package() {
 
 onednns_version() {
     JAX_PLATFORMS=cpu "$venv/bin/python" -c \
-        'from distdl_jax.watchdog.launch.onednn_library import version; print(version())' 2>/dev/null || echo none
+        'from distdl_jax.kernels.onednn_library import version; print(version())' 2>/dev/null || echo none
 }
 
 compile_onednns_convolutions() { # and say in a line what came of it: without them convolutions are XLA's

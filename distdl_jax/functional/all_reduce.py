@@ -16,13 +16,9 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.all_gather import GatherPlan
 from distdl_jax.functional.all_sum_reduce import AllSumPlan, TeamMovement, plan_all_sum_reduce
 from distdl_jax.functional.block_checks import is_differentiable
-from distdl_jax.functional.collectives import (
-    Operations,
-    accumulation_dtype,
-    allreduce_in_team,
-    allreduce_operations,
-)
+from distdl_jax.functional.collectives import Operations, allreduce_in_team, allreduce_operations
 from distdl_jax.functional.plan import Computation, MovementPlan, ShapeDtypes, plan_and_run
+from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_axes
 from distdl_jax.plans.decomposition import ProductGrid, ranges_of_sizes

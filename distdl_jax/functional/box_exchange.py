@@ -14,8 +14,9 @@ import numpy as np
 from jax import Array, lax
 
 from distdl_jax.functional.block_checks import is_differentiable
-from distdl_jax.functional.collectives import Channel, accumulation_dtype, message, tag_of, tied_zeros
+from distdl_jax.functional.collectives import Channel, message, tag_of, tied_zeros
 from distdl_jax.functional.plan import MovementPlan, ShapeDtypes
+from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.plans.messages import ExchangePlan, Piece, Start
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.tie import tie

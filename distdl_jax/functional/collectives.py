@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.trees import broadcast_steps, reduction_steps
 from distdl_jax.tracing.tie import tie
@@ -108,20 +108,6 @@ mpi4jax's own broadcast fills and copies a template on every receiver before rec
 
 Operations = tuple[Operation, ...]
 """The communication of one worker, in order."""
-
-
-def accumulation_dtype(dtype: np.dtype) -> np.dtype:
-    """Return the dtype in which data of `dtype` is summed: float32 for half precisions, otherwise unchanged."""
-    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
-        return np.dtype(np.float32)
-    return np.dtype(dtype)
-
-
-def mean_dtype(dtype: np.dtype) -> np.dtype:
-    """Return the dtype of means of data of `dtype`: floating for integers and booleans, as in `jnp.mean`."""
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return np.dtype(dtype)
-    return np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
 
 
 def broadcast_in_team(
@@ -247,18 +233,6 @@ def _reducible(x: Array, op: Reduction) -> tuple[Array, Reduction]:
 
 def _add(x: Array, y: Array) -> Array:
     return x | y if x.dtype == jnp.bool_ else x + y
-
-
-def extreme(dtype: np.dtype, largest: bool) -> Any:
-    """Return the maximum, or the minimum, of a real dtype: an infinity, if it has one."""
-    if jnp.issubdtype(dtype, np.bool_):
-        return np.bool_(largest)
-    if jnp.issubdtype(dtype, jnp.inexact):
-        infinity = np.asarray(np.inf if largest else -np.inf, dtype)
-        if np.isinf(infinity):  # some 8-bit formats have none
-            return infinity
-    info = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype)
-    return dtype.type(info.max if largest else info.min)
 
 
 def as_indices(x: Array) -> Array:

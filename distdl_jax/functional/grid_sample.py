@@ -16,9 +16,9 @@ from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import common_dtype, outside, owned_grid
-from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes, taking_part
+from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import Range, balanced_range, index_of
 from distdl_jax.plans.halos import Halos

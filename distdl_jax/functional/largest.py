@@ -13,8 +13,8 @@ from distdl_jax.errors import PlanError
 from distdl_jax.functional.all_gather import GatherPlan, plan_all_gather
 from distdl_jax.functional.all_reduce import plan_all_reduce
 from distdl_jax.functional.block_checks import common_dtype, outside, owned_grid
-from distdl_jax.functional.collectives import extreme
 from distdl_jax.functional.plan import Plan, ShapeDtypes, taking_part
+from distdl_jax.kernels.dtypes import extreme
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype

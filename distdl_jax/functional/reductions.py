@@ -17,9 +17,10 @@ from distdl_jax.errors import PlanError
 from distdl_jax.functional.all_reduce import Extremum, ExtremumPlan
 from distdl_jax.functional.all_sum_reduce import AllSumPlan, plan_all_sum_reduce
 from distdl_jax.functional.block_checks import common_dtype, is_differentiable, outside, owned_grid
-from distdl_jax.functional.collectives import Operations, accumulation_dtype, extreme, mean_dtype
+from distdl_jax.functional.collectives import Operations
 from distdl_jax.functional.plan import BlocksPlan, Computation, ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.functional.statistics import Along, Moments
+from distdl_jax.kernels.dtypes import accumulation_dtype, extreme, mean_dtype
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.text import documented

@@ -14,10 +14,10 @@ from jax import Array, lax
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.functional.block_checks import common_dtype, owned_grid
-from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.functional.plan import Computation, ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.functional.rows import Rows
 from distdl_jax.functional.take import TakePlan, checked_segments, segment_sum, summed_partition, taken_rows
+from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_range, balanced_ranges, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text

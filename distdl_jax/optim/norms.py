@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError, SetupError
 from distdl_jax.functional import all_sum_reduce
-from distdl_jax.functional.collectives import accumulation_dtype
+from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.partitions.partition import Partition, check_workers
 from distdl_jax.partitions.spec_trees import (
     check_shape,

@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.functional.all_reduce import all_reduce
-from distdl_jax.functional.collectives import accumulation_dtype
+from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.partitions.partition import Partition, check_workers
 from distdl_jax.partitions.static import Static
 from distdl_jax.tracing.tie import tie

@@ -17,7 +17,7 @@ import numpy as np
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.functional.block_checks import outside
-from distdl_jax.functional.collectives import accumulation_dtype
+from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.solvers.equations import FixedPointEquation, Info, Limits, LinearEquation, as_program, solved

@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -203,8 +202,7 @@ def main() -> None:
             if dj.Partition().rank == 0:
                 print(f"{title}: {memory.temp_size_in_bytes} bytes of temporaries", flush=True)
         titles.append(title)
-    for_cpus = [name for name in sys.modules if name.startswith("distdl_jax.nn.kernels.cpu")]
-    print(json.dumps({"programs": titles, "calls": sorted(calls), "for_cpus": for_cpus}), flush=True)
+    print(json.dumps({"programs": titles, "calls": sorted(calls)}), flush=True)
 
 
 if __name__ == "__main__":

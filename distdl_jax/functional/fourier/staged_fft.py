@@ -14,9 +14,9 @@ import numpy as np
 from jax import Array, lax
 
 from distdl_jax.functional.box_exchange import joined_slices
-from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.functional.repartition import RepartitionPlan
+from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, box_shape
 from distdl_jax.plans.exchange import Exchange

@@ -14,10 +14,10 @@ from distdl_jax.errors import PlanError
 from distdl_jax.functional.all_gather import GatherPlan
 from distdl_jax.functional.all_sum_reduce import ReplicatedPlan
 from distdl_jax.functional.block_checks import owned_grid
-from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.functional.repartition import RepartitionPlan, plan_repartition
+from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.nn.attention.ring import Dropping, Extras, Loans, Ring, Step, attended
 from distdl_jax.nn.attention.ring_schedule import turns_of
 from distdl_jax.nn.base.parameters import ParamShapeDtypes

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from distdl_jax.functional.collectives import accumulation_dtype
+from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.tracing.tie import materialize
 
 PIECE = 512

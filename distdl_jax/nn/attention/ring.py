@@ -23,8 +23,8 @@ import numpy as np
 from jax import Array, lax
 
 from distdl_jax.functional.box_exchange import joined_slices
-from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.functional.halo_exchange import RangesPlan
+from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.nn.attention.online_softmax import Keys, Running, added, finished, gradients, merged, start
 from distdl_jax.nn.attention.ring_schedule import Turn, sees
 from distdl_jax.partitions.initialization import initialize_block

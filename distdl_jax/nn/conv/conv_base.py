@@ -16,15 +16,15 @@ from distdl_jax.functional.all_gather import plan_all_gather, plan_reduce_scatte
 from distdl_jax.functional.broadcast import plan_broadcast, plan_sum_reduce
 from distdl_jax.functional.halo_exchange import RangesPlan
 from distdl_jax.functional.plan import MovementPlan, ShapeDtypes
+from distdl_jax.kernels.convolution import convolution, transposed_convolution
+from distdl_jax.kernels.geometry import Placement, between_layers
+from distdl_jax.kernels.phases import TransposedProblem
+from distdl_jax.kernels.problem import Problem
 from distdl_jax.nn.base.input_checks import check_features
 from distdl_jax.nn.base.matmul_plan import ProductPlan, product_dtype, products
 from distdl_jax.nn.base.parameters import ParamShapeDtypes
 from distdl_jax.nn.base.sliding_windows import WindowsPlan, plan_windows
 from distdl_jax.nn.base.weighted_layer import WeightedLayer, check_not_split, moves_features, weight_partition
-from distdl_jax.nn.kernels.convolution import convolution, transposed_convolution
-from distdl_jax.nn.kernels.geometry import Placement, between_layers
-from distdl_jax.nn.kernels.phases import TransposedProblem
-from distdl_jax.nn.kernels.problem import Problem
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.alike import ByClass
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_sizes, index_of

@@ -12,10 +12,10 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import owned_grid
 from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.functional.plan import ShapeDtypes
+from distdl_jax.kernels.phases import TransposedProblem
 from distdl_jax.nn.base.dimensions import in_dimensions
 from distdl_jax.nn.base.parameters import ParameterPartitions
 from distdl_jax.nn.conv.conv_base import DistributedConv, Fetch
-from distdl_jax.nn.kernels.phases import TransposedProblem
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_range, balanced_ranges, balanced_sizes
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype

@@ -14,13 +14,13 @@ from distdl_jax.errors import PlanError
 from distdl_jax.functional.all_gather import plan_all_gather
 from distdl_jax.functional.all_sum_reduce import ReplicatedPlan
 from distdl_jax.functional.block_checks import common_dtype, owned_grid
-from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.functional.plan import (
     BlocksPlan,
     MovementPlan,
     ShapeDtypes,
     Unmoved,
 )
+from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes, plan_replicated_params
 from distdl_jax.nn.base.weighted_layer import AffineLayer
 from distdl_jax.partitions.partition import Partition, check_partitions

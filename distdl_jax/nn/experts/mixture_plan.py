@@ -22,9 +22,9 @@ from distdl_jax.errors import PlanError
 from distdl_jax.functional.all_gather import GatherPlan, plan_all_gather
 from distdl_jax.functional.block_checks import zero_volume_shape
 from distdl_jax.functional.broadcast import plan_broadcast, plan_sum_reduce
-from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.functional.plan import BlocksPlan, MovementPlan, ShapeDtypes
 from distdl_jax.functional.repartition import RepartitionPlan
+from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.nn.experts.routing import (
     Choices,
     choose,

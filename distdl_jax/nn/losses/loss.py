@@ -15,7 +15,7 @@ from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import common_dtype, outside, owned_grid
-from distdl_jax.functional.collectives import accumulation_dtype
+from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.nn.base.layer import describe
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.partitions.static import Static

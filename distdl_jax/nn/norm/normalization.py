@@ -16,9 +16,9 @@ from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.functional.all_sum_reduce import ReplicatedPlan
-from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.functional.statistics import Along, Entries, Moments
+from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.nn.base.input_checks import real_grid
 from distdl_jax.nn.base.layer import PartitionedLayer
 from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes, plan_replicated_params

@@ -15,14 +15,14 @@ from jax import Array
 from numpy.lib.stride_tricks import sliding_window_view
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.functional.collectives import accumulation_dtype, mean_dtype
 from distdl_jax.functional.plan import Plan, ShapeDtypes
+from distdl_jax.kernels.dtypes import accumulation_dtype, mean_dtype
+from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.pooling import max_pool, sum_pool
 from distdl_jax.nn.base.dimensions import in_dimensions
 from distdl_jax.nn.base.input_checks import check_features
 from distdl_jax.nn.base.layer import ParameterFreeLayer
 from distdl_jax.nn.base.sliding_windows import WindowsPlan, plan_windows
-from distdl_jax.nn.kernels.geometry import Placement
-from distdl_jax.nn.kernels.pooling import max_pool, sum_pool
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.plans.alike import derived
 from distdl_jax.plans.shape_dtype import ShapeDtype

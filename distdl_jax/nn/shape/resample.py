@@ -15,9 +15,9 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
-from distdl_jax.functional.collectives import mean_dtype
 from distdl_jax.functional.plan import Plan, ShapeDtypes
 from distdl_jax.functional.repartition import RepartitionPlan, plan_repartition
+from distdl_jax.kernels.dtypes import mean_dtype
 from distdl_jax.nn.base.layer import ParameterFreeLayer
 from distdl_jax.nn.shape.sampling import SamplingPlan, Taps, plan_sampling
 from distdl_jax.partitions.partition import Partition, check_partitions

@@ -17,10 +17,10 @@ from jax import Array, lax
 
 from distdl_jax.errors import PlanError
 from distdl_jax.functional.block_checks import common_dtype, owned_grid
-from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.functional.plan import Plan, ShapeDtypes, taking_part
-from distdl_jax.nn.kernels.geometry import between_layers
+from distdl_jax.kernels.dtypes import accumulation_dtype
+from distdl_jax.kernels.geometry import between_layers
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.plans.decomposition import Range, balanced_range
 from distdl_jax.plans.halos import Halos

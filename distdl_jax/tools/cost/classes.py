@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distdl_jax.functional.collectives import accumulation_dtype
 from distdl_jax.functional.halo_exchange import RangesPlan
 from distdl_jax.functional.repartition import RepartitionPlan
+from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.plans.alike import ByClass
 from distdl_jax.plans.decomposition import ProductGrid, Range
 from distdl_jax.plans.exchange import Exchange, Overlap

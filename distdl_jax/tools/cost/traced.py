@@ -17,8 +17,8 @@ from jax.extend.core import Literal
 
 from distdl_jax.errors import PlanError
 from distdl_jax.functional.plan import ShapeDtypes
+from distdl_jax.kernels.convolution import as_operations
 from distdl_jax.nn.base.layer import apply_layer
-from distdl_jax.nn.kernels.convolution import as_operations
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.tools.cost.program import flops_in
 from distdl_jax.tools.cost.traces import Stored, Trace, TracedClass

@@ -19,8 +19,8 @@ from jax.extend.core import Primitive
 
 from distdl_jax.functional.mark import Mark
 from distdl_jax.functional.plan import MovementPlan, Plan, ShapeDtypes
+from distdl_jax.kernels.convolution import as_operations
 from distdl_jax.nn.base.layer import Layer, ParameterFreeLayer, PartitionedLayer, apply_layer, describe
-from distdl_jax.nn.kernels.convolution import as_operations
 from distdl_jax.nn.networks.remat_precision import Wrapper
 from distdl_jax.nn.shape.data_movement import _Primitive
 from distdl_jax.nn.spectral.fno import DistributedFNOBlock, FNOBlockPlan

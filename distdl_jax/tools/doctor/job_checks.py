@@ -88,7 +88,7 @@ def _threads_here() -> dict[str, int]:
     names = [line for task in Path("/proc").glob("self/task/*/comm") for line in _lines(task)]
     threads = {"XLA": names.count("tf_XLAEigen")}
     if "jax" in sys.modules:
-        from distdl_jax.watchdog.launch import onednn_library as shared_library
+        from distdl_jax.kernels import onednn_library as shared_library
 
         if shared_library.version() != "none":
             threads["oneDNN"] = shared_library.threads()

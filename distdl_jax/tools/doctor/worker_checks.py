@@ -117,7 +117,7 @@ def _onednn(kind: str) -> Iterator[Finding]:
         return
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = import_module("distdl_jax.watchdog.launch.onednn_library").version()
+        found = import_module("distdl_jax.kernels.onednn_library").version()
     if found != "none":
         yield Finding("ok", "onednn", f"oneDNN {found} is compiled in.")
     elif caught:  # compiled for another jaxlib

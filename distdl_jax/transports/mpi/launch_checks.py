@@ -127,7 +127,7 @@ def cuda_aware(libraries: tuple[str, ...]) -> bool | None:
 
 
 def _onednn_version() -> str:
-    from distdl_jax.watchdog.launch.onednn_library import version  # not on GPUs
+    from distdl_jax.kernels.onednn_library import version  # not on GPUs
 
     return version()
 

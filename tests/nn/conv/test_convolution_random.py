@@ -6,7 +6,7 @@ import pytest
 from convolution.draws import Conv, Draw, Pool
 from convolution.programs import check
 
-from distdl_jax.watchdog.launch.onednn_library import version
+from distdl_jax.kernels.onednn_library import version
 
 LONG = 10 if os.environ.get("DISTDL_JAX_TEST_LONG", "0") not in ("", "0") else 1
 TOGETHER = 8

@@ -12,7 +12,7 @@ import pytest
 from jobs import ROOT, patience, run
 from launcher import mpiexec
 
-from distdl_jax.watchdog.launch import onednn_library as shared_library
+from distdl_jax.kernels import onednn_library as shared_library
 
 pytestmark = pytest.mark.limit(600)
 

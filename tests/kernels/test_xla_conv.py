@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from convolution import direct
 
-from distdl_jax.nn.kernels.problem import conv
+from distdl_jax.kernels.problem import conv
 
 # Taps, padding, stride, dilation of the kernel and of x. The first seven XLA gets wrong, or did.
 KNOWN = [

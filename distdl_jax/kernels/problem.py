@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from distdl_jax.nn.kernels.geometry import Placement, folded, unfolded
+from distdl_jax.kernels.geometry import Placement, folded, unfolded
 from distdl_jax.settings import current_settings
 
 Direction = Literal["forward", "input_gradient", "weight_gradient"]

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from distdl_jax.nn.kernels import phases
-from distdl_jax.nn.kernels.geometry import Pairs, row_major
-from distdl_jax.nn.kernels.problem import Problem, conv
+from distdl_jax.kernels import phases
+from distdl_jax.kernels.geometry import Pairs, row_major
+from distdl_jax.kernels.problem import Problem, conv
 
 
 def _one_dimension_as_a_row(compute: Callable[..., Array]) -> Callable[..., Array]:

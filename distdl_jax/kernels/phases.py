@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import jax.numpy as jnp
 from jax import Array, lax
 
-from distdl_jax.nn.kernels.geometry import Pairs, Placement
-from distdl_jax.nn.kernels.problem import Problem, Shape
+from distdl_jax.kernels.geometry import Pairs, Placement
+from distdl_jax.kernels.problem import Problem, Shape
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from distdl_jax import onednn as command
 from distdl_jax.errors import SetupError
-from distdl_jax.nn.kernels.cpu.onednn import build, convolution
-from distdl_jax.nn.kernels.geometry import Placement
-from distdl_jax.nn.kernels.problem import Problem
-from distdl_jax.watchdog.launch import onednn_library as shared_library
+from distdl_jax.kernels import onednn
+from distdl_jax.kernels import onednn_build as build
+from distdl_jax.kernels import onednn_library as shared_library
+from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.problem import Problem
 
 WINDOW = Placement((1, 1), ((0, 0), (0, 0)), (1, 1))
 needs_it = pytest.mark.skipif(shared_library.version() == "none", reason="oneDNN's convolutions are not compiled here")
@@ -52,7 +52,7 @@ def test_how_many_threads(monkeypatch, environment, count):
 
 def test_a_folder_without_it_is_refused(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("ONEDNN_ROOT", str(tmp_path))
-    assert command.main() == 1
+    assert build.main() == 1
     error = capsys.readouterr().err
     assert error.startswith(f"The environment variable ONEDNN_ROOT (={str(tmp_path)!r}) must be a folder with inc")
 
@@ -60,7 +60,7 @@ def test_a_folder_without_it_is_refused(monkeypatch, capsys, tmp_path):
 @needs_it
 def test_it_is_compiled_and_computes(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(build, "path", lambda: tmp_path / "new.so")
-    assert command.main() == 0
+    assert build.main() == 0
     new = ctypes.CDLL(str(tmp_path / "new.so"))
     new.convolution_made_for.restype = ctypes.c_char_p
     assert new.convolution_made_for().decode() == shared_library.made_for()
@@ -71,8 +71,8 @@ def test_it_is_compiled_and_computes(monkeypatch, tmp_path, capsys):
 def test_the_memory_of_a_call_is_allocated_by_xla():
     problem = Problem((4, 32, 16, 16), (32, 32, 3, 3), WINDOW, 1, "float32")
     x, weight = jnp.ones(problem.x, "float32"), jnp.ones(problem.weight, "float32")
-    program = jax.jit(lambda x, weight: convolution.forward(problem, x, weight)).lower(x, weight).compile()
-    assert program.memory_analysis().temp_size_in_bytes >= convolution.memory(problem, "forward") > x.nbytes
+    program = jax.jit(lambda x, weight: onednn.forward(problem, x, weight)).lower(x, weight).compile()
+    assert program.memory_analysis().temp_size_in_bytes >= onednn.memory(problem, "forward") > x.nbytes
 
 
 needs_a_compiler = pytest.mark.skipif(
@@ -156,8 +156,8 @@ def test_the_complaint_is_that_of_where_the_headers_are(tmp_path, monkeypatch):
 
 @needs_a_compiler
 def test_what_can_not_be_loaded_is_not_left_behind(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(command, "build", lambda: tmp_path / "made.so")
+    monkeypatch.setattr(build, "build", lambda: tmp_path / "made.so")
     (tmp_path / "made.so").write_text("no library")
-    assert command.main() == 1
+    assert build.main() == 1
     assert capsys.readouterr().err.startswith("The compiled library can't be loaded: ")
     assert not (tmp_path / "made.so").exists()

@@ -1,7 +1,8 @@
-"""Compilation of the library against an installed oneDNN."""
+"""Compilation of the library against an installed oneDNN, and a test of what was compiled."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shlex
@@ -13,9 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from distdl_jax.errors import SetupError
-from distdl_jax.watchdog.launch.onednn_library import SOURCE, made_for, path
+from distdl_jax.kernels import onednn, xla
+from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.onednn_library import SOURCE, made_for, path, version
+from distdl_jax.kernels.problem import DIRECTIONS, Problem
 
 _HEADER, _VERSION = "include/oneapi/dnnl/dnnl.hpp", "include/oneapi/dnnl/dnnl_version.h"
 
@@ -45,6 +51,40 @@ Do one of these, and try again:
   * conda:            conda install -c conda-forge onednn
   * macOS:            brew install onednn
   * elsewhere:        set ONEDNN_ROOT to the folder with its include and lib"""
+
+
+def main() -> int:
+    """Build and test, and return the exit status."""
+    try:
+        library = build()
+        try:
+            ctypes.CDLL(str(library))
+            _try()
+        except (SetupError, OSError):
+            library.unlink()  # programs run better without it
+            raise
+    except OSError as error:
+        print(f"The compiled library can't be loaded: {error}", file=sys.stderr)
+        return 1
+    except SetupError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"-- {library} is ready: oneDNN {version()}")
+    return 0
+
+
+def _try() -> None:
+    """Raise `SetupError` unless a convolution, and its gradients, equal XLA's."""
+    window, draw = Placement((1, 2), ((1, 1), (0, 1)), (1, 1)), np.random.default_rng(0).standard_normal
+    problem = Problem((2, 6, 9, 8), (20, 3, 3, 2), window, 2, "float32")
+    x, weight, dy = (jnp.asarray(draw(shape), jnp.float32) for shape in (problem.x, problem.weight, problem.y))
+    shapes = f"{problem.x} by {problem.weight}"
+    for direction, operands in zip(DIRECTIONS, ((x, weight), (weight, dy), (x, dy)), strict=True):
+        if not onednn.can_compute(problem, direction):
+            raise SetupError(f"oneDNN {version()} can't compute a small convolution ({direction}: {shapes}).")
+        ours, xlas = (getattr(module, direction)(problem, *operands) for module in (onednn, xla))
+        if not jnp.allclose(ours, xlas, rtol=1e-4, atol=1e-4):
+            raise SetupError(f"The result of oneDNN {version()} differs from XLA's ({direction}: {shapes}).")
 
 
 def build() -> Path:

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from distdl_jax.functional.collectives import extreme
-from distdl_jax.nn.kernels.geometry import Pairs, Placement, between_layers
+from distdl_jax.kernels.dtypes import extreme
+from distdl_jax.kernels.geometry import Pairs, Placement, between_layers
 
 MOST_SLICES = 64
 """The largest window that is computed by slices."""

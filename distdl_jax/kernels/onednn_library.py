@@ -19,7 +19,7 @@ import jax
 import jaxlib
 import numpy as np
 
-SOURCE = Path(__file__).parents[2] / "nn" / "kernels" / "cpu" / "onednn" / "convolution.cc"
+SOURCE = Path(__file__).parent / "onednn.cc"
 DIRECTIONS = ("forward", "input_gradient", "weight_gradient")
 
 
@@ -88,7 +88,7 @@ def bytes_needed(direction: int, order: int, groups: int, integers: Sequence[Seq
     """Return how many bytes a call needs besides operands and result; None if oneDNN has nothing fast for it.
 
     - `direction`: its index in `DIRECTIONS`.
-    - `order`: the memory order of activations while oneDNN computes, numbered as in convolution.cc.
+    - `order`: the memory order of activations while oneDNN computes, numbered as in onednn.cc.
     - `integers`: the shapes of x, the weight and y; stride, dilation, low and high padding; the number of sides around
       the block if x is split, otherwise 0, and for each its dimension, and the entries before the block and after it.
     """

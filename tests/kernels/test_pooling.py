@@ -9,9 +9,9 @@ import pytest
 from jax import lax
 from launcher.examples import examples
 
-from distdl_jax.nn.kernels import pooling as pool
-from distdl_jax.nn.kernels.geometry import Placement
-from distdl_jax.nn.kernels.pooling import Windows, max_pool, sum_pool
+from distdl_jax.kernels import pooling as pool
+from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.pooling import Windows, max_pool, sum_pool
 
 # features, kernel, stride
 CASES = {

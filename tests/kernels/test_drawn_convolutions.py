@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from launcher.examples import LONG
 
-from distdl_jax.nn.kernels.convolution import convolution
-from distdl_jax.nn.kernels.cpu import rule
-from distdl_jax.nn.kernels.cpu.onednn.convolution import can_compute
-from distdl_jax.nn.kernels.geometry import Placement
-from distdl_jax.nn.kernels.problem import Problem
+from distdl_jax.kernels import convolution as convolutions
+from distdl_jax.kernels.convolution import convolution
+from distdl_jax.kernels.geometry import Placement
+from distdl_jax.kernels.onednn import can_compute
+from distdl_jax.kernels.problem import Problem
 
 TOLERANCES = {"float32": 1e-5, "float64": 1e-12, "float16": 2e-2, "bfloat16": 1e-1, "complex64": 1e-5}
 
@@ -48,7 +48,7 @@ def test_drawn_convolutions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
             y, pullback = jax.vjp(one, x.astype(dtype), weight.astype(dtype))
             return y, pullback(y)
 
-        monkeypatch.setattr(rule, "way", lambda problem, direction: way)
+        monkeypatch.setattr(convolutions, "algorithm", lambda problem, direction: way)
         return jax.jit(program)(x, weight)
 
     wide = "complex128" if problem.dtype == "complex64" else "float64"

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.nn.kernels.geometry import padded
-from distdl_jax.nn.kernels.problem import DIRECTIONS, Direction, Problem, Shape
-from distdl_jax.watchdog.launch.onednn_library import bytes_needed, target
+from distdl_jax.kernels.geometry import padded
+from distdl_jax.kernels.onednn_library import bytes_needed, target
+from distdl_jax.kernels.problem import DIRECTIONS, Direction, Problem, Shape
 
 CHOSEN, AS_THEY_ARE, CHANNELS_LAST = range(3)
-"""The memory order of activations while oneDNN computes, numbered as in convolution.cc."""
+"""The memory order of activations while oneDNN computes, numbered as in onednn.cc."""
 
 MOST_DIMS = 3
 """oneDNN supports convolutions of up to this many feature dimensions."""
@@ -78,7 +78,7 @@ def memory(problem: Problem, direction: Direction) -> int | None:
 
 
 def _run(problem: Problem, direction: Direction, operands: tuple[Array, Array], result: Shape) -> Array:
-    """Call the library with `operands` in the order of convolution.cc."""
+    """Call the library with `operands` in the order of onednn.cc."""
     low, high = np.array(problem.window.padding, np.int64).T
     scratch = jax.ShapeDtypeStruct((memory(problem, direction) or 0,), jnp.uint8)
     call = jax.ffi.ffi_call(

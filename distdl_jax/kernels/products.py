@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from distdl_jax.nn.kernels import phases
-from distdl_jax.nn.kernels.geometry import padded, row_major
-from distdl_jax.nn.kernels.problem import Problem, Shape
+from distdl_jax.kernels import phases
+from distdl_jax.kernels.geometry import padded, row_major
+from distdl_jax.kernels.problem import Problem, Shape
 
 PIECE = 1 << 20
 """Bytes of columns in a piece: half of a typical second-level cache."""

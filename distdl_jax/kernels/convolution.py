@@ -1,0 +1,137 @@
+"""One worker's convolution and transposed convolution: the algorithm, by a rule of shapes, and both gradients.
+
+On CPUs, except for integers, `algorithm` chooses: oneDNN if `python -m distdl_jax.onednn` has compiled it and it has a
+fast implementation; otherwise XLA, or `products` where XLA is slow. Elsewhere, and with
+`DISTDL_JAX_FAST_CONVOLUTIONS=0`, a convolution is XLA's, with JAX's derivatives. docs/benchmarks.md has the timings
+behind the rule.
+
+Forward and the two gradients are linear in both of their operands, and the derivatives of each are the other two. So
+they can be differentiated repeatedly, and every derivative is as fast as the first.
+"""
+
+from __future__ import annotations
+
+import math
+from contextvars import ContextVar
+from functools import partial
+from types import ModuleType
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from distdl_jax.kernels import onednn, products, xla
+from distdl_jax.kernels.phases import TransposedProblem, by_phases
+from distdl_jax.kernels.problem import Direction, Problem, conv
+from distdl_jax.settings import current_settings
+
+as_operations = ContextVar("as_operations", default=False)
+"""Whether convolutions are traced as XLA's on every machine, because the program is only read, never run."""
+
+Algorithm = Literal["onednn", "xla", "products"]
+
+_ALGORITHMS: dict[Algorithm, ModuleType] = {"onednn": onednn, "xla": xla, "products": products}
+"""The modules that have a function for each direction."""
+
+FEW = 17
+"""With fewer input and output channels, XLA's fast library is not used."""
+
+
+def convolution(problem: Problem, x: Array, weight: Array) -> Array:
+    """Return the convolution of `x` with `weight`, which have one dtype."""
+    if problem.has_choice and not as_operations.get():
+        return _forward(problem, x, weight)
+    window = problem.window
+    return conv(x, weight, window.stride, window.padding, dilation=window.dilation, groups=problem.groups)
+
+
+def transposed_convolution(problem: TransposedProblem, x: Array, weight: Array) -> Array:
+    """Return the transposed convolution of `x` with `weight`."""
+    if problem.ordinary is None or as_operations.get():
+        return _with_zeros_between(problem, x, weight)
+    return by_phases(problem, problem.ordinary, x, weight, convolution)
+
+
+def algorithm(problem: Problem, direction: Direction) -> Algorithm:
+    """Return the algorithm for the convolution, or one of its gradients."""
+    if current_settings().onednn == "on" and onednn.can_compute(problem, direction):
+        return "onednn"
+    if problem.dtype in ("float32", "float64") and _is_slow_in_xla(problem, direction):
+        return "products"
+    return "xla"  # it handles half precision differently, and products would round partial sums to it
+
+
+def _is_slow_in_xla(problem: Problem, direction: Direction) -> bool:
+    samples, (c_out, c_in, *kernel) = problem.x[0], problem.weight
+    taps, pixels, is_double = math.prod(kernel), math.prod(problem.x[2:]), problem.dtype == "float64"
+    if problem.groups > 1 or problem.dims > 2 or taps == 1 or pixels < taps:
+        return True
+    has_stride = set(problem.window.stride) != {1}
+    match direction:
+        case "weight_gradient":  # which uses the samples as channels
+            return max(samples, min(c_in, c_out)) < FEW
+        case "input_gradient":
+            return is_double and (has_stride or max(c_in, c_out) < FEW)
+    return max(c_in, c_out) < FEW if is_double else c_in == 1 and not has_stride
+
+
+def _computed(problem: Problem, direction: Direction, *operands: Array) -> Array:
+    compute = getattr(_ALGORITHMS[algorithm(problem, direction)], direction)
+    result: Array = compute(problem, *operands)
+    return result
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _forward(problem: Problem, x: Array, weight: Array) -> Array:
+    return _computed(problem, "forward", x, weight)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _input_gradient(problem: Problem, weight: Array, dy: Array) -> Array:
+    """Return the gradient of x, from the cotangent `dy` of the result."""
+    return _computed(problem, "input_gradient", weight, dy)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _weight_gradient(problem: Problem, x: Array, dy: Array) -> Array:
+    """Return the gradient of the weight, from the cotangent `dy` of the result."""
+    return _computed(problem, "weight_gradient", x, dy)
+
+
+def _backward(problem: Problem, operands: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    x, weight = operands
+    return _input_gradient(problem, weight, dy), _weight_gradient(problem, x, dy)
+
+
+def _backward_of_input_gradient(problem: Problem, operands: tuple[Array, Array], x: Array) -> tuple[Array, Array]:
+    weight, dy = operands
+    return _weight_gradient(problem, x, dy), _forward(problem, x, weight)
+
+
+def _backward_of_weight_gradient(problem: Problem, operands: tuple[Array, Array], weight: Array) -> tuple[Array, Array]:
+    x, dy = operands
+    return _input_gradient(problem, weight, dy), _forward(problem, x, weight)
+
+
+_forward.defvjp(lambda problem, *both: (_forward(problem, *both), both), _backward)
+_input_gradient.defvjp(lambda problem, *both: (_input_gradient(problem, *both), both), _backward_of_input_gradient)
+_weight_gradient.defvjp(lambda problem, *both: (_weight_gradient(problem, *both), both), _backward_of_weight_gradient)
+
+
+def _with_zeros_between(p: TransposedProblem, x: Array, weight: Array) -> Array:
+    """Compute it as a convolution of the input, spread by the stride, with the reversed kernel."""
+    c_in, c_out, *kernel = p.weight
+    by_group = weight.reshape(p.groups, c_in // p.groups, c_out, *kernel)
+    turned = jnp.swapaxes(by_group, 1, 2).reshape(p.groups * c_out, c_in // p.groups, *kernel)
+    turned = jnp.flip(turned, axis=tuple(range(2, turned.ndim)))
+    # Output o reads from o + low - dilation * (kernel - 1) on, input i is at i * stride.
+    padding = []
+    for k, s, d, (first, last), (start, stop), low in zip(
+        kernel, p.stride, p.dilation, p.inputs, p.outputs, p.low, strict=True
+    ):
+        before = first * s - (start + low - d * (k - 1))
+        length = (last - first - 1) * s + 1
+        padding.append((before, (stop - start) + d * (k - 1) - length - before))
+    ones = (1,) * len(kernel)
+    return conv(x, turned, ones, padding, x_dilation=p.stride, dilation=p.dilation, groups=p.groups)
