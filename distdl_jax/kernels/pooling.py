@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from distdl_jax.kernels.dtypes import extreme
+from distdl_jax.kernels.dtypes import accumulation_dtype, extreme
 from distdl_jax.kernels.geometry import Pairs, Placement, between_layers
 
 MOST_SLICES = 64
@@ -38,12 +38,12 @@ def max_pool(x: Array, kernel: tuple[int, ...], window: Placement) -> Array:
 
 
 def sum_pool(x: Array, kernel: tuple[int, ...], window: Placement) -> Array:
-    """Return the sum of each window."""
-    zero = np.zeros((), x.dtype)
-    x = _padded(x, zero, window.padding)
+    """Return the sum of each window, of half precision in float32."""
+    x = _padded(x, np.zeros((), x.dtype), window.padding)
     if _by_slices(kernel, window):
         return between_layers(_total(between_layers(x), Windows(kernel, window.unpadded(), x.shape)))
-    return lax.reduce_window(x, zero, lax.add, (1, 1, *kernel), (1, 1, *window.stride), "VALID")
+    x = _wide(x)
+    return lax.reduce_window(x, np.zeros((), x.dtype), lax.add, (1, 1, *kernel), (1, 1, *window.stride), "VALID")
 
 
 def _padded(x: Array, value: np.ndarray, padding: Pairs) -> Array:
@@ -91,14 +91,19 @@ class Windows:
         return [-(-n // s) for n, s in zip(self.shape[2:], self.stride, strict=True)]
 
 
+def _wide(x: Array) -> Array:
+    """Convert half precision to float32: XLA on a CPU would otherwise round after each operation."""
+    return x.astype(accumulation_dtype(np.dtype(x.dtype)))
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _largest(x: Array, windows: Windows) -> Array:
-    return reduce(jnp.maximum, windows.entries(x))
+    return reduce(jnp.maximum, windows.entries(_wide(x))).astype(x.dtype)
 
 
 def _largest_backward(windows: Windows, x: Array, dy: Array) -> tuple[Array]:
-    first = between_layers(_first_largest(windows.entries(x)))  # computed once, not for each entry of x
-    firsts, dys = _moved(first, -1, windows), _moved(dy, 0, windows)
+    first = between_layers(_first_largest(windows.entries(_wide(x))))  # computed once, not for each entry of x
+    firsts, dys = _moved(first, -1, windows), _moved(_wide(dy), 0, windows)
     return (_scatter_sum(lambda i, q: jnp.where(firsts[q] == i, dys[q], 0), windows, dy.dtype),)
 
 
@@ -123,15 +128,15 @@ _largest.defvjp(lambda x, windows: (_largest(x, windows), x), _largest_backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _total(x: Array, windows: Windows) -> Array:
-    return reduce(jnp.add, windows.entries(x))
+    return reduce(jnp.add, windows.entries(_wide(x)))
 
 
-def _total_backward(windows: Windows, _: None, dy: Array) -> tuple[Array]:
+def _total_backward(windows: Windows, dtype_of_x: Array, dy: Array) -> tuple[Array]:
     dys = _moved(dy, 0, windows)
-    return (_scatter_sum(lambda _, q: dys[q], windows, dy.dtype),)
+    return (_scatter_sum(lambda _, q: dys[q], windows, dtype_of_x.dtype),)
 
 
-_total.defvjp(lambda x, windows: (_total(x, windows), None), _total_backward)
+_total.defvjp(lambda x, windows: (_total(x, windows), jnp.zeros(0, x.dtype)), _total_backward)
 
 
 def _moved(values: Array, fill: int, windows: Windows) -> dict[tuple[int, ...], Array]:
@@ -154,7 +159,8 @@ def _moved(values: Array, fill: int, windows: Windows) -> dict[tuple[int, ...], 
 def _scatter_sum(given: Callable[[int, tuple[int, ...]], Array], windows: Windows, dtype: np.dtype) -> Array:
     """Compute the adjoint of `Windows.entries`: for each entry of x, the sum of the windows' contributions.
 
-    `given(i, q)` is the windows' contribution to their i-th entries, shifted by q windows. Entries of x at the same
+    `given(i, q)` is the windows' contribution to their i-th entries, shifted by q windows; sums have its dtype, and are
+    rounded to `dtype` in the end. Entries of x at the same
     position relative to the stride are summed as one array, and only then interleaved: with a pad for each tap, XLA
     would test each number of x against each pad.
     """
@@ -165,7 +171,7 @@ def _scatter_sum(given: Callable[[int, tuple[int, ...]], Array], windows: Window
     shape, counts = windows.shape, windows.counts
     nothing = jnp.zeros((*shape[:2], *counts), dtype)
     places = [max(along) + 1 for along in zip(*phases, strict=True)]  # for windows far from each other there are none
-    pieces = [phases.get(place, nothing) for place in product(*map(range, places))]
+    pieces = [phases.get(place, nothing).astype(dtype) for place in product(*map(range, places))]
     for d in reversed(range(len(counts))):
         n, s = places[d], windows.stride[d]
         pieces = [_interleaved(pieces[first : first + n], 2 + d, s) for first in range(0, len(pieces), n)]

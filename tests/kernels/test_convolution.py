@@ -231,7 +231,6 @@ def test_a_setting_leaves_the_convolution_to_xla(monkeypatch):
         ("wide, strided", "float64", ("xla", "products", "xla")),
         ("wide, strided", "float32", ("xla",) * 3),
         ("3-D", "float32", ("products",) * 3),
-        ("3-D", "bfloat16", ("xla",) * 3),
         ("fewer pixels than taps", "float32", ("products",) * 3),
         ("groups", "float32", ("products",) * 3),
         ("1 x 1", "float32", ("products",) * 3),
@@ -241,6 +240,41 @@ def test_a_setting_leaves_the_convolution_to_xla(monkeypatch):
 def test_the_rule_without_onednn(name, dtype, ways, monkeypatch):
     monkeypatch.setattr(convolutions, "current_settings", lambda: Settings(onednn="off"))
     assert tuple(convolutions.algorithm(_problem(name, dtype), direction) for direction in DIRECTIONS) == ways
+
+
+def _dtypes_of_convolutions(jaxpr):
+    """The dtypes that XLA's convolutions and oneDNN's compute in, in a program."""
+    found = set()
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("conv_general_dilated", "ffi_call", "dot_general"):
+            found.add(equation.invars[0].aval.dtype.name)
+        for inner in jaxprs_in_params(equation.params):
+            found |= _dtypes_of_convolutions(inner)
+    return found
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["3-D", "1-D strided, dilated", "depthwise", "1 x 1"])
+def test_half_precision_is_float32_rounded_once(name, dtype, fast, monkeypatch):
+    """XLA's convolutions of half precision take up to 46 times as long as those of float32."""
+    monkeypatch.setattr(problems, "current_settings", lambda: Settings(fast_convolutions=fast))
+    (narrow, _, x, weight), (wide, *_) = _case(name, dtype), _case(name, "float32")
+    operands = x.astype(dtype), weight.astype(dtype)
+    program = jax.jit(_gradients(narrow)).trace(*operands)
+    assert _dtypes_of_convolutions(program.jaxpr) == {"float32"}
+
+    def rounded(x, weight):
+        as_float32 = [operand.astype("float32") for operand in (x, weight)]
+        y = wide(*as_float32).astype(dtype)
+        gradients = jax.vjp(wide, *as_float32)[1](jnp.sin(y).astype("float32"))
+        return y, tuple(gradient.astype(dtype) for gradient in gradients)
+
+    got, expected = program.lower().compile()(*operands), jax.jit(rounded)(*operands)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == dtype
+        unit = float(jnp.finfo(dtype).eps) * max(1.0, float(jnp.abs(b).max()))
+        np.testing.assert_allclose(a.astype("float32"), b.astype("float32"), rtol=0, atol=unit)
 
 
 SCANNED = [("LeNet's first", "products"), ("1-D", "xla"), pytest.param("wide, strided", "onednn", marks=needs_onednn)]

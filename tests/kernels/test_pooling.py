@@ -102,7 +102,7 @@ def test_any_window():
     @jax.jit
     def both(xs, dys):
         def one(x, windows, dy):
-            ways = [jax.vjp(lambda x, f=f: f(x, windows), x) for f in (largest, total)]
+            ways = [jax.vjp(lambda x, f=f: f(x, windows).astype(x.dtype), x) for f in (largest, total)]
             return [(y, pullback(dy)[0]) for y, pullback in ways]
 
         return [one(x, windows, dy) for x, (windows, _), dy in zip(xs, drawn, dys, strict=True)]
@@ -114,6 +114,19 @@ def test_any_window():
         for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(list(expected)), strict=True):
             assert ours.dtype == dtype
             np.testing.assert_array_equal(np.asarray(ours, float), theirs, err_msg=f"{windows} of {x.shape}")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_summed_in_float32_and_rounded_once(dtype):
+    """Windows of 256 and small numbers, of which each would be lost in a sum of half precision."""
+    x = jnp.full((1, 1, 8, 8), 0.5, dtype).at[0, 0, 4, 4].set(2048)
+    window = Placement((1, 1), ((0, 0), (0, 0)), (1, 1))
+    y, pullback = jax.vjp(lambda x: sum_pool(x, (8, 8), window), x)
+    assert y.dtype == "float32" and float(y[0, 0, 0, 0]) == 2048 + 63 / 2
+    overlapping = jax.vjp(lambda x: sum_pool(x, (2, 2), window), x)[1]
+    dy = jnp.full((1, 1, 7, 7), 1 / 512, "float32").at[0, 0, 0, 0].set(1)
+    assert pullback(y)[0].dtype == dtype
+    np.testing.assert_array_equal(overlapping(dy)[0][0, 0, 1, 1], np.float32(1 + 3 / 512).astype(dtype))
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import ClassVar, Literal, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
@@ -17,6 +18,7 @@ from distdl_jax.functional.broadcast import plan_broadcast, plan_sum_reduce
 from distdl_jax.functional.halo_exchange import RangesPlan
 from distdl_jax.functional.plan import MovementPlan, ShapeDtypes
 from distdl_jax.kernels.convolution import convolution, transposed_convolution
+from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.kernels.geometry import Placement, between_layers
 from distdl_jax.kernels.phases import TransposedProblem
 from distdl_jax.kernels.problem import Problem
@@ -62,7 +64,7 @@ class LocalConvolution:
     def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
         """Return the product of x and weight, which have one dtype; depends on both even if it is empty."""
         y = self._product(x, weight)
-        return between_layers(y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2)))
+        return between_layers(y if bias is None else _plus_bias(y, bias))
 
     def _product(self, x: Array, weight: Array) -> Array:
         if self.problem.is_empty:
@@ -72,6 +74,12 @@ class LocalConvolution:
         if isinstance(self.problem, TransposedProblem):
             return transposed_convolution(self.problem, x, weight)
         return convolution(self.problem, x, weight)
+
+
+def _plus_bias(y: Array, bias: Array) -> Array:
+    """Add a number for each channel. In float32 for half precision: so the gradient of the bias is summed in it."""
+    wide = accumulation_dtype(np.dtype(y.dtype))
+    return (y.astype(wide) + bias.astype(wide).reshape(-1, *(1,) * (y.ndim - 2))).astype(y.dtype)
 
 
 class Fetch(NamedTuple):

@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.plan import Plan, ShapeDtypes
-from distdl_jax.kernels.dtypes import accumulation_dtype, mean_dtype
+from distdl_jax.kernels.dtypes import mean_dtype
 from distdl_jax.kernels.geometry import Placement
 from distdl_jax.kernels.pooling import max_pool, sum_pool
 from distdl_jax.nn.base.dimensions import in_dimensions
@@ -155,11 +155,11 @@ class DistributedAvgPool(DistributedPool):
         return mean_dtype(dtype)
 
     def _pool(self, x: Array, placement: Placement) -> Array:
-        x = x.astype(accumulation_dtype(mean_dtype(np.dtype(x.dtype))))  # a sum of bytes may not fit in a byte
+        x = x.astype(mean_dtype(np.dtype(x.dtype)))  # a sum of bytes may not fit in a byte
         sums = sum_pool(x, self._windows.kernel, placement)
         if self.count_include_pad:
             return sums / math.prod(self._windows.kernel)
-        return sums / self._entries(x.shape[2:], placement.padding).astype(x.dtype)
+        return sums / self._entries(x.shape[2:], placement.padding).astype(sums.dtype)
 
     def _entries(self, shape: Sequence[int], padding: Pairs) -> np.ndarray:
         """Count the entries of each window that are not `padding`, over a block with the features' `shape`."""
