@@ -8,6 +8,8 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from inspect import BoundArguments, Signature
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +24,22 @@ MOST_WORKERS: Final = 2**24
 MOST_ALONG: Final = 2**27
 """The longest output for which a plan lists the inputs of each entry; this many take 10 GB."""
 Padding = int | str | Sequence[int | tuple[int, int]]
+
+
+def bound_arguments(
+    function: str, signature: Signature, args: Sequence[Any], options: Mapping[str, Any]
+) -> BoundArguments:
+    """Return a call's arguments by name; reject names that the function called `function` doesn't have."""
+    try:
+        return signature.bind(*args, **options)
+    except TypeError as error:  # names neither the function nor its arguments
+        reason = str(error)
+    names = list(signature.parameters)
+    listed = f"{', '.join(f'`{name}`' for name in names[:-1])} and `{names[-1]}`"
+    if wrong := [name for name in options if name not in names]:
+        near = "".join(f" Did you mean `{name}`?" for name in get_close_matches(wrong[0], names, 1))
+        raise InvalidTypeError(f"{function} has no argument `{wrong[0]}`.{near} It takes {listed}.")
+    raise InvalidTypeError(f"{function} takes {listed}, but was called otherwise: {reason}.")
 
 
 def check_function(name: str, value: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from itertools import product
 from math import ceil, floor, prod
 from typing import Any
@@ -123,6 +123,7 @@ def plan_grid_sample(
     return _planned(x, grid, P_x, _checked(P_x, mode, padding_mode, align_corners, max_displacement))
 
 
+@partial(compared, but=("size", "align_corners"))
 def affine_grid(theta: Array, P_x: Partition, size: Sequence[int], align_corners: bool = False) -> Array:
     """Return this worker's block of the grid of affine maps, without communication: `torch.nn.functional.affine_grid`.
 

@@ -229,8 +229,8 @@ _EXTREMUM = _REDUCTION | {
 }
 _VARIANCE = _REDUCTION | {
     "numbers": "real numbers",
-    "moves": "Two numbers for each entry of the result are sent to each worker of the team, in one movement: the mean "
-    "and the\nsquared deviations of each block, which are combined without cancellation.",
+    "moves": "The team sums one number for each entry of the result, for the mean, and then two, for the deviations "
+    "from it\nand their squares, without cancellation; in the backward pass two.",
     "arguments": "- `ddof`: subtracted from the number of entries in the divisor; 1 for the unbiased variance.\n",
     "returns": "floating-point, also of integers; NaN if `ddof` leaves no entry",
     "source": "Chan, Golub and LeVeque (1983)",

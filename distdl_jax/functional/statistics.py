@@ -1,36 +1,35 @@
-"""Mean and variance over the blocks of several workers, in one movement and without cancellation.
+"""Mean and variance over the blocks of several workers, by sums of constant size and without cancellation.
 
-Each worker computes the mean and the sum of squared deviations of its own entries. These are sent to all workers of the
-team, which combine them by the parallel algorithm: with n_i entries, means m_i and sums of squares s_i,
+The workers of a team sum their entries, which gives all of them one number c: the mean, up to rounding. Then they sum
+the deviations from it, and their squares. With n entries, for any c,
 
-    m = sum n_i m_i / n,        var = sum (s_i + n_i (m_i - m)^2) / n
+    mean = c + sum (x - c) / n,        var = sum (x - c)^2 / n - (sum (x - c) / n)^2
 
-The counts n_i follow from the shapes, so they are not sent. Source: Chan, Golub and LeVeque (1983).
+The last term is of the order of c's rounding error, squared. Both formulas hold for any c, so c is a constant to JAX:
+derivatives of all orders are exact, and the gradient takes one sum over the team. Source: Chan, Golub and LeVeque
+(1983), "corrected two-pass algorithm".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
-from distdl_jax.functional.all_gather import GatherPlan
-from distdl_jax.functional.all_sum_reduce import AllSumPlan, teams_alike
+from distdl_jax.functional.all_sum_reduce import AllSumPlan
 from distdl_jax.functional.block_checks import GridBlocks
-from distdl_jax.functional.movement import Movement
-from distdl_jax.functional.plan import MovementPlan, ShapeDtypes
 from distdl_jax.plans.alike import derived
 from distdl_jax.plans.broadcasting import reduction_teams, team_at
-from distdl_jax.plans.decomposition import Box, ProductGrid, balanced_ranges, box_shape
+from distdl_jax.plans.decomposition import Box, ProductGrid, box_shape
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.worker_ranks import Workers, union
+from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import World
 
@@ -126,11 +125,6 @@ class Moments:
         """Return the workers that share statistics with `worker`, by world rank."""
         return team_at(self.grid.ranks, self.grid.shape, self.axes, self.grid.cell_of[worker])
 
-    @property
-    def teams(self) -> tuple[Workers, ...]:
-        """All teams, by world rank."""
-        return reduction_teams(self.grid.ranks, self.grid.shape, self.axes)
-
     def box(self, worker: int) -> Box:
         """Return the ranges of the block of `worker`."""
         return self.grid.box(self.grid.cell_of[worker])
@@ -145,22 +139,18 @@ class Moments:
 
     def run(self, world: World, x: Array) -> tuple[Array, Array]:
         """Return mean and biased variance over this worker's team, in the shape of the sums."""
-        x, team, counts = x.astype(self.dtype), self.team(world.rank), self.counts(world.rank)
+        x, counts = x.astype(self.dtype), self.counts(world.rank)
         total = np.maximum(counts.sum(axis=0), 1).astype(self.dtype)
         if not self.centred:
             squares = self._sums(world.rank, x, jnp.square)
-            return jnp.zeros_like(squares), self.movement.run(world, squares) / total
+            return jnp.zeros_like(squares), self.sums.run(world, squares) / total
+        centre = self.sums.run(world, self._sums(world.rank, lax.stop_gradient(x))) / total
         if x.size:
-            mean, squares = _mean_and_squares(x, self.entries, self.box(world.rank))
+            own = _deviations(x, centre, self.entries, self.box(world.rank), len(counts) == 1)
         else:
-            mean = squares = self._sums(world.rank, x)
-        if len(team) == 1:
-            return mean, squares / total
-        row = jnp.stack([mean, squares]).reshape(1, -1)
-        rows = self.movement.run(world, row).reshape(len(team), 2, *mean.shape)
-        means, weights = rows[:, 0], counts.astype(self.dtype)
-        mean = jnp.sum(means * (weights / total), axis=0)
-        return mean, jnp.sum(rows[:, 1] + weights * jnp.square(means - mean), axis=0) / total
+            own = (self._sums(world.rank, x),) * 2
+        shift, squares = self.pairs.run(world, jnp.stack(own)) / total
+        return centre + shift, _variance(squares, shift)
 
     def _sums(self, worker: int, x: Array, of: Callable[[Array], Array] = lambda x: x) -> Array:
         """Return the sums over the block of `worker`; 0 if it is empty, which still depends on `x`."""
@@ -169,87 +159,54 @@ class Moments:
         return self.entries.sums(self.box(worker), of(x))
 
     @cached_property
-    def movement(self) -> MovementPlan:
-        """The movement in `run`, for all teams."""
-        return _MovementOfTeams(self)
-
-    def movement_of(self, worker: int) -> MovementPlan:
-        """Return the plan of the movement in the team of `worker`."""
-        team, sums = self.team(worker), self.entries.shape(self.box(worker))
-        return self._gathered(team, 2 * math.prod(sums)) if self.centred else self._summed(team, sums)
-
-    def _summed(self, team: Workers, shape: tuple[int, ...]) -> AllSumPlan:
-        """Plan the sum of a team's squares on all of its workers."""
-        return AllSumPlan((team,), dict.fromkeys(team, ShapeDtype(shape, self.dtype)))
-
-    def _gathered(self, team: Workers, size: int) -> GatherPlan:
-        """Plan the gather of the rows of a team on all of its workers."""
-        grid = ProductGrid(team, (balanced_ranges(len(team), len(team)), ((0, size),)))
-        row = ShapeDtype((1, size), self.dtype)
-        return GatherPlan("moments", dict.fromkeys(team, row), self.dtype, grid, (0,), gathers=True)
-
-
-@dataclass(frozen=True)
-class _MovementOfTeams(MovementPlan):
-    """The movement of `moments`, in each of its teams."""
-
-    name: ClassVar[str] = "moments"
-    moments: Moments
-
-    @property
-    def workers(self) -> Workers:
-        return union(self.moments.grid.ranks)
+    def sums(self) -> AllSumPlan:
+        """The sum over each team of one number for each statistic."""
+        return self._over_teams()
 
     @cached_property
-    def _plans(self) -> dict[int, MovementPlan]:
-        """The plans of requested teams, by their first worker."""
-        return {}
+    def pairs(self) -> AllSumPlan:
+        """The sum over each team of two numbers for each statistic."""
+        return self._over_teams(2)
 
-    def _plan(self, worker: int) -> MovementPlan:
-        first = self.moments.team(worker)[0]
-        if first not in self._plans:
-            self._plans[first] = self.moments.movement_of(first)
-        return self._plans[first]
+    def _over_teams(self, *numbers: int) -> AllSumPlan:
+        def own(worker: int) -> ShapeDtype:
+            return ShapeDtype((*numbers, *self.entries.shape(self.box(worker))), self.dtype)
 
-    @property
-    def inputs(self) -> ShapeDtypes:  # type: ignore[override]
-        blocks = GridBlocks(self.moments.grid, self.moments.dtype)
-        return derived(lambda worker: self._plan(worker).inputs[worker], blocks)
-
-    def output(self, worker: int) -> ShapeDtype:
-        return self._plan(worker).output(worker)
-
-    @property
-    def alike(self) -> Iterable[Workers]:
-        # Each worker of a team contributes the same number of values.
-        teams = [team for team in self.moments.teams if len(team) > 1]
-        return teams_alike((team, self._plan(team[0]).inputs[team[0]]) for team in teams)
-
-    def part(self, worker: int) -> Movement | None:
-        alone = worker not in self.moments.grid.cell_of or len(self.moments.team(worker)) == 1
-        return None if alone else self._plan(worker).part(worker)
+        teams = reduction_teams(self.grid.ranks, self.grid.shape, self.axes)
+        return AllSumPlan(teams, derived(own, GridBlocks(self.grid, self.dtype)))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _mean_and_squares(x: Array, entries: Entries, box: Box) -> tuple[Array, Array]:
-    """Return the mean of each statistic's entries in a nonempty block, and the sum of squared deviations."""
-    mean = entries.sums(box, x) / np.maximum(entries.counts(box), 1).astype(x.dtype)
-    return mean, entries.sums(box, jnp.square(x - entries.spread(box, mean)))
+def _variance(squares: Array, shift: Array) -> Array:
+    """Return the mean square minus the square of the mean: not below 0, and infinite if the mean square is."""
+    variance = jnp.where(jnp.isinf(squares), squares, squares - jnp.square(shift))
+    return variance - lax.stop_gradient(jnp.minimum(variance, 0))  # rounding, which has no derivative
 
 
-def _forward(x: Array, entries: Entries, box: Box) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    mean, squares = _mean_and_squares(x, entries, box)
-    return (mean, squares), (x, mean)
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _deviations(x: Array, centre: Array, entries: Entries, box: Box, alone: bool) -> tuple[Array, Array]:
+    """Return the sums, over a nonempty block, of the deviations from a constant, and of their squares.
+
+    - `alone`: whether `centre` is the mean of the block. Then the sums of the deviations are 0, but for rounding, and
+      a pass over x is saved, with the accuracy of `jnp.var`.
+    """
+    deviations = x - entries.spread(box, centre)
+    sums = jnp.zeros_like(centre) if alone else entries.sums(box, deviations)
+    return sums, entries.sums(box, jnp.square(deviations))
+
+
+def _forward(
+    x: Array, centre: Array, entries: Entries, box: Box, alone: bool
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    return _deviations(x, centre, entries, box, alone), (x, centre)
 
 
 def _backward(
-    entries: Entries, box: Box, residuals: tuple[Array, Array], cotangents: tuple[Array, Array]
-) -> tuple[Array]:
-    """Compute the gradient in one pass over x: deviations sum to 0, so squares contribute none through the mean."""
-    (x, mean), (of_mean, of_squares) = residuals, cotangents
-    of_mean = of_mean / np.maximum(entries.counts(box), 1).astype(x.dtype)
-    deviation = x - entries.spread(box, mean)
-    return (entries.spread(box, of_mean) + 2 * entries.spread(box, of_squares) * deviation,)
+    entries: Entries, box: Box, alone: bool, residuals: tuple[Array, Array], cotangents: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """Compute the gradient from x, which is stored anyway, in one pass."""
+    (x, centre), (of_sums, of_squares) = residuals, cotangents
+    deviations = x - entries.spread(box, centre)
+    return entries.spread(box, of_sums) + 2 * entries.spread(box, of_squares) * deviations, jnp.zeros_like(centre)
 
 
-_mean_and_squares.defvjp(_forward, _backward)
+_deviations.defvjp(_forward, _backward)

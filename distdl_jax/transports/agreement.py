@@ -21,6 +21,7 @@ from distdl_jax.errors import DistDLError, InvalidTypeError, PlanError
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.world import Workers, World
 from distdl_jax.transports.idle_workers import say_who_is_idle
+from distdl_jax.validation import bound_arguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -99,7 +100,7 @@ _calls: ContextVar[tuple[Call, ...]] = ContextVar("calls", default=())  # the ou
 def compared(function: Callable[P, R], *, but: Collection[str] = ()) -> Callable[P, R]:
     """Return a function that rejects differing plain arguments, wherever the workers agree on something in it.
 
-    `but`: arguments that may differ between workers.
+    It rejects arguments that `function` doesn't have, by name. `but`: arguments that may differ between workers.
     """
     signature = inspect.signature(function)
     kinds = {name: str(parameter.annotation) for name, parameter in signature.parameters.items()}
@@ -107,7 +108,7 @@ def compared(function: Callable[P, R], *, but: Collection[str] = ()) -> Callable
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = signature.bind(*args, **kwargs)
+        given = bound_arguments(function.__name__, signature, args, kwargs)
         given.apply_defaults()
         plain = {name: _plain(value) for name, value in given.arguments.items() if name not in own}
         token = _calls.set((*_calls.get(), Call(function.__name__, plain)))

@@ -176,3 +176,24 @@ def test_numbers_that_mean_the_same_are_accepted() -> None:
         return float(F.var(jnp.arange(2.0) + 2 * P.rank, P.grid([2]), axes, keep, ddof)[0])
 
     np.testing.assert_allclose(dj.simulate(2, program), np.var(np.arange(4.0), ddof=1))
+
+
+@pytest.mark.parametrize("name", F.__all__)
+def test_an_argument_that_a_function_does_not_have(name: str) -> None:
+    """The sentence names the function, the argument, and the one with nearly that name; so do calls that lack one."""
+    function = getattr(F, name)
+    *_, last = inspect.signature(function).parameters
+    near = rf"^{name} has no argument `{last}_`\. Did you mean `{last}`\? It takes `"
+    with pytest.raises(dj.InvalidTypeError, match=near):
+        function(**{f"{last}_": 1})
+    with pytest.raises(dj.InvalidTypeError, match=rf"^{name} takes `.*: missing a required argument: '\w+'\.$"):
+        function(X)
+    with pytest.raises(dj.InvalidTypeError, match=rf"^{name} takes `.*: too many positional arguments\.$"):
+        function(*[X] * 9)
+
+
+def test_the_usual_names_of_dimensions() -> None:
+    """NumPy's and PyTorch's, for reductions, whose own is `axes`."""
+    for name in ("axis", "dim"):
+        with pytest.raises(dj.InvalidTypeError, match=f"^mean has no argument `{name}`.*takes `x`, `P_x`, `axes` and"):
+            F.mean(X, dj.Partition(), **{name: 2})

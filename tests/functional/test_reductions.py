@@ -102,6 +102,40 @@ def test_dtypes() -> None:
     assert np.isnan(F.mean(jnp.ones((1, 0)), P)).all() and F.sum(jnp.ones((1, 0)), P).tolist() == [[0.0]]
 
 
+@pytest.mark.simulated(4)
+def test_variances_of_numbers_far_from_zero() -> None:
+    """In float32 to a few units in the last place, up to a mean of a million deviations, where jnp has no digit left;
+    of blocks with other means, of a first number that is far from the others, of uneven blocks, one empty. The same on
+    all workers."""
+    P, grid, sizes, draw = dj.Partition(), on(1, 4), [3000, 0, 20, 7001], np.random.default_rng(0).standard_normal
+    rows = []
+    for mean in (0, 1, 1e2, 1e4, 1e6):
+        numbers = mean + draw((2, sum(sizes)))
+        numbers[0, 0] = 0
+        rows += [*numbers, numbers[1] + np.linspace(-2, 2, sum(sizes))]
+    x = np.float32([*rows, np.full(sum(sizes), 0.1)])
+    means, variances = (getattr(np, op)(np.float64(x), axis=1, keepdims=True) for op in ("mean", "var"))
+    block = cut(x, grid, P.rank, [len(x), sizes])
+    F_var = partial(F.var, P_x=grid.partition(P), axes=1)
+    found = np.asarray(dj.jit(F_var)(block))
+    np.testing.assert_allclose(found[:-1], variances[:-1], rtol=5e-7)
+    assert 0 <= found[-1, 0] < 1e-16
+    assert all(each == found.ravel().tolist() for each in P.allgather_data(found.ravel().tolist()))
+    slopes = dj.jit(dj.grad(lambda x: jnp.sum(F_var(x)) / 4))(block)
+    wide = np.float64(block - np.float32(means)) - (means - np.float32(means))  # first the near part: it is exact
+    np.testing.assert_allclose(slopes, 2 * wide / x.shape[1], rtol=2e-6, atol=1e-10)
+
+
+@pytest.mark.parametrize("workers", [4, 4096])
+def test_messages_of_a_variance_do_not_grow_with_the_workers(workers: int) -> None:
+    P = dj.planning_world(workers).grid([1, workers])
+    blocks = dict.fromkeys(range(workers), dj.ShapeDtype((3, 2), np.dtype("float32")))
+    moments = F.reductions.plan_reduction(blocks, P, "var", (1,)).moments
+    forward = [(each.kind, each.count) for plan in (moments.sums, moments.pairs) for each in plan.operations(1)]
+    assert forward == [("allreduce", 3), ("allreduce", 6)]
+    assert [each.count for each in moments.pairs.operations(1, adjoint=True)] == [6]
+
+
 @pytest.mark.simulated(2)
 def test_refusals() -> None:
     """In one sentence on every worker."""

@@ -41,10 +41,9 @@ class DistributedBatchNorm(ChannelNorm):
     | weight, bias, running_mean, running_var | n_c | P_c; copies along all other dimensions of P_x |
     | num_batches_tracked | a scalar | a copy on every worker of P_x |
 
-    In training, two numbers per channel are sent to every worker of the same channels, in one movement, and back for
-    the gradient; evaluation needs no communication. Gradients of weight and bias are summed over the copies. Blocks of
-    x are balanced along the channels, and have any length, including 0, along the rest. Half precisions are summed in
-    float32.
+    In training, the workers of the same channels sum one number per channel, then two, and two for the gradient;
+    evaluation needs no communication. Gradients of weight and bias are summed over the copies. Blocks of x are balanced
+    along the channels, and have any length, including 0, along the rest. Half precisions are summed in float32.
 
     **Arguments:**
 

@@ -88,10 +88,10 @@ class DistributedLayerNorm(_OverFeatures):
     With `dim=1` it normalises over the channels of N x C x D..., with a mean and a variance for each entry of the other
     dimensions, as in ConvNeXt.
 
-    If the normalised dimensions are split, two numbers per sample are sent to the workers along them, in one movement,
-    and back for the gradient; otherwise there is no communication. Gradients of weight and bias are summed over the
-    copies. Blocks of x are balanced along the normalised dimensions, and have any length along the rest. Half
-    precisions are summed in float32.
+    If the normalised dimensions are split, the workers along them sum one number per sample, then two, and two for the
+    gradient; otherwise there is no communication. Gradients of weight and bias are summed over the copies. Blocks of x
+    are balanced along the normalised dimensions, and have any length along the rest. Half precisions are summed in
+    float32.
 
     **Arguments:**
 
@@ -162,9 +162,9 @@ class DistributedGroupNorm(ChannelNorm):
     | x, y | n_b x n_c x n_{D-1} x ... x n_0 | P_x: P_n x P_c x P_{D-1} x ... x P_0 |
     | weight, bias | n_c | P_c; copies along all other dimensions of P_x |
 
-    If channels or features are split, two numbers per sample and group are sent to the workers along them, in one
-    movement, and back for the gradient. Gradients of weight and bias are summed over the copies. Blocks of x are
-    balanced along the channels, and have any length along the rest. Half precisions are summed in float32.
+    If channels or features are split, the workers along them sum one number per sample and group, then two, and two
+    for the gradient. Gradients of weight and bias are summed over the copies. Blocks of x are balanced along the
+    channels, and have any length along the rest. Half precisions are summed in float32.
 
     **Arguments:**
 
@@ -219,8 +219,8 @@ class DistributedGroupNorm(ChannelNorm):
 class DistributedInstanceNorm(ChannelNorm):
     """Normalise each channel of each sample over its features; all dimensions may be split.
 
-    `DistributedGroupNorm` with one channel in each group: if features are split, two numbers per sample and channel are
-    sent to the workers along them. As in PyTorch there are no parameters by default. It keeps no running statistics.
+    `DistributedGroupNorm` with one channel in each group: if features are split, the workers along them sum one number
+    per sample and channel, then two. As in PyTorch there are no parameters by default. It keeps no running statistics.
 
     **Arguments:**
 

@@ -18,7 +18,7 @@ from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.partitions.static import Static
 from distdl_jax.plans.decomposition import balanced_ranges, intersect_ranges
 from distdl_jax.plans.halos import Halos
-from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.plans.shape_dtype import ShapeDtype, listed
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import World
 from distdl_jax.transports.agreement import exchange_named_shapes
@@ -110,10 +110,11 @@ class Concatenate(Static):
         axis = checked_axis("axis", self.axis, self.P_x.shape)
         first = grids[0].ranges
         for k, grid in enumerate(grids):
-            if any(ranges != first[d] for d, ranges in enumerate(grid.ranges) if d != axis):
+            for d in (d for d in range(len(first)) if d != axis and grid.ranges[d] != first[d]):
+                its, wanted = (listed(tuple(b - a for a, b in ranges)) for ranges in (grid.ranges[d], first[d]))
                 raise PlanError(
                     f"`xs[{k}]` (of shape {grid.extent}) must have the blocks of `xs[0]` (of shape {grids[0].extent}) "
-                    f"in every dimension but {axis}."
+                    f"in every dimension but {axis}, but along dimension {d} their lengths are {its}, not {wanted}."
                 )
         own = balanced_ranges(sum(grid.extent[axis] for grid in grids), self.P_x.shape[axis])
         pieces, start = [], 0

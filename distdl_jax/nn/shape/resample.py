@@ -74,12 +74,22 @@ class DistributedUpsample(Sampling):
 
     Each worker reads the inputs of its balanced block of outputs: its own and at most a few from its neighbours.
 
+    Along a feature dimension of length n, output o of m reads the input
+
+    | mode | input | as in |
+    |---|---|---|
+    | "nearest" | floor(o n / m) | PyTorch's "nearest" |
+    | "nearest-exact" | floor((o + 1/2) n / m), whose center is nearest | `jax.image.resize(x, shape, "nearest")` |
+
+    which are equal if m is a multiple of n. With `scale_factor`, it stands in place of m / n.
+
     **Arguments:**
 
     - `P_x`: the partition of the input, P_n x P_c x P_{D-1} x ... x P_0; `P_y`: the output's, if different.
     - `size`, `scale_factor`: one of the two: the lengths of the output's features, or the factor by which the
       input's are multiplied (the product is rounded down); a number, or one for each feature dimension.
-    - `mode`: "nearest", or "linear" ("bilinear", "trilinear"): between two inputs along each feature dimension.
+    - `mode`: "nearest", "nearest-exact", or "linear" ("bilinear", "trilinear"): between two inputs along each feature
+      dimension, without smoothing where the output is smaller.
     - `align_corners`: in linear modes, whether the first and last inputs and outputs are aligned, or their cells cover
       the same range.
 
@@ -91,7 +101,7 @@ class DistributedUpsample(Sampling):
     >>> DistributedUpsample(P, scale_factor=2)(jnp.array([[[1.0, 2.0]]])).tolist()
     [[[1.0, 1.0, 2.0, 2.0]]]
 
-    Source: PyTorch's Upsample.
+    Source: PyTorch's Upsample; jax.image.resize.
     """
 
     P_x: Partition
@@ -108,13 +118,13 @@ class DistributedUpsample(Sampling):
             raise InvalidArgumentError(
                 f"Exactly one of `size` (={self.size!r}) and `scale_factor` (={self.scale_factor!r}) must be given."
             )
-        linear = ("linear", "bilinear", "trilinear")
-        if self.mode not in ("nearest", *linear):
+        nearest, linear = ("nearest", "nearest-exact"), ("linear", "bilinear", "trilinear")
+        if self.mode not in (*nearest, *linear):
             raise InvalidArgumentError(
-                f"`mode` (={self.mode!r}) must be one of 'nearest', {', '.join(map(repr, linear))}."
+                f"`mode` (={self.mode!r}) must be one of {', '.join(map(repr, (*nearest, *linear)))}."
             )
-        if self.align_corners and self.mode == "nearest":
-            raise InvalidArgumentError("`align_corners` (=True) must be False if `mode` is 'nearest'.")
+        if self.align_corners and self.mode in nearest:
+            raise InvalidArgumentError(f"`align_corners` (=True) must be False if `mode` is {self.mode!r}.")
         # The fields, normalised so that equal layers compare equal.
         self._store(size=self._sizes, scale_factor=self._scales, mode="linear" if self.mode in linear else self.mode)
 
@@ -150,8 +160,10 @@ class DistributedUpsample(Sampling):
         name = "size" if scale is None else "scale_factor"
         check_length(name, getattr(self, name), outputs)
         o = np.arange(outputs)
-        if self.mode == "nearest":
-            inputs = np.minimum(o * n // outputs if scale is None else np.floor(o / scale).astype(int), n - 1)
+        if self.mode != "linear":
+            halves = 2 * o + (self.mode == "nearest-exact")  # whole numbers, which divide exactly
+            inputs = halves * n // (2 * outputs) if scale is None else np.floor(halves / (2 * scale)).astype(int)
+            inputs = np.minimum(inputs, n - 1)
             return Taps(inputs[None], np.ones((1, outputs)))
         if self.align_corners:
             places = o * ((n - 1) / max(outputs - 1, 1))

@@ -79,7 +79,8 @@ ARGUMENTS = (
     # Shapes.
     ("Exactly one of `size` (=3) and `scale_factor` (=2) must be given.",
      made("Upsample", PIXELS, size=3, scale_factor=2)),
-    ("`mode` (='cubic') must be one of 'nearest', 'linear'", made("Upsample", PIXELS, size=3, mode="cubic")),
+    ("`mode` (='cubic') must be one of 'nearest', 'nearest-exact', 'linear'",
+     made("Upsample", PIXELS, size=3, mode="cubic")),
     ("`size` (=0) must be an integer, 1 or more, or 1 of them.", made("Upsample", PIXELS, size=0)),
     ("`align_corners` (=True) must be False if", made("Upsample", PIXELS, size=3, align_corners=True)),
     ("`output_size` (=(2, 2)) must be an integer, 1 or more, or 1 of them or None.",

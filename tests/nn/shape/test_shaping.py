@@ -1,5 +1,6 @@
 """Layers that change shapes beside the sequential ones: output and gradients, however the tensor is split."""
 
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -52,6 +53,9 @@ def upsample(sizes: Any, P_x: On, P_y: On | None = None, **options: Any) -> Besi
         for o in range(m):
             if options.get("mode", "nearest") == "nearest":
                 result[o, min(int(o / scale) if scale else o * n // m, n - 1)] = 1
+                continue
+            if options["mode"] == "nearest-exact":
+                result[o, min(int((o + 0.5) / scale if scale else Fraction(2 * o + 1, 2 * m) * n), n - 1)] = 1
                 continue
             if options.get("align_corners"):
                 place = o * (n - 1) / max(m - 1, 1)
@@ -179,6 +183,7 @@ def test_what_outputs_read() -> None:
         upsample((n, 1, n), one, size=(8,)),
         upsample((n, 1, n), one, scale_factor=1.5),
         upsample((n, 1, n), one, scale_factor=1.5, mode="linear"),
+        upsample((n, 1, n), one, scale_factor=1.7, mode="nearest-exact"),
     ):
         taps = case.layer(dj.planning_world(1))._taps((n, 1, n))[2]
         matrix = np.zeros((n, taps.outputs))
@@ -195,8 +200,19 @@ def test_concatenation_of_three() -> None:
         joined, own = nn.Concatenate(on_them.partition(P)), [cut(x, on_them, P.rank) for x in wholes]
         np.testing.assert_array_equal(joined(*own), cut(np.concatenate(wholes, 1), on_them, P.rank))
     assert "sampling" not in str(jax.make_jaxpr(lambda xs: joined(*xs))(own))
-    with pytest.raises(dj.PlanError, match="must have the blocks of"):
+    with pytest.raises(dj.PlanError, match=r"must have the blocks of .* but along dimension 0 their lengths are \(0, "):
         joined(own[0], own[1][:0])
+
+
+def test_concatenation_of_other_blocks_of_the_same_shape() -> None:
+    """The sentence shows the lengths that differ, not the shapes, which don't."""
+    images, grid = (2, 1, 14, 16), on(1, 1, 2, 1)
+    blocks = [{r: dj.ShapeDtype((2, 1, n, 16), np.dtype(float)) for r, n in enumerate(ns)} for ns in ((7, 7), (8, 6))]
+    sentence = refusal(2, lambda P: nn.Concatenate(grid.partition(P)).plan(blocks), dj.PlanError)
+    assert sentence == (
+        f"`xs[1]` (of shape {images}) must have the blocks of `xs[0]` (of shape {images}) in every dimension but 1, "
+        "but along dimension 2 their lengths are (8, 6), not (7, 7)."
+    )
 
 
 @pytest.mark.simulated(4)
@@ -230,6 +246,27 @@ def test_dropout_does_not_depend_on_the_partition() -> None:
         layers[0](own, key=3)
     with pytest.raises(dj.PlanError, match=r"`x` must hold floating-point numbers, but is int32\."):
         nn.Dropout(on(4, 1, 1).partition(P), 0.3)(np.ones((1, 2, 3), np.int32), key=key)
+
+
+RESIZED = (  # lengths that divide or don't, larger and smaller, and blocks of x
+    *(((5,), (m,), on(1, 1, 3, ranks=(3, 0, 2))) for m in (1, 2, 3, 5, 7, 8, 13, 15)),
+    *((([4, 0, 3],), (m,), on(1, 1, 3)) for m in (4, 9, 14, 17)),
+    ((5, [1, 3]), (8, 7), on(1, 1, 2, 2)),
+    (([0, 3], 6, 2), (4, 4, 5), on(1, 1, 2, 2, 1, ranks=(2, 3, 1, 0))),
+)
+
+
+@pytest.mark.simulated(4)
+def test_resizing_like_jax() -> None:
+    """Output and gradients: "nearest-exact" is JAX's "nearest", and "linear" its own without smoothing."""
+
+    def resized(features: Any, size: tuple[int, ...], P_x: On, mode: str) -> Beside:
+        def whole(params: Any, x: Any) -> Any:
+            return jax.image.resize(x, (*x.shape[:2], *size), mode.removesuffix("-exact"), antialias=False)
+
+        return beside("Upsample", (2, 3, *features), whole, P_x, None, size=size, mode=mode)
+
+    check_beside([resized(*each, mode) for each in RESIZED for mode in ("nearest-exact", "linear")])
 
 
 def test_an_upsampling_to_nothing_is_refused() -> None:
