@@ -14,7 +14,7 @@ from jax import Array
 
 from distdl_jax.checkpoint.agreement import together
 from distdl_jax.checkpoint.contents import as_leaf, empty_block, stored_box
-from distdl_jax.checkpoint.disk import Folder, checked_path, folders_in, this_host
+from distdl_jax.checkpoint.disk import Folder, checked_path, folders_in, later_folders, this_host
 from distdl_jax.checkpoint.manifest import MANIFEST, Block, Form, Leaf, Manifest, checksums, chunks, crc32, volume
 from distdl_jax.checkpoint.writing import world_of_specs
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
@@ -60,25 +60,27 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
     ...     restore(path, specs)["w"].tolist()
     [0.0, 1.0, 2.0]
     """
-    return restore_with_step(path, specs, step)[1]
+    return restore_and_place(path, specs, step)[0]
 
 
-def restore_with_step(path: Any, specs: Any, step: int | None) -> tuple[int, Any]:
-    """Return the step that `restore` chooses, and its result."""
+def restore_and_place(path: Any, specs: Any, step: int | None) -> tuple[Any, int, dict[Folder, int]]:
+    """Return the result of `restore`, the step that it chooses, and the checkpoints of higher steps."""
     world = world_of_specs(specs)
 
     def arguments(_: Pause) -> dict[str, Any]:
         return {"path": checked_path(path), "step": None if step is None else checked_integer("step", step, 0)}
 
-    def choose(given: Mapping[int, Mapping[str, Any]]) -> tuple[int, str, bytes]:
+    def choose(given: Mapping[int, Mapping[str, Any]]) -> tuple[int, dict[Folder, int], str, bytes]:
         check_same(given)
+        # Before the choice: what another job completes in between is not among the later ones.
+        later = {} if given[0]["step"] is None else later_folders(**given[0])
         chosen = _chosen(**given[0])
         folder = os.path.join(given[0]["path"], chosen.name)
         with _read_from(folder):
             manifest = PlainFile(os.path.join(folder, MANIFEST), in_folder=True)
-            return chosen.step, folder, manifest.text(manifest.size)
+            return chosen.step, later, folder, manifest.text(manifest.size)
 
-    chosen_step, folder, text = together(world, "the choice of a checkpoint", arguments, choose)
+    chosen_step, later, folder, text = together(world, "the choice of a checkpoint", arguments, choose)
     needs: list[_Need | None] = []
 
     def prepare(_: Pause) -> None:
@@ -95,7 +97,7 @@ def restore_with_step(path: Any, specs: Any, step: int | None) -> tuple[int, Any
     label = f"the reading of {os.path.basename(folder)}"
     together(world, label, prepare)
     together(world, label, read)
-    return chosen_step, like_specs(specs, leaves)
+    return like_specs(specs, leaves), chosen_step, later
 
 
 @contextmanager

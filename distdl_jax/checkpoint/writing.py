@@ -20,6 +20,7 @@ from distdl_jax.checkpoint.agreement import together
 from distdl_jax.checkpoint.contents import Leaves, OwnBlock, Placeholders, agree_on_contents
 from distdl_jax.checkpoint.disk import (
     Disk,
+    Folder,
     abandon_later,
     begin_folder,
     checked_path,
@@ -74,12 +75,15 @@ class Plan(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The run of a Manager: the last step that it has restored or saved, if any, and whether it saves its first one.
+    """The run of a Manager, which may go back to an earlier step.
 
-    Unfinished leftovers of killed jobs are removed with the first.
+    - `last`: the last step that it has restored or saved, if any.
+    - `abandoned`: the checkpoints of higher steps at its last restore, with their times.
+    - `begins`: whether it saves its first step, with which unfinished leftovers of killed jobs are removed.
     """
 
-    step: int | None
+    last: int | None
+    abandoned: Mapping[Folder, int]
     begins: bool
 
 
@@ -316,7 +320,7 @@ def begin(path: Any, step: Any, tree: Any, specs: Any, world: World, run: Run | 
 
     def decide(leaves: Leaves, given: Mapping[str, Any]) -> Plan:
         if run is not None:
-            abandon_later(disk.get(), **given, continued_from=run.step)
+            abandon_later(disk.get(), **given, last=run.last, abandoned=run.abandoned)
         return Plan(leaves, **given, unfinished=begin_folder(disk.get(), **given, tidy=run is not None and run.begins))
 
     plan, own, placeholders = agree_on_contents(
