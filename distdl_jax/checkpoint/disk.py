@@ -26,6 +26,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, InvalidTypeError
+from distdl_jax.text import quoted
 
 _COMPLETE = re.compile(r"step-(\d{10,})(?:\.(\d+))?", re.ASCII)
 _UNFINISHED = re.compile(r"\.step-(\d{10,})\.[0-9a-f]+", re.ASCII)
@@ -305,7 +306,7 @@ def checked_path(path: Any) -> str:
         text = os.fsdecode(path)
     except TypeError:
         raise InvalidTypeError(
-            f"`path` (={path!r}) must be the path of a folder: a string or a pathlib.Path."
+            f"`path` (={quoted(path)}) must be the path of a folder: a string or a pathlib.Path."
         ) from None
     if not text:
         raise InvalidArgumentError("`path` (='') must name a folder; '.' is the working folder.")
@@ -314,10 +315,10 @@ def checked_path(path: Any) -> str:
     except UnicodeEncodeError:
         has_nul = True
     if has_nul:
-        raise InvalidArgumentError(f"`path` (={text!r}) must be a valid path, without NUL or lone surrogates.")
+        raise InvalidArgumentError(f"`path` (={quoted(text)}) must be a valid path, without NUL or lone surrogates.")
     try:
         return os.path.abspath(text)
     except FileNotFoundError:
         raise CheckpointError(
-            f"`path` (={text!r}) is relative to the working folder, which has been removed."
+            f"`path` (={quoted(text)}) is relative to the working folder, which has been removed."
         ) from None

@@ -54,6 +54,7 @@ from distdl_jax.partitions.formats.safetensors import bytes_of, laid_out
 from distdl_jax.partitions.partition import check_partitions
 from distdl_jax.partitions.spec_trees import specs_by_path
 from distdl_jax.plans.decomposition import box_shape
+from distdl_jax.text import quoted
 from distdl_jax.tracing.world import World
 from distdl_jax.transports.progress import Progress, bytes_shown
 from distdl_jax.validation import checked_integer
@@ -194,7 +195,7 @@ def world_of_specs(specs: Any) -> World:
         if spec is not None
     }
     if not partitions:
-        raise InvalidArgumentError(f"`specs` (={specs!r}) must have at least one TensorSpec.")
+        raise InvalidArgumentError(f"`specs` (={quoted(specs)}) must have at least one TensorSpec.")
     check_partitions(**partitions)
     world: World = next(iter(partitions.values())).world
     return world
