@@ -214,8 +214,8 @@ def as_leaf(name: str, form: Form, block: np.ndarray[Any, Any]) -> Array:
     jax_dtype = np.dtype(jax.dtypes.canonicalize_dtype(block.dtype))
     if jax_dtype != block.dtype:
         raise CheckpointError(
-            f"`{name}` is {block.dtype.name} in the checkpoint, but JAX would convert it to {jax_dtype} here: set "
-            "jax_enable_x64 (JAX_ENABLE_X64=1), as when the checkpoint was saved."
+            f"`{name or 'specs'}` is {block.dtype.name} in the checkpoint, but JAX would convert it to {jax_dtype} "
+            "here: set jax_enable_x64 (JAX_ENABLE_X64=1), as when the checkpoint was saved."
         )
     if form.weak and block.dtype.kind in "ifc":
         if not block.shape and jnp.asarray(block.item()).dtype == block.dtype:
