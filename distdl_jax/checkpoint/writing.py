@@ -49,7 +49,7 @@ from distdl_jax.checkpoint.manifest import (
 )
 from distdl_jax.errors import CheckpointError, DistDLError, InvalidArgumentError
 from distdl_jax.partitions.formats.boxes_in_files import Pause
-from distdl_jax.partitions.formats.plain_files import LARGEST_TEXT
+from distdl_jax.partitions.formats.plain_files import LARGEST, LARGEST_TEXT
 from distdl_jax.partitions.formats.safetensors import bytes_of, laid_out
 from distdl_jax.partitions.partition import check_partitions
 from distdl_jax.partitions.spec_trees import specs_by_path
@@ -147,7 +147,7 @@ def save(path: str | os.PathLike[str], tree: Any, specs: Any, step: int = 0) -> 
     - `specs`: a pytree of `TensorSpec` of the same structure, as for `dj.gather`; for a random key it describes the
       array of keys, usually `TensorSpec((), P, replicated=True)`. None omits a leaf. Among copies the first is written;
       they must be equal.
-    - `step`: 0 or more. A previously saved step is replaced, once the new one is complete.
+    - `step`: 0 or more, below 2**63. A previously saved step is replaced, once the new one is complete.
 
     Collective over all workers of the world.
 
@@ -317,7 +317,7 @@ def begin(path: Any, step: Any, tree: Any, specs: Any, world: World, run: Run | 
     """
 
     def arguments() -> dict[str, Any]:
-        return {"path": checked_path(path), "step": checked_integer("step", step, 0)}
+        return {"path": checked_path(path), "step": checked_integer("step", step, 0, LARGEST)}
 
     def decide(leaves: Leaves, given: Mapping[str, Any]) -> Plan:
         if run is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -16,7 +16,7 @@ from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.text import brief, quoted
 
 Path = tuple[Any, ...]
-P = TypeVar("P")
+P = TypeVar("P", bound=tuple[Any, ...] | str)
 
 
 class Leaf(NamedTuple):
@@ -66,7 +66,8 @@ def match(paths: Iterable[P], specs: Mapping[P, TensorSpec | None]) -> tuple[dic
     >>> match(["['a']", ".b[0]", ".b[1]", ".by"], {"['a']": None, ".b": None})
     ({"['a']": "['a']", '.b[0]': '.b', '.b[1]': '.b'}, [])
     """
-    spec_paths = {path: above for path in paths for above in _and_above(path) if above in specs}
+    lengths = {len(path) for path in specs}
+    spec_paths = {path: above for path in paths for above in _and_above(path, lengths) if above in specs}
     used = set(spec_paths.values())
     return spec_paths, [path for path, spec in specs.items() if spec is not None and path not in used]
 
@@ -106,9 +107,11 @@ def leaves_with_specs(
     return [Leaf(keystr(path), value, by_path[spec_paths[path]]) for path, value in values]
 
 
-def _and_above(path: Any) -> list[Any]:
-    """Return the path of a leaf, and the paths of the containers around it."""
-    return [path, *(path[:n] for n, key in enumerate(path) if not isinstance(key, str) or key in "[.")]
+def _and_above(path: Any, lengths: Iterable[int]) -> Iterator[Any]:
+    """Yield the path of a leaf, and the paths of the containers around it, of these lengths."""
+    for n in lengths:  # not of all: a path from a file may be megabytes long
+        if n == len(path) or (n < len(path) and (not isinstance(path[n], str) or path[n] in "[.")):
+            yield path[:n]
 
 
 def described(spec: TensorSpec) -> tuple[Any, ...]:

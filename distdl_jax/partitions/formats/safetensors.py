@@ -134,7 +134,7 @@ def read_header(file: PlainFile) -> dict[str, Tensor]:
 def _tensors(header: dict[str, Any], begin: int) -> dict[str, Tensor]:
     """Return the tensors of a header; `ValueError` if it has others."""
     metadata = typed(header.pop(METADATA, None) or {}, dict)
-    pairs = typed(parsed(typed(metadata.get(COMPLEX, "[]"), str).encode()), list)
+    pairs = {typed(name, str) for name in typed(parsed(typed(metadata.get(COMPLEX, "[]"), str).encode()), list)}
     tensors, ranges = {}, []
     for name, entry in header.items():
         code, shape, offsets = fields(entry, "dtype", "shape", "data_offsets")
