@@ -5,9 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from distdl_jax.text import brief, cut
+
+LONGEST = 10_000
+"""The maximum number of characters of a message."""
+
 
 class DistDLError(Exception):
     """Base of every error that distdl_jax raises."""
+
+    def __init__(self, *args: object) -> None:
+        # The last resort: values and names of users and files may be of any length, and hold anything.
+        super().__init__(*(_message(arg) if isinstance(arg, str) else arg for arg in args))
+
+
+def _message(text: str) -> str:
+    return "\n".join(brief(line, LONGEST) for line in cut(text, LONGEST).split("\n"))
 
 
 class InvalidArgumentError(DistDLError, ValueError):

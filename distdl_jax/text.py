@@ -1,8 +1,9 @@
-"""Output for users: amounts as text, tables, and pictures as values."""
+"""Output for users: amounts and values as text, tables, and pictures as values."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,45 @@ from string import Template
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+def cut(text: str, longest: int) -> str:
+    """Return a text of at most `longest` characters, 50 or more: the middle of a longer one is left out.
+
+    >>> cut("0123456789" * 10, 60)
+    '0123456789 ... (80 characters) ... 0123456789'
+    """
+    if len(text) <= longest:
+        return text
+    half = (longest - 40) // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half} characters) ... {text[-half:]}"
+
+
+def brief(text: str, longest: int = 300) -> str:
+    r"""Return a name or another text of a user or a file, for a sentence: cut, and without control characters.
+
+    Those would break its line, or be obeyed by a terminal.
+
+    >>> print(brief("red: \x1b[31m"))
+    red: \x1b[31m
+    """
+    text = cut(text, longest)
+    if text.isprintable():
+        return text
+    return cut("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text), longest)
+
+
+def quoted(value: object) -> str:
+    """Return a value of a user or a file, as Python writes it, for a sentence: in one line, and cut.
+
+    >>> quoted("a"), len(quoted("a" * 10**7)) <= 300, quoted(10**5000)
+    ("'a'", True, '<int without a text>')
+    """
+    try:
+        text = repr(value)
+    except Exception:  # of another library's class, or of an integer that is too long for Python
+        text = f"<{type(value).__name__} without a text>"
+    return brief(re.sub(r"\s*\n\s*", " ", text))
 
 
 def bytes_text(count: int) -> str:

@@ -14,6 +14,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Final
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.text import brief, quoted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +46,7 @@ def bound_arguments(
 def check_function(name: str, value: Any) -> None:
     """Reject a value that can't be called."""
     if not callable(value):
-        raise InvalidTypeError(f"`{name}` (={value!r}) must be a function.")
+        raise InvalidTypeError(f"`{name}` (={quoted(value)}) must be a function.")
 
 
 def checked_integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
@@ -53,11 +54,11 @@ def checked_integer(name: str, value: Any, least: int | None = None, most: int |
     try:
         number = _integer(value)
     except TypeError:
-        raise InvalidTypeError(f"`{name}` (={value!r}) must be an integer.") from None
+        raise InvalidTypeError(f"`{name}` (={quoted(value)}) must be an integer.") from None
     if least is not None and number < least:
-        raise InvalidArgumentError(f"`{name}` (={number}) must be {least} or more.")
+        raise InvalidArgumentError(f"`{name}` (={quoted(number)}) must be {least} or more.")
     if most is not None and number > most:
-        raise InvalidArgumentError(f"`{name}` (={number}) must be at most {most}.")
+        raise InvalidArgumentError(f"`{name}` (={quoted(number)}) must be at most {most}.")
     return number
 
 
@@ -65,19 +66,19 @@ def check_length(name: str, value: Any, length: int) -> None:
     """Reject the argument `name` if it gives a tensor too large a `length` along a dimension for planning."""
     if length > MOST_ALONG:
         raise InvalidArgumentError(
-            f"`{name}` (={value!r}) makes a dimension {length} long, but at most {MOST_ALONG} can be planned."
+            f"`{name}` (={quoted(value)}) makes a dimension {length} long, but at most {MOST_ALONG} can be planned."
         )
 
 
 def checked_integers(name: str, values: Any, *, or_one: bool = False) -> tuple[int, ...]:
     """Return the argument `name`, a sequence of integers (or one integer, with `or_one`), as a tuple."""
     if isinstance(values, range) and len(values) > MOST_WORKERS:
-        raise InvalidArgumentError(f"`{name}` (={values!r}) must be at most {MOST_WORKERS} integers.")
+        raise InvalidArgumentError(f"`{name}` (={quoted(values)}) must be at most {MOST_WORKERS} integers.")
     try:
         return tuple(map(_integer, (values,) if or_one and not isinstance(values, Iterable) else values))
     except TypeError:
         kind = f"{'an integer or ' * or_one}a sequence of integers"
-        raise InvalidTypeError(f"`{name}` (={values!r}) must be {kind}.") from None
+        raise InvalidTypeError(f"`{name}` (={quoted(values)}) must be {kind}.") from None
 
 
 def _integer(value: Any) -> int:
@@ -107,10 +108,10 @@ def checked_boolean(name: str, value: Any) -> bool:
                 return truth
         except TypeError:  # JAX's, of a tracer
             raise InvalidTypeError(
-                f"`{name}` (={value!r}) must be True or False, but is traced; it must be known while tracing: make it "
-                "a static argument of the jit."
+                f"`{name}` (={quoted(value)}) must be True or False, but is traced; it must be known while tracing: "
+                "make it a static argument of the jit."
             ) from None
-    raise InvalidTypeError(f"`{name}` (={value!r}) must be True or False.")
+    raise InvalidTypeError(f"`{name}` (={quoted(value)}) must be True or False.")
 
 
 def checked_booleans(name: str, values: Any) -> tuple[bool, ...]:
@@ -118,7 +119,7 @@ def checked_booleans(name: str, values: Any) -> tuple[bool, ...]:
     try:
         given = tuple(values)
     except TypeError:
-        raise InvalidTypeError(f"`{name}` (={values!r}) must be a sequence of booleans.") from None
+        raise InvalidTypeError(f"`{name}` (={quoted(values)}) must be a sequence of booleans.") from None
     return tuple(checked_boolean(f"{name}[{place}]", value) for place, value in enumerate(given))
 
 
@@ -162,14 +163,14 @@ def check_number(name: str, value: Any) -> None:
     dtype = getattr(value, "dtype", None)
     real = dtype is not None and jnp.issubdtype(dtype, jnp.number) and not jnp.issubdtype(dtype, jnp.complexfloating)
     if not real or value.shape != ():
-        raise InvalidTypeError(f"`{name}` (={value!r}) must be a real number, or a scalar array of one.")
+        raise InvalidTypeError(f"`{name}` (={quoted(value)}) must be a real number, or a scalar array of one.")
 
 
 def check_not_negative(name: str, value: Any) -> None:
     """Reject a value that is not a real number, is below 0 or NaN; a traced one may be any number."""
     check_number(name, value)
     if not is_traced(value) and not bool(value >= 0):
-        raise InvalidArgumentError(f"`{name}` (={value!r}) must not be negative, nor NaN.")
+        raise InvalidArgumentError(f"`{name}` (={quoted(value)}) must not be negative, nor NaN.")
 
 
 def is_traced(value: Any) -> bool:
@@ -187,7 +188,7 @@ def check_numbers(name: str, values: Sequence[Any], places: Sequence[int] | None
         for path, leaf in jax.tree.leaves_with_path(values[place]):
             if not (isinstance(leaf, int | float | complex) or hasattr(leaf, "dtype")):
                 at = f"{name}[{place}]{jax.tree_util.keystr(path)}"
-                raise InvalidTypeError(f"`{name}` must hold arrays or numbers, but {at} is {leaf!r}.")
+                raise InvalidTypeError(f"`{name}` must hold arrays or numbers, but {at} is {quoted(leaf)}.")
 
 
 def checked_weights(name: str, value: Any, each: str, *, or_one: bool = False) -> Any:
@@ -201,7 +202,7 @@ def checked_weights(name: str, value: Any, each: str, *, or_one: bool = False) -
 
     if any(map(is_traced, jax.tree.leaves(value))):
         raise InvalidTypeError(
-            f"`{name}` (={value!r}) must be concrete numbers, but is traced; make them outside of jit."
+            f"`{name}` (={quoted(value)}) must be concrete numbers, but is traced; make them outside of jit."
         )
     try:
         array = np.asarray(value)
@@ -211,7 +212,7 @@ def checked_weights(name: str, value: Any, each: str, *, or_one: bool = False) -
     numbers = array.astype(float) if is_number else np.full(1, np.nan)
     if numbers.ndim > 1 or (numbers.ndim == 0 and not or_one) or np.isnan(numbers).any():
         kind = f"{'a real number, or ' * or_one}a sequence of real numbers, one for each {each}"
-        raise InvalidTypeError(f"`{name}` (={value!r}) must be {kind}.")
+        raise InvalidTypeError(f"`{name}` (={quoted(value)}) must be {kind}.")
     return tuple(numbers.tolist()) if numbers.ndim else float(numbers)
 
 
@@ -226,7 +227,7 @@ def checked_dtype(name: str, value: Any) -> np.dtype:
             return dtype
     except (TypeError, ValueError, AttributeError):
         pass
-    raise InvalidTypeError(f"`{name}` (={value!r}) must be a dtype of numbers, such as jnp.float32.")
+    raise InvalidTypeError(f"`{name}` (={quoted(value)}) must be a dtype of numbers, such as jnp.float32.")
 
 
 def is_numeric(dtype: Any) -> bool:
@@ -249,7 +250,7 @@ def check_key(name: str, value: Any) -> None:
             return
         raise InvalidArgumentError(f"`{name}` (of shape {value.shape}) must be one random key, not several.")
     if dtype != "uint32" or getattr(value, "ndim", None) != 1:
-        raise InvalidTypeError(f"`{name}` (={value!r}) must be a random key, such as jax.random.key(0).")
+        raise InvalidTypeError(f"`{name}` (={quoted(value)}) must be a random key, such as jax.random.key(0).")
 
 
 def difference(what: str, values: Mapping[int, Hashable]) -> str | None:
@@ -260,7 +261,8 @@ def difference(what: str, values: Mapping[int, Hashable]) -> str | None:
             first = min(rank for rank, value in values.items() if value == usual)
             where = f"worker {first}" if count == 1 else f"{count} of {len(values)} workers"
             return (
-                f"All workers must have the same {what}, but it is {usual} on {where} and {value} on worker {worker}."
+                f"All workers must have the same {what}, but it is {brief(str(usual))} on {where} and "
+                f"{brief(str(value))} on worker {worker}."
             )
     return None
 
@@ -277,7 +279,7 @@ def per_feature(name: str, value: Any, dims: int) -> tuple[int, ...]:
     """Return one integer, 1 or more, for each of `dims` feature dimensions, from one for all or a sequence."""
     values = tuple(value) if isinstance(value, Iterable) else (value,) * dims
     if len(values) != dims or not all(is_integer(v, least=1) for v in values):
-        raise InvalidArgumentError(f"`{name}` (={value!r}) must be an integer, 1 or more, or {dims} of them.")
+        raise InvalidArgumentError(f"`{name}` (={quoted(value)}) must be an integer, 1 or more, or {dims} of them.")
     return tuple(map(int, values))
 
 
@@ -288,6 +290,6 @@ def padding_pairs(padding: Any, dims: int) -> tuple[tuple[int, int], ...]:
     if len(pairs) == dims and all(len(pair) == 2 and all(is_integer(p, least=0) for p in pair) for pair in pairs):
         return tuple((int(low), int(high)) for low, high in pairs)
     raise InvalidArgumentError(
-        f"`padding` (={padding!r}) must be 'same', 'valid', an integer of 0 or more, or for each of {dims} feature "
-        "dimensions an integer or a pair (low, high)."
+        f"`padding` (={quoted(padding)}) must be 'same', 'valid', an integer of 0 or more, or for each of {dims} "
+        "feature dimensions an integer or a pair (low, high)."
     )

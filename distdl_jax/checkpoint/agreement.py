@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from distdl_jax.errors import CheckpointError, DistDLError
 from distdl_jax.partitions.formats.boxes_in_files import Pause
 from distdl_jax.settings import current_settings
+from distdl_jax.text import brief
 from distdl_jax.tracing.world import World
 from distdl_jax.transports.agreement import agree
 
@@ -111,5 +112,7 @@ def _library_error(error: Exception, where: str = "") -> DistDLError:
         return error
     if isinstance(error, OSError) and error.strerror:
         file = error.filename if error.filename2 is None else f"{error.filename} to {error.filename2}"
-        return CheckpointError(f"{where}{error.strerror} (errno {error.errno})" + (f": {file}" if file else ""))
-    return CheckpointError(f"{where}{type(error).__name__}: {error}")
+        return CheckpointError(
+            f"{where}{error.strerror} (errno {error.errno})" + (f": {brief(str(file), 1000)}" if file else "")
+        )
+    return CheckpointError(f"{where}{type(error).__name__}: {brief(str(error), 1000)}")

@@ -22,6 +22,7 @@ from distdl_jax.partitions.formats.safetensors import dtype_named, is_storable
 from distdl_jax.partitions.spec_trees import check_alike, check_shape, described, leaves_with_specs
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import Box
+from distdl_jax.text import quoted
 from distdl_jax.tracing.world import World
 from distdl_jax.validation import check_same, is_traced
 
@@ -60,8 +61,8 @@ class LocalLeaf(NamedTuple):
         converted = block.astype(dtype_named(self.form.dtype), copy=False)
         if converted.dtype.kind in "iu" and not np.array_equal(converted, block):
             raise InvalidArgumentError(
-                f"`tree{self.path}` (={self.value!r}) has integers that don't fit into {converted.dtype.name}, to "
-                "which JAX converts it; jax_enable_x64 allows 64 bits."
+                f"`tree{self.path}` (={quoted(self.value)}) has integers that don't fit into {converted.dtype.name}, "
+                "to which JAX converts it; jax_enable_x64 allows 64 bits."
             )
         return converted
 
@@ -146,7 +147,9 @@ def stored_box(box: Box | None, form: Form) -> Box | None:
 
 def _local(path: str, spec: TensorSpec, value: Any) -> LocalLeaf:
     if is_traced(value):
-        raise InvalidTypeError(f"`tree{path}` (={value!r}) is traced: a checkpoint can't be saved inside jit or grad.")
+        raise InvalidTypeError(
+            f"`tree{path}` (={quoted(value)}) is traced: a checkpoint can't be saved inside jit or grad."
+        )
     shape, form = _form(path, spec, value)
     if spec.partition.active:
         check_shape(f"tree{path}", shape, spec, spec.local_shape)
@@ -169,7 +172,7 @@ def _form(path: str, spec: TensorSpec, value: Any) -> tuple[tuple[int, ...], For
         number = None
     if number is None or not is_storable(number.name):
         raise InvalidTypeError(
-            f"`tree{path}` (={value!r}) must be an array of numbers, a number or a random key, with a dtype that "
+            f"`tree{path}` (={quoted(value)}) must be an array of numbers, a number or a random key, with a dtype that "
             "safetensors files support. None in its place in `specs` omits it."
         )
     return shape, Form(spec.global_shape, number.name, weak)
@@ -211,8 +214,8 @@ def as_leaf(name: str, form: Form, block: np.ndarray[Any, Any]) -> Array:
     jax_dtype = np.dtype(jax.dtypes.canonicalize_dtype(block.dtype))
     if jax_dtype != block.dtype:
         raise CheckpointError(
-            f"`{name}` is {block.dtype.name} in the checkpoint, but JAX would convert it to {jax_dtype} here: set "
-            "jax_enable_x64 (JAX_ENABLE_X64=1), as when the checkpoint was saved."
+            f"`{name or 'specs'}` is {block.dtype.name} in the checkpoint, but JAX would convert it to {jax_dtype} "
+            "here: set jax_enable_x64 (JAX_ENABLE_X64=1), as when the checkpoint was saved."
         )
     if form.weak and block.dtype.kind in "ifc":
         if not block.shape and jnp.asarray(block.item()).dtype == block.dtype:

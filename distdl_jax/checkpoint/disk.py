@@ -20,12 +20,13 @@ import re
 import secrets
 import shutil
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, InvalidTypeError
+from distdl_jax.text import quoted
 
 _COMPLETE = re.compile(r"step-(\d{10,})(?:\.(\d+))?", re.ASCII)
 _UNFINISHED = re.compile(r"\.step-(\d{10,})\.[0-9a-f]+", re.ASCII)
@@ -200,24 +201,48 @@ def begin_folder(target: Disk, path: str, step: int, tidy: bool) -> str:
     return unfinished
 
 
-def abandon_later(target: Disk, path: str, step: int, continued_from: int | None) -> None:
-    """Set aside the checkpoints that a run which continues with `step`, from `continued_from`, has abandoned.
+def later_folders(path: str, step: int) -> dict[Folder, int]:
+    """Return the complete checkpoints of higher steps than `step`, in descending order, with the time of each.
 
-    **Raises:** `InvalidArgumentError` if it does not continue from there, but checkpoints of higher steps exist.
+    The time (of the last change, in nanoseconds) distinguishes it from another one that gets the same name later.
     """
-    folders = folders_in(path)
-    if not folders or (highest := folders[-1].step) <= step:
+    times = {}
+    for folder in reversed(folders_in(path)):
+        if folder.step > step:
+            with suppress(FileNotFoundError):  # another job has just removed it
+                times[folder] = os.stat(os.path.join(path, folder.name)).st_mtime_ns
+    return times
+
+
+def abandon_later(target: Disk, path: str, step: int, last: int | None, abandoned: Mapping[Folder, int]) -> None:
+    """Set aside the checkpoints that a run has abandoned by going back, before it saves `step`.
+
+    `last`: the last step that the run has restored or saved; `abandoned`: the `later_folders` at its last restore.
+
+    **Raises:** `InvalidArgumentError` if other checkpoints of higher steps exist: those are another run's.
+    """
+    higher = later_folders(path, step)
+    if not higher:
         return
-    if continued_from is None or continued_from > step:
+    highest = next(iter(higher)).step
+    if last is None or last > step:
         raise InvalidArgumentError(
             f"`step` (={step}) must not be below the last checkpoint in {path}, {highest}: this one would be removed "
             "first, and `restore` would return that one. Use another folder for a new run; to go back to an earlier "
             "step, call this Manager's `restore(specs, step)`, which sets the later ones aside."
         )
-    for folder in folders:
-        if folder.step > continued_from and folder.step != step:
+    if others := [folder.step for folder, time in higher.items() if abandoned.get(folder) != time]:
+        raise InvalidArgumentError(
+            f"`step` (={step}) must not be below {others[0]}, a checkpoint in {path} that this Manager has neither "
+            "saved, nor found there at its last `restore`: another job saves to this folder, too. Let one of them use "
+            "another folder; or go back by this Manager's `restore(specs, step)`, which sets the later ones aside."
+        )
+    # From the last one down, each durably: wherever this is cut short, no abandoned step lies above a gap.
+    for folder, time in later_folders(path, last).items():
+        if folder.step != step and abandoned.get(folder) == time:
             name = os.path.join(path, folder.name)
             target.rename(name, f"{name}.abandoned-{secrets.token_hex(4)}")
+            target.sync_folder(path)
 
 
 def complete_folder(target: Disk, path: str, unfinished: str, step: int) -> None:
@@ -281,7 +306,7 @@ def checked_path(path: Any) -> str:
         text = os.fsdecode(path)
     except TypeError:
         raise InvalidTypeError(
-            f"`path` (={path!r}) must be the path of a folder: a string or a pathlib.Path."
+            f"`path` (={quoted(path)}) must be the path of a folder: a string or a pathlib.Path."
         ) from None
     if not text:
         raise InvalidArgumentError("`path` (='') must name a folder; '.' is the working folder.")
@@ -290,10 +315,10 @@ def checked_path(path: Any) -> str:
     except UnicodeEncodeError:
         has_nul = True
     if has_nul:
-        raise InvalidArgumentError(f"`path` (={text!r}) must be a valid path, without NUL or lone surrogates.")
+        raise InvalidArgumentError(f"`path` (={quoted(text)}) must be a valid path, without NUL or lone surrogates.")
     try:
         return os.path.abspath(text)
     except FileNotFoundError:
         raise CheckpointError(
-            f"`path` (={text!r}) is relative to the working folder, which has been removed."
+            f"`path` (={quoted(text)}) is relative to the working folder, which has been removed."
         ) from None

@@ -24,6 +24,7 @@ from distdl_jax.partitions.formats.safetensors import METADATA, Tensor, bytes_of
 from distdl_jax.partitions.spec_trees import like_specs, specs_by_path
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import box_shape
+from distdl_jax.text import quoted
 from distdl_jax.transports.progress import bytes_shown, progress
 from distdl_jax.validation import check_same
 
@@ -190,18 +191,20 @@ def _check_names(paths: Sequence[str], names: dict[str, str]) -> None:
             )
         if (other := leaf_of.setdefault(names[path], path)) != path:
             raise InvalidArgumentError(
-                f"`tree{other}` and `tree{path}` would both be called {names[path]!r}; rename a key of `tree`."
+                f"`tree{other}` and `tree{path}` would both be called {quoted(names[path])}; rename a key of `tree`."
             )
 
 
 def _found(path: str, arrays: dict[str, ArrayInFile], name: str, spec: TensorSpec) -> ArrayInFile:
     array = next(iter(arrays.values())) if not name and len(arrays) == 1 else arrays.get(name)
     if array is None:
-        raise PlanError(f"{path} has no tensor {name!r}, for which `specs` has a TensorSpec. It holds {some(arrays)}.")
+        raise PlanError(
+            f"{path} has no tensor {quoted(name)}, for which `specs` has a TensorSpec. It holds {some(arrays)}."
+        )
     if array.shape != spec.global_shape:
-        raise PlanError(f"{name!r} has the shape {array.shape} in {path}, but its spec has {spec.global_shape}.")
+        raise PlanError(f"{quoted(name)} has the shape {array.shape} in {path}, but its spec has {spec.global_shape}.")
     if not is_storable(array.dtype.name):
-        raise PlanError(f"{name!r} has dtype {array.dtype} in {path}, which JAX does not support.")
+        raise PlanError(f"{quoted(name)} has dtype {array.dtype} in {path}, which JAX does not support.")
     return array
 
 

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from distdl_jax.checkpoint.agreement import together
-from distdl_jax.checkpoint.disk import Disk, checked_path, folders_in, remove_folder
-from distdl_jax.checkpoint.reading import restore_with_step, steps
+from distdl_jax.checkpoint.disk import Disk, Folder, checked_path, folders_in, remove_folder
+from distdl_jax.checkpoint.reading import restore_and_place, steps
 from distdl_jax.checkpoint.writing import Run, Writing, begin, not_saved, world_of_specs
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partitions.formats.boxes_in_files import Pause
@@ -58,7 +58,8 @@ class Manager:
         self.keep_every = None if keep_every is None else checked_integer("keep_every", keep_every, 1)
         self._writer: _Writer | None = None
         self._world: World | None = None
-        self._step: int | None = None  # the position of the run
+        self._last: int | None = None  # the step that was restored or saved last
+        self._abandoned: dict[Folder, int] = {}
         self._closed = False
 
     def save(self, tree: Any, specs: Any, step: int) -> None:
@@ -68,14 +69,16 @@ class Manager:
         Manager's `restore`.
 
         **Raises,** on all workers: errors of `dj.checkpoint.save`, for this tree or the previous one;
-        `InvalidArgumentError` if the folder has a checkpoint of a higher step, for instance of another run.
+        `InvalidArgumentError` if the folder has a checkpoint of a higher step, for instance of another run or of
+        another job, unless this Manager's last `restore` has gone back from it.
         """
         if self._closed:
             raise InvalidArgumentError("This Manager is closed, and can't save any more.")
         world = world_of_specs(specs)
         self.wait()
-        writing = begin(self.path, step, tree, specs, world, Run(self._step, begins=self._world is None))
-        self._step = writing.step
+        run = Run(self._last, self._abandoned, begins=self._world is None)
+        writing = begin(self.path, step, tree, specs, world, run)
+        self._last = writing.step
         if self._world is None and simulated_world.value is None:
             atexit.register(self._at_exit)  # after the world's own function, and therefore called before it
         self._world = world
@@ -99,11 +102,12 @@ class Manager:
     def restore(self, specs: Any, step: int | None = None) -> Any:
         """Call `dj.checkpoint.restore`, once all saved checkpoints are on disk. Collective.
 
-        The run continues from that step: the next `save` of a step below the last later one sets them aside, under the
-        names `step-....abandoned-...`, which you may remove.
+        The run continues from that step: the next `save` of a step below the last later one sets the later ones aside,
+        the last one first, under the names `step-....abandoned-...`, which you may remove. Checkpoints that another job
+        completes after this call are never set aside.
         """
         self.wait()
-        self._step, tree = restore_with_step(self.path, specs, step)
+        tree, self._last, self._abandoned = restore_and_place(self.path, specs, step)
         return tree
 
     def steps(self) -> list[int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import reprlib
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from distdl_jax.partitions.formats.boxes_in_files import ROW
 from distdl_jax.partitions.formats.plain_files import fields, integer, integers, parsed, typed
 from distdl_jax.partitions.formats.safetensors import dtype_named, is_storable
 from distdl_jax.plans.decomposition import Box, box_shape
+from distdl_jax.text import brief, quoted
 
 try:
     from zlib_ng.zlib_ng import crc32  # in a fraction of the time
@@ -180,7 +180,7 @@ class Manifest:
             raise CheckpointError(f'{where} is not a manifest of a checkpoint: its "format" is not {FORMAT!r}.')
         if (version := outer.get("version")) != VERSION:
             raise CheckpointError(
-                f"{where} is of version {reprlib.repr(version)}, but this distdl_jax reads version {VERSION}."
+                f"{where} is of version {quoted(version)}, but this distdl_jax reads version {VERSION}."
             )
         try:
             if outer.get("crc32") != _crc_of(outer.get("checkpoint")):
@@ -201,7 +201,7 @@ def block_from_json(value: Any) -> Block:
     sums = Checksums(*map(integer, fields(place, *Checksums._fields)))
     ranges = [(start, stop) for start, stop in map(integers, typed(box, list))]
     if any(start >= stop for start, stop in ranges):
-        raise ValueError(f"{reprlib.repr(box)} is not a box with elements")
+        raise ValueError(f"{quoted(box)} is not a box with elements")
     return Block(tuple(ranges), typed(file, str), integer(offset), integer(chunk, 1, CHUNKS[1]), sums)
 
 
@@ -212,7 +212,7 @@ def volume(box: Box) -> int:
 
 def _file(name: Any) -> str:
     if not _WORKER_FILE.fullmatch(typed(name, str)):
-        raise ValueError(f"{reprlib.repr(name)} is not the name of a file in the folder of a checkpoint")
+        raise ValueError(f"{quoted(name)} is not the name of a file in the folder of a checkpoint")
     return str(name)
 
 
@@ -220,18 +220,19 @@ def _leaf(value: Any, files: Mapping[str, int]) -> Leaf:
     names = ("path", "shape", "dtype", "weak", "key", "blocks", "placeholders")
     path, shape, dtype, weak, key, json_blocks, shapes = fields(value, *names)
     if not is_storable(typed(dtype, str)):
-        raise ValueError(f"{reprlib.repr(dtype)} is not a dtype of a leaf")
+        raise ValueError(f"{quoted(dtype)} is not a dtype of a leaf")
     form = Form(integers(shape), dtype, typed(weak, bool), key if key is None else typed(key, str))
+    name = brief(typed(path, str)) or "tree"
     placeholders = {int(worker): integers(shape) for worker, shape in typed(shapes, dict).items()}
     if any(0 not in shape or max(shape) > _LARGEST_PLACEHOLDER for shape in placeholders.values()):
         raise ValueError("a placeholder has elements")
     blocks = tuple(map(block_from_json, typed(json_blocks, list)))
     for block in blocks:
         if block.file not in files or block.end(dtype_named(dtype).itemsize) > files[block.file]:
-            raise ValueError(f"a block of the leaf {path or 'tree'} is in no file")
+            raise ValueError(f"a block of the leaf {name} is in no file")
     if not _is_cut(form.shape, [block.box for block in blocks]):
-        raise ValueError(f"its blocks do not cover the leaf {path or 'tree'}")
-    return Leaf(typed(path, str), form, blocks, placeholders)
+        raise ValueError(f"its blocks do not cover the leaf {name}")
+    return Leaf(path, form, blocks, placeholders)
 
 
 def _is_cut(shape: Sequence[int], boxes: Sequence[Box]) -> bool:

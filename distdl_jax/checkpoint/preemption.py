@@ -12,6 +12,7 @@ from typing import Any
 
 from distdl_jax.errors import InvalidTypeError
 from distdl_jax.partitions.partition import Partition, check_workers
+from distdl_jax.text import quoted
 from distdl_jax.tracing.world import World
 from distdl_jax.transports.open_world import world_of
 from distdl_jax.validation import checked_integer
@@ -59,7 +60,7 @@ class Preemption:
     def __init__(self, P: Partition | None = None, signals: Sequence[signal.Signals] = SIGNALS, every: int = 1) -> None:
         check_workers("P", P)
         if not all(isinstance(number, signal.Signals) for number in signals):
-            raise InvalidTypeError(f"`signals` (={signals!r}) must be members of signal.Signals.")
+            raise InvalidTypeError(f"`signals` (={quoted(signals)}) must be members of signal.Signals.")
         self._every = checked_integer("every", every, 1)
         self._P = P
         self._signals = tuple(signals)

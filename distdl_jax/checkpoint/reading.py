@@ -14,7 +14,7 @@ from jax import Array
 
 from distdl_jax.checkpoint.agreement import together
 from distdl_jax.checkpoint.contents import as_leaf, empty_block, stored_box
-from distdl_jax.checkpoint.disk import Folder, checked_path, folders_in, this_host
+from distdl_jax.checkpoint.disk import Folder, checked_path, folders_in, later_folders, this_host
 from distdl_jax.checkpoint.manifest import MANIFEST, Block, Form, Leaf, Manifest, checksums, chunks, crc32, volume
 from distdl_jax.checkpoint.writing import world_of_specs
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
@@ -24,6 +24,7 @@ from distdl_jax.partitions.formats.safetensors import dtype_named
 from distdl_jax.partitions.spec_trees import like_specs, match, specs_by_path
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import Box, box_shape, intersect
+from distdl_jax.text import brief, quoted
 from distdl_jax.tracing.world import World
 from distdl_jax.transports.open_world import world_of
 from distdl_jax.transports.progress import Progress, bytes_shown
@@ -60,25 +61,27 @@ def restore(path: str | os.PathLike[str], specs: Any, step: int | None = None) -
     ...     restore(path, specs)["w"].tolist()
     [0.0, 1.0, 2.0]
     """
-    return restore_with_step(path, specs, step)[1]
+    return restore_and_place(path, specs, step)[0]
 
 
-def restore_with_step(path: Any, specs: Any, step: int | None) -> tuple[int, Any]:
-    """Return the step that `restore` chooses, and its result."""
+def restore_and_place(path: Any, specs: Any, step: int | None) -> tuple[Any, int, dict[Folder, int]]:
+    """Return the result of `restore`, the step that it chooses, and the checkpoints of higher steps."""
     world = world_of_specs(specs)
 
     def arguments(_: Pause) -> dict[str, Any]:
         return {"path": checked_path(path), "step": None if step is None else checked_integer("step", step, 0)}
 
-    def choose(given: Mapping[int, Mapping[str, Any]]) -> tuple[int, str, bytes]:
+    def choose(given: Mapping[int, Mapping[str, Any]]) -> tuple[int, dict[Folder, int], str, bytes]:
         check_same(given)
+        # Before the choice: what another job completes in between is not among the later ones.
+        later = {} if given[0]["step"] is None else later_folders(**given[0])
         chosen = _chosen(**given[0])
         folder = os.path.join(given[0]["path"], chosen.name)
         with _read_from(folder):
             manifest = PlainFile(os.path.join(folder, MANIFEST), in_folder=True)
-            return chosen.step, folder, manifest.text(manifest.size)
+            return chosen.step, later, folder, manifest.text(manifest.size)
 
-    chosen_step, folder, text = together(world, "the choice of a checkpoint", arguments, choose)
+    chosen_step, later, folder, text = together(world, "the choice of a checkpoint", arguments, choose)
     needs: list[_Need | None] = []
 
     def prepare(_: Pause) -> None:
@@ -95,7 +98,7 @@ def restore_with_step(path: Any, specs: Any, step: int | None) -> tuple[int, Any
     label = f"the reading of {os.path.basename(folder)}"
     together(world, label, prepare)
     together(world, label, read)
-    return chosen_step, like_specs(specs, leaves)
+    return like_specs(specs, leaves), chosen_step, later
 
 
 @contextmanager
@@ -192,7 +195,7 @@ def _needs(manifest: Manifest, specs: Any) -> list[_Need | None]:
     spec_path_of, without = match(saved, spec_by_path)
     if without:
         raise PlanError(
-            f"`specs{without[0]}` has no leaf in the checkpoint of step {manifest.step}. It holds "
+            f"`specs{brief(without[0])}` has no leaf in the checkpoint of step {manifest.step}. It holds "
             f"{_some(saved, spec_by_path)}."
         )
     if left := [path for path in saved if path not in spec_path_of]:
@@ -203,8 +206,8 @@ def _needs(manifest: Manifest, specs: Any) -> list[_Need | None]:
     for path, above in spec_path_of.items():
         if path != above and spec_by_path[above] is not None:
             raise PlanError(
-                f"`specs{above}` is one spec, but {[*spec_path_of.values()].count(above)} leaves were saved below it, "
-                f"tree{path} first: restore needs a spec for each leaf."
+                f"`specs{brief(above)}` is one spec, but {[*spec_path_of.values()].count(above)} leaves were saved "
+                f"below it, tree{brief(path)} first: restore needs a spec for each leaf."
             )
     needs: list[_Need | None] = []
     for path, spec in spec_by_path.items():
@@ -221,7 +224,7 @@ def _needs(manifest: Manifest, specs: Any) -> list[_Need | None]:
 def _some(paths: Any, known: Any) -> str:
     """Return a few of the paths, the unknown ones first."""
     order = sorted(paths, key=lambda path: path in known)
-    text = ", ".join(f"tree{path}" for path in order[:5]) or "nothing"
+    text = ", ".join(f"tree{brief(path, 150)}" for path in order[:5]) or "nothing"
     return text + (f" and {len(order) - 5} more" if len(order) > 5 else "")
 
 
@@ -230,8 +233,8 @@ def _check_shape(path: str, spec: TensorSpec, leaf: Leaf) -> None:
     key_shape = () if form.key is None else _key_data(path, form)
     shape = form.shape[: len(form.shape) - len(key_shape)]
     if shape != spec.global_shape:
-        kind = f"random keys of shape {shape}" if form.key is not None else f"of shape {shape}"
-        raise PlanError(f"`specs{path}` has the global shape {spec.global_shape}, but the saved leaf is {kind}.")
+        kind = "random keys " * (form.key is not None) + f"of shape {quoted(shape)}"
+        raise PlanError(f"`specs{brief(path)}` has the global shape {spec.global_shape}, but the saved leaf is {kind}.")
 
 
 def _key_data(path: str, form: Form) -> tuple[int, ...]:
@@ -240,10 +243,12 @@ def _key_data(path: str, form: Form) -> tuple[int, ...]:
         data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=form.key)))
     except ValueError as error:
         raise CheckpointError(
-            f"`specs{path}` holds random keys of {form.key!r}, unknown to this JAX: {error}"
+            f"`specs{path}` holds random keys of {quoted(form.key)}, unknown to this JAX: {brief(str(error))}"
         ) from None
     if (form.dtype, form.shape[-data.ndim :]) != (data.dtype.name, data.shape):
-        raise CheckpointError(f"`specs{path}` holds random keys of {form.key!r}, but not their data: it is damaged.")
+        raise CheckpointError(
+            f"`specs{path}` holds random keys of {quoted(form.key)}, but not their data: it is damaged."
+        )
     return tuple(data.shape)
 
 
@@ -335,8 +340,8 @@ class _Chunks:
 def _damaged(files: Files, leaf: str, block: Block, problem: str) -> CheckpointError:
     ranges = " x ".join(f"{start}:{stop}" for start, stop in block.box) or "()"
     return CheckpointError(
-        f"{files.path(block.file)} is damaged in the block {ranges} of the leaf {leaf or 'tree'}: {problem}. Another "
-        "step may be intact."
+        f"{files.path(block.file)} is damaged in the block {ranges} of the leaf {brief(leaf) or 'tree'}: {problem}. "
+        "Another step may be intact."
     )
 
 

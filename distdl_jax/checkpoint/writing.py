@@ -20,6 +20,7 @@ from distdl_jax.checkpoint.agreement import together
 from distdl_jax.checkpoint.contents import Leaves, OwnBlock, Placeholders, agree_on_contents
 from distdl_jax.checkpoint.disk import (
     Disk,
+    Folder,
     abandon_later,
     begin_folder,
     checked_path,
@@ -48,11 +49,12 @@ from distdl_jax.checkpoint.manifest import (
 )
 from distdl_jax.errors import CheckpointError, DistDLError, InvalidArgumentError
 from distdl_jax.partitions.formats.boxes_in_files import Pause
-from distdl_jax.partitions.formats.plain_files import LARGEST_TEXT
+from distdl_jax.partitions.formats.plain_files import LARGEST, LARGEST_TEXT
 from distdl_jax.partitions.formats.safetensors import bytes_of, laid_out
 from distdl_jax.partitions.partition import check_partitions
 from distdl_jax.partitions.spec_trees import specs_by_path
 from distdl_jax.plans.decomposition import box_shape
+from distdl_jax.text import quoted
 from distdl_jax.tracing.world import World
 from distdl_jax.transports.progress import Progress, bytes_shown
 from distdl_jax.validation import checked_integer
@@ -74,12 +76,15 @@ class Plan(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The run of a Manager: the last step that it has restored or saved, if any, and whether it saves its first one.
+    """The run of a Manager, which may go back to an earlier step.
 
-    Unfinished leftovers of killed jobs are removed with the first.
+    - `last`: the last step that it has restored or saved, if any.
+    - `abandoned`: the checkpoints of higher steps at its last restore, with their times.
+    - `begins`: whether it saves its first step, with which unfinished leftovers of killed jobs are removed.
     """
 
-    step: int | None
+    last: int | None
+    abandoned: Mapping[Folder, int]
     begins: bool
 
 
@@ -142,7 +147,7 @@ def save(path: str | os.PathLike[str], tree: Any, specs: Any, step: int = 0) -> 
     - `specs`: a pytree of `TensorSpec` of the same structure, as for `dj.gather`; for a random key it describes the
       array of keys, usually `TensorSpec((), P, replicated=True)`. None omits a leaf. Among copies the first is written;
       they must be equal.
-    - `step`: 0 or more. A previously saved step is replaced, once the new one is complete.
+    - `step`: 0 or more, below 2**63. A previously saved step is replaced, once the new one is complete.
 
     Collective over all workers of the world.
 
@@ -190,7 +195,7 @@ def world_of_specs(specs: Any) -> World:
         if spec is not None
     }
     if not partitions:
-        raise InvalidArgumentError(f"`specs` (={specs!r}) must have at least one TensorSpec.")
+        raise InvalidArgumentError(f"`specs` (={quoted(specs)}) must have at least one TensorSpec.")
     check_partitions(**partitions)
     world: World = next(iter(partitions.values())).world
     return world
@@ -312,11 +317,11 @@ def begin(path: Any, step: Any, tree: Any, specs: Any, world: World, run: Run | 
     """
 
     def arguments() -> dict[str, Any]:
-        return {"path": checked_path(path), "step": checked_integer("step", step, 0)}
+        return {"path": checked_path(path), "step": checked_integer("step", step, 0, LARGEST)}
 
     def decide(leaves: Leaves, given: Mapping[str, Any]) -> Plan:
         if run is not None:
-            abandon_later(disk.get(), **given, continued_from=run.step)
+            abandon_later(disk.get(), **given, last=run.last, abandoned=run.abandoned)
         return Plan(leaves, **given, unfinished=begin_folder(disk.get(), **given, tidy=run is not None and run.begins))
 
     plan, own, placeholders = agree_on_contents(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -13,9 +13,10 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.shape_dtype import shape_text
+from distdl_jax.text import brief, quoted
 
 Path = tuple[Any, ...]
-P = TypeVar("P")
+P = TypeVar("P", bound=tuple[Any, ...] | str)
 
 
 class Leaf(NamedTuple):
@@ -39,14 +40,15 @@ def specs_by_path(specs: Any, name: str = "specs") -> dict[Path, TensorSpec | No
     """
     if isinstance(specs, Partition):  # a pytree without leaves for JAX, like those in a module's fields
         raise InvalidTypeError(
-            f"`{name}` (={specs!r}) must be a TensorSpec, or a pytree of them, but is a partition: "
+            f"`{name}` (={quoted(specs)}) must be a TensorSpec, or a pytree of them, but is a partition: "
             "TensorSpec(global_shape, P) describes a tensor on it."
         )
     leaves = dict(jax.tree.leaves_with_path(specs, is_leaf=is_spec))
     for path, spec in leaves.items():
         if not is_spec(spec):
             raise InvalidTypeError(
-                f"`{name}{keystr(path)}` (={spec!r}) must be a TensorSpec, or None to leave the leaf unchanged."
+                f"`{name}{brief(keystr(path))}` (={quoted(spec)}) must be a TensorSpec, or None to leave the leaf "
+                "unchanged."
             )
     return leaves
 
@@ -64,7 +66,8 @@ def match(paths: Iterable[P], specs: Mapping[P, TensorSpec | None]) -> tuple[dic
     >>> match(["['a']", ".b[0]", ".b[1]", ".by"], {"['a']": None, ".b": None})
     ({"['a']": "['a']", '.b[0]': '.b', '.b[1]': '.b'}, [])
     """
-    spec_paths = {path: above for path in paths for above in _and_above(path) if above in specs}
+    lengths = {len(path) for path in specs}
+    spec_paths = {path: above for path in paths for above in _and_above(path, lengths) if above in specs}
     used = set(spec_paths.values())
     return spec_paths, [path for path, spec in specs.items() if spec is not None and path not in used]
 
@@ -90,11 +93,11 @@ def leaves_with_specs(
     if specs is None and values:
         problem = f"is None. Omit the call if all of `{names[0]}` is to stay unchanged."
     elif without := [path for path, _ in values if path not in spec_paths]:
-        problem = f"has none for `{names[0]}{keystr(without[0])}`."
+        problem = f"has none for `{names[0]}{brief(keystr(without[0]))}`."
     elif unused := [path for path in unused if path not in below]:
         problem = (
-            f"`{names[1]}{keystr(unused[0])}` is a TensorSpec, but `{names[0]}` has no leaf there (None and empty "
-            "containers are not leaves). None in its place omits it."
+            f"`{names[1]}{brief(keystr(unused[0]))}` is a TensorSpec, but `{names[0]}` has no leaf there (None and "
+            "empty containers are not leaves). None in its place omits it."
         )
     if problem:
         raise InvalidArgumentError(
@@ -104,9 +107,11 @@ def leaves_with_specs(
     return [Leaf(keystr(path), value, by_path[spec_paths[path]]) for path, value in values]
 
 
-def _and_above(path: Any) -> list[Any]:
-    """Return the path of a leaf, and the paths of the containers around it."""
-    return [path, *(path[:n] for n, key in enumerate(path) if not isinstance(key, str) or key in "[.")]
+def _and_above(path: Any, lengths: Iterable[int]) -> Iterator[Any]:
+    """Yield the path of a leaf, and the paths of the containers around it, of these lengths."""
+    for n in lengths:  # not of all: a path from a file may be megabytes long
+        if n == len(path) or (n < len(path) and (not isinstance(path[n], str) or path[n] in "[.")):
+            yield path[:n]
 
 
 def described(spec: TensorSpec) -> tuple[Any, ...]:
@@ -131,7 +136,8 @@ def check_alike(trees: Mapping[int, Sequence[tuple[str, Any]]], name: str = "tre
         ]
         raise PlanError(
             f"`{name}` must have the same leaves with the same specs on all workers (zero-volume arrays where a worker "
-            f"holds nothing), but `{name}{path}` is {texts[0]} on worker {first} and {texts[1]} on worker {worker}."
+            f"holds nothing), but `{name}{brief(path)}` is {texts[0]} on worker {first} and {texts[1]} on worker "
+            f"{worker}."
         )
 
 

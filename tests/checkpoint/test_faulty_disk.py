@@ -1,11 +1,20 @@
 """At every operation on files: a disk that fails, and a machine that stops, leave the checkpoint before as it was."""
 
-from itertools import chain
+from collections.abc import Iterator
+from itertools import chain, combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoint.recorded_disk import OPERATIONS, FailingDisk, RecordedDisk, ShortDisk, after_a_crash, disk_used
+from checkpoint.recorded_disk import (
+    OPERATIONS,
+    FailingDisk,
+    Operation,
+    RecordedDisk,
+    ShortDisk,
+    after_a_crash,
+    disk_used,
+)
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
@@ -110,6 +119,64 @@ def test_a_crash_after_every_operation(second: int, kept: str, tmp_path: Path) -
 
     dj.simulate(1, program)
     assert found == sorted(found) and found[0] == 1 and found[-1] == 2
+
+
+def number() -> TensorSpec:
+    return TensorSpec((), dj.Partition(), replicated=True)
+
+
+def goes_back(path: Path, step: int, value: int) -> None:
+    with checkpoint.Manager(path, keep=None) as manager:
+        manager.restore(number(), 10)
+        manager.save(value, number(), step)
+
+
+def kept_renames(operations: list[Operation], run: Path) -> Iterator[list[Operation]]:
+    """The operations without some of the renames of checkpoints that are not on disk for sure: in every combination."""
+    synced = max(
+        (n for n, its in enumerate(operations) if its.kind == "sync_folder" and its.path == str(run)), default=0
+    )
+    unsure = [
+        n
+        for n, its in enumerate(operations)
+        if n > synced and its.kind == "rename" and "/step-" in its.to[len(str(run)) :]
+    ]
+    for count in range(len(unsure) + 1):
+        for lost in combinations(unsure, count):
+            yield [its for n, its in enumerate(operations) if n not in lost]
+
+
+@pytest.mark.parametrize("step", [15, 20])
+def test_a_kill_and_a_crash_after_every_operation_of_a_run_that_goes_back(step: int, tmp_path: Path) -> None:
+    """What is left of the abandoned steps is a beginning, and never above the new one; the next run goes back again."""
+    recorded = RecordedDisk()
+    path = tmp_path / "run"
+    path.mkdir()
+    states = set()
+
+    def program() -> None:
+        with disk_used(recorded):
+            for old in (10, 20, 30, 40):
+                checkpoint.save(path, old, number(), old)
+            first = len(recorded.operations)
+            goes_back(path, step, -1)
+        crashes = [
+            operations
+            for n in range(first, len(recorded.operations) + 1)
+            for operations in kept_renames(recorded.operations[:n], path)
+        ]
+        for n, operations in enumerate(crashes):
+            for kept in ("synced", "names"):
+                left = tmp_path / f"{n}-{kept}"
+                after_a_crash(operations, path, left, kept)
+                values = [int(checkpoint.restore(left, number(), its)) for its in checkpoint.steps(left)]
+                states.add(tuple(values))
+                goes_back(left, step, -2)
+                assert [int(checkpoint.restore(left, number(), its)) for its in checkpoint.steps(left)] == [10, -2]
+
+    dj.simulate(1, program)
+    others = {(10,)} if step == 15 else set()
+    assert states == {(10, 20, 30, 40), (10, 20, 30), (10, 20), (10, -1)} | others
 
 
 def test_folders_above_are_there_for_good(tmp_path: Path) -> None:

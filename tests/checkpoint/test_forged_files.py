@@ -252,6 +252,43 @@ def test_files_of_other_kinds_are_refused(kind: str, saved: Path, tmp_path: Path
     dj.simulate(2, refused, lambda: checkpoint.restore(path, specs()), sentence, dj.CheckpointError)
 
 
+def test_many_and_long_names_take_no_longer_than_their_bytes(tmp_path: Path) -> None:
+    """Of containers around a leaf, and of arrays of complex numbers: the time and memory are not their square."""
+    names = [f"{n}" for n in range(100_000)]
+    header: dict[str, Any] = {name: {"dtype": "F32", "shape": [0, 2], "data_offsets": [0, 0]} for name in names}
+    header["__metadata__"] = {"distdl_jax.complex": json.dumps(names)}
+    text = json.dumps(header).encode()
+    (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text)
+    assert arrays_in(str(tmp_path / "x"))["7"].dtype == np.complex64
+
+    def program() -> None:
+        spec = TensorSpec((), dj.Partition(), replicated=True)
+        checkpoint.save(tmp_path, {"w": 1}, {"w": spec})
+        path = tmp_path / "step-0000000000" / "manifest.json"
+        outer = json.loads(path.read_bytes())
+        outer["checkpoint"]["leaves"][0]["path"] = "." * 10**7
+        said = json.dumps(outer["checkpoint"], sort_keys=True, separators=(",", ":"))
+        path.write_text(json.dumps(outer | {"crc32": zlib.crc32(said.encode())}))
+        with pytest.raises(dj.PlanError, match=r"`specs\['w'\]` has no leaf .* characters\) \.\.\."):
+            checkpoint.restore(tmp_path, {"w": spec})
+
+    dj.simulate(1, program)
+
+
+def test_a_step_that_no_manifest_can_have(tmp_path: Path) -> None:
+    """It is refused before it is written, not when it is read."""
+
+    def program() -> None:
+        spec = TensorSpec((), dj.Partition(), replicated=True)
+        for step in (2**63, 10**5000):
+            sentence = r"`step` \(=.*\) must be at most 9223372036854775807"
+            refused(lambda step=step: checkpoint.save(tmp_path, 1, spec, step), sentence, dj.InvalidArgumentError)
+        checkpoint.save(tmp_path, 1, spec, 2**63 - 1)
+        assert checkpoint.steps(tmp_path) == [2**63 - 1] and int(checkpoint.restore(tmp_path, spec)) == 1
+
+    dj.simulate(2, program)
+
+
 def test_a_manifest_of_20_gigabytes(tmp_path: Path) -> None:
     (tmp_path / "step-0000000000").mkdir()
     (tmp_path / "step-0000000000" / "manifest.json").touch()

@@ -110,6 +110,58 @@ def test_a_new_run_in_the_folder_of_an_old_one(keep: int | None, tmp_path: Path)
     assert sorted(os.listdir(tmp_path)) == ["step-0000000100", "step-0000000200", "step-0000000300.2"]
 
 
+def folders(path: Path) -> list[str]:
+    return sorted(os.listdir(path))
+
+
+@pytest.mark.simulated(2)
+def test_a_manager_that_never_went_back_sets_nothing_aside(tmp_path: Path) -> None:
+    """Neither before its first checkpoint nor after it, when another job saves a higher step in its folder."""
+    with checkpoint.Manager(tmp_path) as manager, checkpoint.Manager(tmp_path) as another_job:
+        another_job.save(40, value_spec(), 40)
+        another_job.wait()
+        with pytest.raises(dj.InvalidArgumentError, match=r"`step` \(=20\) must not be below .*, 40: this"):
+            manager.save(20, value_spec(), 20)
+        manager.save(50, value_spec(), 50)
+        manager.wait()
+        another_job.save(90, value_spec(), 90)
+        another_job.wait()
+        before = folders(tmp_path)
+        for step in (60, 50):
+            with pytest.raises(dj.InvalidArgumentError, match=rf"`step` \(={step}\) .* below 90, .*another job saves"):
+                manager.save(step, value_spec(), step)
+        assert folders(tmp_path) == before and manager.steps() == [40, 50, 90]
+        manager.save(100, value_spec(), 100)
+        assert manager.steps() == [50, 90, 100]
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("when", ["after the restore", "after a save", "with the names of earlier ones"])
+def test_going_back_sets_nothing_aside_that_came_later(when: str, tmp_path: Path) -> None:
+    """Only what was there when the manager went back; another job's steps that were completed since are refused."""
+    with checkpoint.Manager(tmp_path, keep=None) as manager, checkpoint.Manager(tmp_path, keep=None) as another_job:
+        for step in (10, 20, 30, 40):
+            manager.save(step, value_spec(), step)
+        assert int(manager.restore(value_spec(), 10)) == 10
+        if when == "after a save":
+            for step in (20, 30):
+                manager.save(-step, value_spec(), step)
+            manager.wait()
+        another_job.restore(value_spec(), 10 if when == "with the names of earlier ones" else None)
+        for step in (20, 30, 40) if when == "with the names of earlier ones" else (45, 50):
+            another_job.save(100 * step, value_spec(), step)
+        another_job.wait()
+        before = folders(tmp_path)
+        highest = manager.latest_step()
+        for step in (35, 37):
+            with pytest.raises(dj.InvalidArgumentError, match=rf"`step` \(={step}\) .* below {highest}, .*another job"):
+                manager.save(step, value_spec(), step)
+        assert folders(tmp_path) == before and int(manager.restore(value_spec())) == 100 * highest
+        assert int(manager.restore(value_spec(), 30)) in (30, -30, 3000)  # the user knows what is there, and goes back
+        manager.save(36, value_spec(), 36)
+        assert manager.latest_step() == 36
+
+
 def test_continuing_from_an_earlier_step(tmp_path: Path) -> None:
     """What was saved after it is kept under other names, and the new run's steps count; in the same job or another."""
 

@@ -84,12 +84,18 @@ class TurnDisk(FailingDisk):
             os.rmdir(path)
 
 
-def saves(path: Path, its: TurnDisk, steps: list[int], value: float, managed: bool) -> list[tuple[int, float, bool]]:
-    """What a job of one worker has tried to save: the step, the value, and whether that was said to be saved."""
+def saves(
+    path: Path, its: TurnDisk, steps: list[int], value: float, managed: bool, seen: set[float] | None
+) -> list[tuple[int, float, bool]]:
+    """What a job of one worker has tried to save: the step, the value, and whether that was said to be saved. With
+    `seen`, its manager goes back to step 1 before, and adds the values of the checkpoints that are there."""
     said = []
     spec = TensorSpec((3,), dj.Partition())
     disk.set(its)
     manager = checkpoint.Manager(path, keep=None) if managed else None
+    if manager is not None and seen is not None:
+        manager.restore(spec, 1)
+        seen |= {float(checkpoint.restore(path, spec, step)[0]) for step in checkpoint.steps(path)}
     for n, step in enumerate(steps):
         its_value = value + n
         try:
@@ -108,7 +114,8 @@ def saves(path: Path, its: TurnDisk, steps: list[int], value: float, managed: bo
     return said
 
 
-def two_jobs(path: Path, seed: int) -> list[tuple[int, float, bool]]:
+def two_jobs(path: Path, seed: int) -> tuple[list[tuple[int, float, bool]], set[float]]:
+    """What the jobs have said, and the values that one of them may have set aside."""
     draw = random.Random(seed)
     turns = Turns(seed, 2)
     said: list[tuple[int, float, bool]] = []
@@ -116,7 +123,8 @@ def two_jobs(path: Path, seed: int) -> list[tuple[int, float, bool]]:
     def job(number: int) -> None:
         managed = number == 1 and draw_managed
         try:
-            (mine,) = dj.simulate(1, saves, path, disks[number], orders[number], 10.0 * (number + 1), managed)
+            back = seen if managed and goes_back else None
+            (mine,) = dj.simulate(1, saves, path, disks[number], orders[number], 10.0 * (number + 1), managed, back)
             said.extend(mine)
         finally:
             turns.leave()
@@ -125,13 +133,22 @@ def two_jobs(path: Path, seed: int) -> list[tuple[int, float, bool]]:
     orders = [[draw.choice(STEPS) for _ in range(2)] for _ in range(2)]
     ends = [draw.randrange(1, 40) if draw.random() < 0.4 and not (n == 1 and draw_managed) else 10**6 for n in range(2)]
     disks = [TurnDisk(turns, n, end) for n, end in enumerate(ends)]
+    goes_back, seen = draw_managed and draw.random() < 0.7, set[float]()
+    if goes_back:
+
+        def before() -> None:
+            for step in STEPS:
+                checkpoint.save(path, np.full(3, float(step)), TensorSpec((3,), dj.Partition()), step)
+                said.append((step, float(step), True))
+
+        dj.simulate(1, before)
     threads = [threading.Thread(target=job, args=(n,)) for n in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(120)
         assert not thread.is_alive()
-    return said
+    return said, seen
 
 
 @pytest.mark.parametrize("part", range(3))
@@ -139,10 +156,18 @@ def test_drawn_interleavings(part: int, tmp_path: Path) -> None:
     """A step that a save returned for is whole, and every step that is listed; the next job's Manager tidies up."""
     broken: list[str] = []
 
-    def check(path: Path, said: list[tuple[int, float, bool]], seed: int) -> None:
+    def check(path: Path, said: list[tuple[int, float, bool]], seen: set[float], seed: int) -> None:
         spec = TensorSpec((3,), dj.Partition())
         steps = checkpoint.steps(path)
-        aside = {int(name[5:15]) for name in os.listdir(path) if "abandoned" in name}  # by a manager's lower step
+        aside = set()
+        for name in [name for name in os.listdir(path) if "abandoned" in name]:
+            step, other = int(name[5:15]), path / name.replace("step", "aside")
+            other.mkdir()
+            (path / name).rename(other / name.split(".")[0])
+            if (value := float(checkpoint.restore(other, spec)[0])) not in seen:
+                broken.append(f"seed {seed}: {value} of {step} was set aside")
+            aside.add(step)
+            asides.append(seed)
         if missing := {step for step, _, saved in said if saved} - {*steps} - aside:
             broken.append(f"seed {seed}: lacks {missing}")
         for step in steps:
@@ -159,14 +184,15 @@ def test_drawn_interleavings(part: int, tmp_path: Path) -> None:
             broken.append(f"seed {seed}: left {os.listdir(path)}")
 
     raised = saved = 0
+    asides: list[int] = []
     for seed in range(part, SEEDS, 3):
         path = tmp_path / f"{seed}"
-        said = two_jobs(path, seed)
-        dj.simulate(1, check, path, said, seed)
+        said, seen = two_jobs(path, seed)
+        dj.simulate(1, check, path, said, seen, seed)
         raised += sum(not is_saved for *_, is_saved in said)
         saved += sum(is_saved for *_, is_saved in said)
     assert not broken, f"{len(broken)}: {broken[:3]}"
-    assert raised > 10 and saved > 50, (raised, saved)
+    assert raised > 10 and saved > 50 and len(asides) > 5, (raised, saved, len(asides))
 
 
 class TakenDisk(Disk):

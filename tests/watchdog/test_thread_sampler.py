@@ -1,15 +1,17 @@
 """What a worker's threads do, seen from another one: the watchdog's thread, its clock and its sampler."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from distdl_jax.watchdog.watch.clock import LONGEST_TURN, AwakeClock
 from distdl_jax.watchdog.watch.status import ThreadRecord, WorkerStatus, is_pending
 from distdl_jax.watchdog.watch.thread import WatchdogThread
-from distdl_jax.watchdog.watch.thread_sampler import Sampler
+from distdl_jax.watchdog.watch.thread_sampler import Sampler, _stack_file, main_stack
 
 
 @contextmanager
@@ -127,3 +129,20 @@ def test_time_in_which_nobody_looked_does_not_count(turns):
         now += turn
         seconds = clock.turn(now)
     assert seconds == pytest.approx(sum(min(turn, LONGEST_TURN) for turn in turns))
+
+
+def test_a_file_of_the_program_that_has_the_descriptor_for_stacks_is_unchanged(tmp_path: Path):
+    """A program may close all descriptors, and open files of its own."""
+    assert main_stack()
+    descriptor, _ = _stack_file()
+    ours = os.dup(descriptor)
+    (tmp_path / "theirs").write_text("theirs")
+    try:
+        with open(tmp_path / "theirs", "r+") as theirs:
+            os.dup2(theirs.fileno(), descriptor)
+            assert main_stack() == []
+        assert (tmp_path / "theirs").read_text() == "theirs"
+    finally:
+        os.dup2(ours, descriptor, inheritable=False)
+        os.close(ours)
+    assert main_stack()

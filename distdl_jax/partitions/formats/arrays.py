@@ -20,6 +20,7 @@ from distdl_jax.partitions.formats.hdf5_zarr import open_hdf5, open_zarr
 from distdl_jax.partitions.formats.plain_files import PlainFile, chosen, damage_in_words, integers, read_exactly
 from distdl_jax.partitions.formats.safetensors import dtype_named, read_header
 from distdl_jax.plans.decomposition import Box, box_shape
+from distdl_jax.text import brief, quoted
 
 Halo = Sequence[tuple[int, int]]
 
@@ -62,8 +63,8 @@ def open_array(path: str | os.PathLike[str], name: str | None = None) -> Any:
         if kind in (".npy", ".npz", ".safetensors") or not os.path.isfile(path):
             raise
         raise CheckpointError(
-            f"`path` (={path!r}) must end in .npy, .npz, .safetensors, .h5, .hdf5 or .zarr, and be a file of that "
-            f"kind: {error}"
+            f"`path` (={quoted(path)}) must end in .npy, .npz, .safetensors, .h5, .hdf5 or .zarr, and be a file of "
+            f"that kind: {error}"
         ) from None
 
 
@@ -106,7 +107,7 @@ def read(source: Any, box: Box | None, halo: Halo | None = None) -> np.ndarray[A
 def check_array(name: str, array: Any) -> None:
     """Reject a value that is not an array."""
     if not (hasattr(array, "shape") and hasattr(array, "dtype")):
-        raise InvalidTypeError(f"`{name}` (={array!r}) must be an array, or the path of a file with one.")
+        raise InvalidTypeError(f"`{name}` (={quoted(array)}) must be an array, or the path of a file with one.")
 
 
 def with_halo(box: Box, halo: Halo | None, shape: Sequence[int]) -> Box:
@@ -120,10 +121,12 @@ def with_halo(box: Box, halo: Halo | None, shape: Sequence[int]) -> Box:
     try:
         widths = [(operator.index(left), operator.index(right)) for left, right in halo]
     except (TypeError, ValueError):
-        raise InvalidTypeError(f"`halo` (={halo!r}) must hold two integers, left and right, per dimension.") from None
+        raise InvalidTypeError(
+            f"`halo` (={quoted(halo)}) must hold two integers, left and right, per dimension."
+        ) from None
     if len(widths) != len(shape) or any(width < 0 for pair in widths for width in pair):
         raise InvalidArgumentError(
-            f"`halo` (={halo!r}) must hold widths of 0 or more for each of the {len(shape)} dimensions."
+            f"`halo` (={quoted(halo)}) must hold widths of 0 or more for each of the {len(shape)} dimensions."
         )
     return tuple(
         (max(0, start - left), min(n, stop + right)) if start < stop else (start, stop)
@@ -135,11 +138,11 @@ def _checked_box(box: Any, shape: tuple[int, ...]) -> Box:
     try:
         ranges = tuple((operator.index(start), operator.index(stop)) for start, stop in box)
     except (TypeError, ValueError):
-        raise InvalidTypeError(f"`box` (={box!r}) must hold a range (start, stop) for each dimension.") from None
+        raise InvalidTypeError(f"`box` (={quoted(box)}) must hold a range (start, stop) for each dimension.") from None
     if len(ranges) != len(shape) or not all(
         0 <= start <= stop <= n for (start, stop), n in zip(ranges, shape, strict=False)
     ):
-        raise InvalidArgumentError(f"`box` (={box!r}) is not a box of an array of shape {shape}.")
+        raise InvalidArgumentError(f"`box` (={quoted(box)}) is not a box of an array of shape {shape}.")
     return ranges
 
 
@@ -250,7 +253,7 @@ def _npz(file: PlainFile, plain: IO[bytes]) -> dict[str, ArrayInFile]:
             with archive.open(member) as stream:
                 if stream.read(6) != _NPY:
                     raise CheckpointError(
-                        f"{file.path} is not an npz file: its member {member.filename!r} is not an array."
+                        f"{file.path} is not an npz file: its member {quoted(member.filename)} is not an array."
                     )
             if member.compress_type != zipfile.ZIP_STORED:
                 with archive.open(member) as stream:
@@ -268,9 +271,9 @@ def _npy(file: PlainFile, name: str, stream: IO[bytes], begin: int | None, end: 
     """Read a header; `begin`, `end`: the bytes of the array with its header in the file, or in a compressed stream."""
     shape, is_fortran, dtype = _npy_header(stream)
     if dtype.hasobject:
-        raise CheckpointError(f"{file.path} holds Python objects under {name!r}, not numbers.")
+        raise CheckpointError(f"{file.path} holds Python objects under {quoted(name)}, not numbers.")
     if stream.tell() + prod(integers([*shape])) * dtype.itemsize > end:
-        raise ValueError(f"{name!r} is too short for its shape, {shape}")
+        raise ValueError(f"{quoted(name)} is too short for its shape, {quoted(shape)}")
     return _array(file, name, shape, dtype, None if begin is None else stream.tell(), is_fortran)
 
 
@@ -279,7 +282,7 @@ def _array(
 ) -> ArrayInFile:
     """Return an array that numpy supports; `ValueError` for too many dimensions, for instance."""
     if np.broadcast_to(np.empty((), dtype), shape).dtype != dtype:
-        raise ValueError(f"{name!r} is of dtype {dtype}, whose elements are arrays")
+        raise ValueError(f"{quoted(name)} is of dtype {brief(str(dtype))}, whose elements are arrays")
     return ArrayInFile(file, name, shape, dtype, offset, is_fortran)
 
 

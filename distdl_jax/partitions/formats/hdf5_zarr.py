@@ -18,6 +18,7 @@ from distdl_jax.errors import CheckpointError, SetupError
 from distdl_jax.partitions.formats.boxes_in_files import box_of_index
 from distdl_jax.partitions.formats.plain_files import PlainFile, chosen, damage_in_words, no_file
 from distdl_jax.plans.decomposition import Box
+from distdl_jax.text import brief, quoted
 
 _METADATA = "zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"
 
@@ -92,8 +93,8 @@ def _check_sources(h5py: Any, array: Any, seen: set[tuple[str, str]]) -> None:
         other = path if file_name == "." else os.path.normpath(os.path.join(folder, file_name))
         if name is None or not other.startswith(folder):
             raise CheckpointError(
-                f"{path} has numbers of {array.name!r} in {file_name}, which may be any file on this machine. If you "
-                "trust it, open it with h5py, and pass the data set."
+                f"{path} has numbers of {quoted(array.name)} in {brief(file_name)}, which may be any file on this "
+                "machine. If you trust it, open it with h5py, and pass the data set."
             )
         if (other, name) not in seen:
             seen.add((other, name))
@@ -119,7 +120,8 @@ def open_zarr(path: str, name: str | None) -> WatchedArray:
         pipeline = [metadata.get(key) for key in ("filters", "compressor", "codecs")]
         if array.dtype.hasobject or "pickle" in str(pipeline).lower():
             raise CheckpointError(
-                f"{path} holds Python objects under {array.path!r}, not numbers: reading them may run arbitrary code."
+                f"{path} holds Python objects under {quoted(array.path)}, not numbers: reading them may run arbitrary "
+                "code."
             )
 
     def chunk_files(box: Box) -> Iterator[str]:

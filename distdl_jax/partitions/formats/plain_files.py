@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import reprlib
 import stat
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from distdl_jax.errors import CheckpointError, DistDLError, InvalidArgumentError
+from distdl_jax.text import brief, quoted
 
 LARGEST_TEXT = 2**30
 """Maximum bytes of a manifest, or of the metadata of a Zarr store."""
@@ -147,8 +147,8 @@ def damage_in_words(path: str, name: str | None = None, *others: type[Exception]
             if error.filename is not None:
                 raise
             raise OSError(error.errno, error.strerror, path) from None
-        array = "" if name is None else f" {name!r} can't be read:"
-        text = str(error).rstrip(".") or type(error).__name__
+        array = "" if name is None else f" {quoted(name)} can't be read:"
+        text = brief(str(error).rstrip(".")) or type(error).__name__
         raise CheckpointError(f"{path} is damaged, or not what its name says:{array} {text}.") from None
 
 
@@ -158,7 +158,7 @@ def chosen(path: str, arrays: Mapping[str, Any], name: str | None) -> Any:
         return next(iter(arrays.values()))
     if name is None or name not in arrays:
         raise InvalidArgumentError(
-            f"`name` (={name!r}) must be the name of an array in {path}. It holds {some(arrays)}."
+            f"`name` (={quoted(name)}) must be the name of an array in {path}. It holds {some(arrays)}."
         )
     return arrays[name]
 
@@ -166,7 +166,9 @@ def chosen(path: str, arrays: Mapping[str, Any], name: str | None) -> Any:
 def some(names: Iterable[str]) -> str:
     """Return a few of the names, for messages."""
     names = sorted(names)
-    return (", ".join(map(repr, names[:8])) or "nothing") + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return (", ".join(brief(repr(name), 100) for name in names[:8]) or "nothing") + (
+        f" and {len(names) - 8} more" if len(names) > 8 else ""
+    )
 
 
 # --- JSON: anything unexpected raises `ValueError`, and nothing else ---
@@ -186,14 +188,14 @@ def parsed(text: bytes) -> Any:
 def fields(value: Any, *names: str) -> list[Any]:
     """Return the values of an object that has exactly these names."""
     if not isinstance(value, dict) or value.keys() != {*names}:
-        raise ValueError(f"{reprlib.repr(value)} is not an object of {', '.join(names)}")
+        raise ValueError(f"{quoted(value)} is not an object of {', '.join(names)}")
     return [value[name] for name in names]
 
 
 def integer(value: Any, least: int = 0, most: int = LARGEST) -> int:
     """Return an integer that lies in a range."""
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{reprlib.repr(value)} is not an integer from {least} to {most}")
+        raise ValueError(f"{quoted(value)} is not an integer from {least} to {most}")
     return value
 
 
@@ -205,7 +207,7 @@ def integers(value: Any) -> tuple[int, ...]:
 def typed(value: Any, kind: type) -> Any:
     """Return a value of exactly this type."""
     if type(value) is not kind:
-        raise ValueError(f"{reprlib.repr(value)} is not a {kind.__name__}")
+        raise ValueError(f"{quoted(value)} is not a {kind.__name__}")
     return value
 
 

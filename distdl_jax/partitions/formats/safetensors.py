@@ -17,6 +17,7 @@ import numpy as np
 
 from distdl_jax.errors import CheckpointError
 from distdl_jax.partitions.formats.plain_files import PlainFile, fields, integers, parsed, typed
+from distdl_jax.text import quoted
 
 METADATA = "__metadata__"
 """The only name in a header that is not a tensor's."""
@@ -133,21 +134,21 @@ def read_header(file: PlainFile) -> dict[str, Tensor]:
 def _tensors(header: dict[str, Any], begin: int) -> dict[str, Tensor]:
     """Return the tensors of a header; `ValueError` if it has others."""
     metadata = typed(header.pop(METADATA, None) or {}, dict)
-    pairs = typed(parsed(typed(metadata.get(COMPLEX, "[]"), str).encode()), list)
+    pairs = {typed(name, str) for name in typed(parsed(typed(metadata.get(COMPLEX, "[]"), str).encode()), list)}
     tensors, ranges = {}, []
     for name, entry in header.items():
         code, shape, offsets = fields(entry, "dtype", "shape", "data_offsets")
         dtype, lengths = _NAMES.get(typed(code, str)), integers(shape)
         if dtype is None:
-            raise ValueError(f"{name!r} has the unknown dtype {code!r}")
+            raise ValueError(f"{quoted(name)} has the unknown dtype {quoted(code)}")
         if name in pairs:
             if dtype not in _PAIR_OF or lengths[-1:] != (2,):
-                raise ValueError(f"{name!r} is not an array of pairs of floats")
+                raise ValueError(f"{quoted(name)} is not an array of pairs of floats")
             dtype, lengths = _PAIR_OF[dtype], lengths[:-1]
         first, last = integers(offsets) if len(typed(offsets, list)) == 2 else (0, -1)
         tensors[name] = Tensor(dtype, lengths, begin + first)
         if last - first != tensors[name].nbytes:
-            raise ValueError(f"{name!r} does not have the bytes of its shape")
+            raise ValueError(f"{quoted(name)} does not have the bytes of its shape")
         ranges.append((first, last))
     ranges.sort()
     if [0, *(last for _, last in ranges)][: len(ranges)] != [first for first, _ in ranges]:

@@ -13,12 +13,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -153,14 +152,17 @@ def _activity(innermost: FrameType) -> str | None:
 
 
 @cache
-def _stack_file() -> IO[str] | None:
-    """Open the file for stacks, once: later there may be no descriptor left."""
+def _stack_file() -> tuple[int, os.stat_result] | None:
+    """Open the file for stacks, once: later there may be no descriptor left. It is closed by the end of the process."""
     try:
-        return os.fdopen(os.memfd_create("stacks"), "w+")
+        descriptor = os.memfd_create("stacks")
     except (AttributeError, OSError):
-        with suppress(OSError):
-            return tempfile.TemporaryFile("w+")
-    return None
+        try:
+            with tempfile.TemporaryFile() as file:
+                descriptor = os.dup(file.fileno())
+        except OSError:
+            return None
+    return descriptor, os.fstat(descriptor)
 
 
 def prepare_to_write_stacks() -> None:
@@ -178,13 +180,15 @@ def main_stack() -> list[Line]:
     """
     if (file := _stack_file()) is None:
         return []
+    descriptor, opened = file
     with _writing_stacks:
         try:
-            file.seek(0)
-            file.truncate()
-            faulthandler.dump_traceback(file, all_threads=True)
-            file.seek(0)
-            text = file.read()
+            if not os.path.samestat(os.fstat(descriptor), opened):  # the program has closed it: a file of its own
+                return []
+            os.ftruncate(descriptor, 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            faulthandler.dump_traceback(descriptor, all_threads=True)
+            text = os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
         except (OSError, ValueError):
             return []
     threads = re.split(r"^(?:Current thread|Thread) (0x[0-9a-f]+).*\n", text, flags=re.M)
