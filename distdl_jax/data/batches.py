@@ -66,12 +66,11 @@ def batches(
     - `state`: where to continue: the `state` of another such iterator. In the middle of an epoch, that must have the
       same number of samples, `batch_size` and `key`.
 
-    **Returns:** `Batches`. Making it is not collective. Its first `next` is, among the workers of `spec`, which agree on
+    **Returns:** `Batches`. Making it is not collective. Its first `next` is, among the workers of `spec`: they agree on
     the order of the samples, once. A worker without a part of a spec gets zero-volume arrays.
 
-    **Raises:** `InvalidArgumentError`, `InvalidTypeError` if the arguments are invalid; with the first batch
-    `PlanError`, on all workers of `spec`, if the number of samples, `batch_size`, `key`, `drop_last`, `epochs` or `state`
-    differs between them.
+    **Raises:** `InvalidArgumentError`, `InvalidTypeError` if the arguments are invalid; with the first batch, on all
+    workers of `spec`, `PlanError` if the number of samples, `batch_size`, `key`, `drop_last`, `epochs` or `state` differs.
 
     >>> import distdl_jax as dj
     >>> P = dj.Partition().grid([1])

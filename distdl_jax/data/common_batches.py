@@ -3,7 +3,7 @@
 A batch of another size, such as the last one of an epoch, changes the blocks of some workers only if its samples are
 split: of 3 samples in place of 4, two workers hold 2 + 1 in place of 2 + 2. JAX would trace a function again on the
 second worker alone, which would wait for the first. So the size is part of the key of JAX's caches, on all workers,
-while such a batch is an iterator's current one.
+while such a batch is an iterator's current one. All functions are then traced and compiled once more.
 """
 
 from __future__ import annotations
@@ -13,18 +13,13 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-import jax
-
 from distdl_jax.errors import PlanError
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.planning import is_for_planning
+from distdl_jax.tracing.cache_keys import batch_sizes
 from distdl_jax.tracing.world import World
 from distdl_jax.validation import difference
 from distdl_jax.watchdog.watch.status import WorkerStatus, worker_status
-
-sizes_in_keys = jax.make_user_context(None)
-"""The sizes of this worker's current batches that only some workers could tell from others by the shapes of their
-blocks; None if there is none. It is part of the key of all JAX caches."""
 
 
 class Samples(NamedTuple):
@@ -96,7 +91,7 @@ class CurrentSizes:
             gc.collect()  # an abandoned iterator in a cycle of references would stay for longer on some workers
         if sizes:
             self._in_key[iterator] = sizes
-        sizes_in_keys(tuple(sorted(self._in_key.values())) or None).__enter__()  # for this thread, until the next one
+        batch_sizes(tuple(sorted(self._in_key.values())) or None).__enter__()  # in this thread, until it is set again
 
 
 _sizes: WeakKeyDictionary[WorkerStatus, CurrentSizes] = WeakKeyDictionary()
