@@ -69,8 +69,9 @@ def batches(
     **Returns:** `Batches`. Making it is not collective. Its first `next` is, among the workers of `spec`: they agree on
     the order of the samples, once. A worker without a part of a spec gets zero-volume arrays.
 
-    **Raises:** `InvalidArgumentError`, `InvalidTypeError` if the arguments are invalid; with the first batch, on all
-    workers of `spec`, `PlanError` if the number of samples, `batch_size`, `key`, `drop_last`, `epochs` or `state` differs.
+    **Raises:** `InvalidArgumentError`, `InvalidTypeError` if the arguments are invalid; `PlanError`, with the first
+    batch on all workers of `spec`, if their number of samples, `batch_size`, `key`, `drop_last`, `epochs` or `state`
+    differs.
 
     >>> import distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -185,7 +186,7 @@ class Batches:
         try:
             batch, samples = self._next()
         except StopIteration:
-            current_sizes().change(self, ())
+            current_sizes().change(self, None)
             raise
         if self._agree is not None:
             current_sizes().begin(self, [its._replace(number=self._batch_size or its.number) for its in samples])

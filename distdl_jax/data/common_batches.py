@@ -67,12 +67,18 @@ class CurrentSizes:
     def begin(self, iterator: Any, usual: Iterable[Samples]) -> None:
         """Prepare for the first batch of an iterator, whose batches usually have these samples."""
         self._distinguish(usual)
-        self._set(iterator, ())
+        self._in_key.pop(iterator, None)
+        if self._in_key:
+            gc.collect()  # an abandoned iterator in a cycle of references would stay for longer on some workers
+        self._set_key(())
 
-    def change(self, iterator: Any, batch: Iterable[Samples]) -> None:
-        """Record that an iterator's current batch has these samples; none at its end."""
-        if (sizes := self._distinguish(batch)) != self._in_key.get(iterator, ()):
-            self._set(iterator, sizes)
+    def change(self, iterator: Any, batch: Iterable[Samples] | None) -> None:
+        """Record that an iterator's current batch has these samples; None at its end."""
+        before, sizes = self._in_key.pop(iterator, ()), None if batch is None else self._distinguish(batch)
+        if sizes:
+            self._in_key[iterator] = sizes
+        if before or self._in_key:
+            self._set_key(sizes)
 
     def _distinguish(self, batch: Iterable[Samples]) -> tuple[int, ...]:
         """Return the sizes of a batch that have to be in the key."""
@@ -85,13 +91,11 @@ class CurrentSizes:
                 sizes.append(number)
         return tuple(sizes)
 
-    def _set(self, iterator: Any, sizes: tuple[int, ...]) -> None:
-        self._in_key.pop(iterator, None)
-        if self._in_key:
-            gc.collect()  # an abandoned iterator in a cycle of references would stay for longer on some workers
-        if sizes:
-            self._in_key[iterator] = sizes
-        batch_sizes(tuple(sorted(self._in_key.values())) or None).__enter__()  # in this thread, until it is set again
+    def _set_key(self, last: tuple[int, ...] | None) -> None:
+        """Put the sizes into the key, in this thread until they are set again; `last`: of the batch that came last,
+        for a function that is called with batches of several iterators."""
+        sizes = tuple(sorted(self._in_key.values()))
+        batch_sizes((sizes, last) if sizes else None).__enter__()
 
 
 _sizes: WeakKeyDictionary[WorkerStatus, CurrentSizes] = WeakKeyDictionary()
