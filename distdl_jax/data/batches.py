@@ -189,7 +189,7 @@ class Batches:
             current_sizes().change(self, None)
             raise
         if self._agree is not None:
-            current_sizes().begin(self, [its._replace(number=self._batch_size or its.number) for its in samples])
+            current_sizes().begin([its._replace(number=self._batch_size or its.number) for its in samples])
             self._agree = None
         current_sizes().change(self, samples)
         return batch

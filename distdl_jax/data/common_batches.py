@@ -9,9 +9,9 @@ while such a batch is an iterator's current one. All functions are then traced a
 from __future__ import annotations
 
 import gc
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from distdl_jax.errors import PlanError
 from distdl_jax.partitions.partition import Partition
@@ -62,23 +62,31 @@ class CurrentSizes:
 
     def __init__(self) -> None:
         self._told_apart: dict[int, set[int]] = {}  # by the number of workers
-        self._in_key: WeakKeyDictionary[Any, tuple[int, ...]] = WeakKeyDictionary()  # by iterator
+        self._in_key: dict[ref[Any], tuple[int, ...]] = {}  # by iterator, also of ones that no longer exist
 
-    def begin(self, iterator: Any, usual: Iterable[Samples]) -> None:
-        """Prepare for the first batch of an iterator, whose batches usually have these samples."""
+    def begin(self, usual: Iterable[Samples]) -> None:
+        """Prepare for the first batch of an iterator, whose batches usually have these samples; forget ended ones."""
         self._distinguish(usual)
-        self._in_key.pop(iterator, None)
         if self._in_key:
             gc.collect()  # an abandoned iterator in a cycle of references would stay for longer on some workers
-        self._set_key(())
+            self._in_key = {its: sizes for its, sizes in self._in_key.items() if its() is not None}
+        self._set_key(None)
 
-    def change(self, iterator: Any, batch: Iterable[Samples] | None) -> None:
+    def change(self, iterator: Any, batch: Collection[Samples] | None) -> None:
         """Record that an iterator's current batch has these samples; None at its end."""
-        before, sizes = self._in_key.pop(iterator, ()), None if batch is None else self._distinguish(batch)
+        before, sizes = self._in_key.pop(ref(iterator), ()), self._distinguish(batch or ())
         if sizes:
-            self._in_key[iterator] = sizes
+            self._in_key[ref(iterator)] = sizes
         if before or self._in_key:
-            self._set_key(sizes)
+            self._set_key(batch)
+
+    def _set_key(self, last: Collection[Samples] | None) -> None:
+        """Put the sizes into the key, in this thread until they are set again.
+
+        With them goes the batch that came last: a function may be called with those of several iterators.
+        """
+        sizes = tuple(sorted(self._in_key.values()))
+        batch_sizes((sizes, last and tuple(sorted(set(last)))) if sizes else None).__enter__()
 
     def _distinguish(self, batch: Iterable[Samples]) -> tuple[int, ...]:
         """Return the sizes of a batch that have to be in the key."""
@@ -90,12 +98,6 @@ class CurrentSizes:
             elif number not in known:
                 sizes.append(number)
         return tuple(sizes)
-
-    def _set_key(self, last: tuple[int, ...] | None) -> None:
-        """Put the sizes into the key, in this thread until they are set again; `last`: of the batch that came last,
-        for a function that is called with batches of several iterators."""
-        sizes = tuple(sorted(self._in_key.values()))
-        batch_sizes((sizes, last) if sizes else None).__enter__()
 
 
 _sizes: WeakKeyDictionary[WorkerStatus, CurrentSizes] = WeakKeyDictionary()

@@ -252,7 +252,7 @@ def test_after_a_loop_nothing_is_left_in_the_keys() -> None:
     P, keys = dj.Partition(), []
     for _ in batches(X, TensorSpec((4, 6), P.grid([2, 1])), 4):
         keys.append(batch_sizes.value)
-    assert keys == [None, None, (((3,),), (3,))] and batch_sizes.value is None
+    assert keys == [None, None, (((3,),), ((3, 2),))] and batch_sizes.value is None
 
 
 # --- the end of the program, and the keys -----------------------------------------------------------------------------
