@@ -123,8 +123,8 @@ def trained(size: int, epochs: int, jit: Any) -> list[float]:
 @pytest.mark.limit(600)
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_losses_of_an_epoch_with_any_remainder(workers: int) -> None:
-    """Of 11 samples, batches of 2 to 10 leave remainders of 1 to 5."""
-    for size in range(2, 11):
+    """Of 11 samples, these leave remainders of 1, 2, 3, 5 and 4."""
+    for size in (2, 3, 4, 6, 7):
         for found in dj.simulate(workers, lambda size=size: trained(size, 2, dj.jit)):
             np.testing.assert_allclose(found, losses(size, 2), rtol=1e-12)
 

@@ -251,8 +251,8 @@ def shape_changes_on_one_side():
 def remainder_on_one_side():
     """A loader of the user's own: three samples in place of four are 2 + 1, and worker 1 catches its error.
 
-    says: Worker 1 can't run its program of call 2, of remainder_on_one_side.step ({file}:{+9}), and worker 0, which
-    says: Worker 1 says: PlanError: Worker 1 traces remainder_on_one_side.step ({file}:{+9}) again in call 2
+    says: Worker 1 can't run its program of call 2, of remainder_on_one_side.step ({file}:{+8}), and worker 0, which
+    says: Worker 1 says: PlanError: Worker 1 traces remainder_on_one_side.step ({file}:{+8}) again in call 2
     says: omit it (`drop_last=True`), pad it to the usual size
     """
 
