@@ -5,23 +5,27 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
+from weakref import finalize
 
 import jax
 import numpy as np
 from jax.tree_util import PyTreeDef
 
+from distdl_jax.data.common_batches import Samples, agree_on_order, current_sizes
 from distdl_jax.data.reading import ArrayReader, BatchReader, Layout, Order, Place, RowReader, SampleReader
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.spec_trees import specs_by_path
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.validation import check_key, checked_boolean, checked_integer
+from distdl_jax.watchdog.watch.status import worker_status
 
-_Read = Generator[tuple[Any, Place]]
-"""A reader of batches, each with the place after it."""
+_Read = Generator[tuple[Any, Place, Sequence[Samples]]]
+"""A reader of batches, each with the place after it, and the samples of its tensors."""
 
 
 def batches(
@@ -62,9 +66,12 @@ def batches(
     - `state`: where to continue: the `state` of another such iterator. In the middle of an epoch, that must have the
       same number of samples, `batch_size` and `key`.
 
-    **Returns:** `Batches`. Not collective; a worker without a part of a spec gets zero-volume arrays.
+    **Returns:** `Batches`. Making it is not collective. Its first `next` is, among the workers of `spec`: they agree on
+    the order of the samples, once. A worker without a part of a spec gets zero-volume arrays.
 
-    **Raises:** `InvalidArgumentError`, `InvalidTypeError` if the arguments are invalid.
+    **Raises:** `InvalidArgumentError`, `InvalidTypeError` if the arguments are invalid; `PlanError`, with the first
+    batch on all workers of `spec`, if their number of samples, `batch_size`, `key`, `drop_last`, `epochs` or `state`
+    differs.
 
     >>> import distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -78,8 +85,10 @@ def batches(
         check_key("key", key)
         is_new = jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
         words = [int(word) for word in np.asarray(jax.random.key_data(key) if is_new else key).reshape(-1)]
-    reader = _reader(source, spec, batch_size, halo)
+    last: dict[int, Samples] = {}
+    reader = _reader(source, spec, batch_size, halo, last)
     epochs = None if epochs is None else checked_integer("epochs", epochs, 0)
+    samples = None
     place, order_before = _place(state)
     shown = f"`state` (epoch {place.epoch}, batch {place.batch})"
     left = None
@@ -89,16 +98,16 @@ def batches(
             raise InvalidArgumentError(
                 f"`batch_size` (={batch_size}) leaves no batch of the {reader.samples} samples of `source`."
             )
-        place = place._replace(order=order.number)
+        place, samples = place._replace(order=order.number), reader.samples
         if place.batch >= order.batches:
             raise InvalidArgumentError(f"{shown} is beyond the {order.batches} batches of an epoch.")
-        read = _of_rows(reader, order, place, epochs)
+        read = _of_rows(reader, order, place, epochs, last)
         if epochs is not None:
             left = max(0, (epochs - place.epoch) * order.batches - place.batch)
     elif batch_size is not None or key is not None:
         raise InvalidArgumentError("`batch_size` and `key` must be None if `source` is an iterable over batches.")
     else:
-        read = _as_they_come(reader, place, epochs)
+        read = _as_they_come(reader, place, epochs, last)
     if place.batch and order_before not in (None, place.order):
         raise InvalidArgumentError(
             f"{shown} belongs to an iterator with another `batch_size`, `key` or number of samples: it would continue "
@@ -106,7 +115,16 @@ def batches(
         )
     if epochs is not None and place[:2] > (epochs, 0):
         raise InvalidArgumentError(f"{shown} is beyond the last of the `epochs` (={epochs}).")
-    return Batches(read, place, checked_integer("prefetch", prefetch, 0), left)
+    terms = {
+        "number of samples in the `source`": samples,
+        "`batch_size`": batch_size,
+        "`key`, as 32-bit words,": None if words is None else tuple(words),
+        "`drop_last`": drop_last,
+        "`epochs`": epochs,
+        "`state`": f"epoch {place.epoch}, batch {place.batch}",
+    }
+    agree = partial(agree_on_order, [spec.partition for spec in jax.tree.leaves(spec)], terms)
+    return Batches(read, place, checked_integer("prefetch", prefetch, 0), left, agree, batch_size)
 
 
 class Batches:
@@ -125,11 +143,23 @@ class Batches:
     ([[0, 1], [2, 3]], {'epoch': 0, 'batch': 1, 'order': 1571550454})
     """
 
-    def __init__(self, read: _Read, place: Place, prefetch: int, left: int | None = None) -> None:
+    def __init__(
+        self,
+        read: _Read,
+        place: Place,
+        prefetch: int,
+        left: int | None,
+        agree: Callable[[], None],
+        batch_size: int | None,
+    ) -> None:
         self._place = place
         self._left = left
         self._read = read
+        self._agree: Callable[[], None] | None = agree
+        self._batch_size = batch_size
         self._ahead = _Ahead(self._read, prefetch) if prefetch else None
+        if self._ahead is not None:
+            finalize(self, self._ahead.close)  # at exit, too, when Python has yet to clear the modules
 
     @property
     def state(self) -> dict[str, int]:
@@ -149,10 +179,26 @@ class Batches:
         return NotImplemented if self._left is None else self._left
 
     def __next__(self) -> Any:
-        batch, self._place = next(self._read if self._ahead is None else self._ahead)
+        if worker_status().is_beside_the_program:  # it must not wait for others, and calls nothing that does
+            return self._next()[0]
+        if self._agree is not None:
+            self._agree()
+        try:
+            batch, samples = self._next()
+        except StopIteration:
+            current_sizes().change(self, None)
+            raise
+        if self._agree is not None:
+            current_sizes().begin([its._replace(number=self._batch_size or its.number) for its in samples])
+            self._agree = None
+        current_sizes().change(self, samples)
+        return batch
+
+    def _next(self) -> tuple[Any, Sequence[Samples]]:
+        batch, self._place, samples = next(self._read if self._ahead is None else self._ahead)
         if self._left is not None:
             self._left -= 1
-        return jax.tree.map(jax.device_put, batch)
+        return jax.tree.map(jax.device_put, batch), samples
 
     def close(self) -> None:
         """End the iterator, and its thread; a thread that waits for a batch gets no more."""
@@ -169,18 +215,14 @@ class Batches:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_ahead", None) is not None:
-            self.close()
 
-
-def _of_rows(reader: RowReader, order: Order, place: Place, epochs: int | None) -> _Read:
-    """Yield the batches in this order, each with the place after it."""
+def _of_rows(reader: RowReader, order: Order, place: Place, epochs: int | None, last: Mapping[int, Samples]) -> _Read:
+    """Yield the batches in this order, each with the place after it, and its samples."""
     while epochs is None or place.epoch < epochs:
         rows = order.epoch(place.epoch)
         for number in range(place.batch, order.batches):
             batch = reader.batch(rows[number * order.size : (number + 1) * order.size])
-            yield batch, order.after(Place(place.epoch, number))
+            yield batch, order.after(Place(place.epoch, number)), tuple(last.values())
         place = Place(place.epoch + 1, 0)
 
 
@@ -188,13 +230,13 @@ def _nothing() -> _Read:
     yield from ()
 
 
-def _as_they_come(reader: BatchReader, place: Place, epochs: int | None) -> _Read:
-    """Yield the batches of the source, each with the place after it."""
+def _as_they_come(reader: BatchReader, place: Place, epochs: int | None, last: Mapping[int, Samples]) -> _Read:
+    """Yield the batches of the source, each with the place after it, and its samples."""
     while epochs is None or place.epoch < epochs:
         number = -1
         for number, batch in enumerate(reader.all_batches()):
             if number >= place.batch:
-                yield batch, Place(place.epoch, number + 1)
+                yield batch, Place(place.epoch, number + 1), tuple(last.values())
         if number < 0 and not place.batch:
             return  # an exhausted iterator
         if number + 1 < place.batch:
@@ -281,7 +323,9 @@ def _place(state: Mapping[str, Any] | None) -> tuple[Place, int | None]:
         ) from None
 
 
-def _reader(source: Any, spec: Any, batch_size: int | None, halo: Any) -> RowReader | BatchReader:
+def _reader(
+    source: Any, spec: Any, batch_size: int | None, halo: Any, last: dict[int, Samples]
+) -> RowReader | BatchReader:
     structure: PyTreeDef = jax.tree.structure(spec)
     specs = jax.tree.leaves(spec)
     if not specs:
@@ -296,7 +340,7 @@ def _reader(source: Any, spec: Any, batch_size: int | None, halo: Any) -> RowRea
         if isinstance(source, Mapping) and 0 not in source:  # not a data set, then
             raise InvalidArgumentError(f"`source` must have the structure of `spec`: {error}") from None
         arrays = []
-    layout = Layout(structure, specs, halos, batch_size)
+    layout = Layout(structure, specs, halos, batch_size, last)
     if arrays and all(isinstance(array, str | os.PathLike) or hasattr(array, "shape") for array in arrays):
         return ArrayReader(layout, arrays)
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):

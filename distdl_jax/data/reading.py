@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.tree_util import PyTreeDef
 
+from distdl_jax.data.common_batches import Samples
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partitions.formats.arrays import Halo, check_array, open_array, read, with_halo
 from distdl_jax.partitions.tensors import TensorSpec
@@ -74,18 +75,24 @@ class Order(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The tensors of a batch: their structure as a tree, with the spec and the halo of each."""
+    """The tensors of a batch: their structure as a tree, with the spec and the halo of each.
+
+    - `last`: the samples of each tensor in the last batch.
+    """
 
     structure: PyTreeDef
     specs: Sequence[TensorSpec]
     halos: Sequence[Halo | None]
     batch_size: int | None
+    last: dict[int, Samples]
 
     def part(self, n: int, shape: Sequence[int], m: int) -> tuple[Box | None, tuple[int, ...]]:
         """Return this worker's box, with its halo, of tensor `n` of a batch of `m` samples of `shape`, or None; and the
         shape of its placeholder."""
         spec, halo = self.specs[n], self.halos[n]
         whole = (m, *shape)
+        cells = (p for d, p in enumerate(spec.partition.shape) if d not in spec.replicated)
+        self.last[n] = Samples(m, next(cells, 1) if len(spec.global_shape) == len(whole) else 1)
         if len(spec.global_shape) == len(whole):
             _check_shape(n, spec, spec.global_shape[1:], shape)
             if self.batch_size is not None and spec.global_shape[0] != self.batch_size:

@@ -18,6 +18,7 @@ from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.tracing import cache_keys
 from distdl_jax.tracing.adjoint_order import note_anchor, order_after_previous
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.marks import never_transposed, reverse_only
@@ -76,7 +77,7 @@ def _is_nonlinear(part: Movement) -> TypeGuard[NonlinearMovement]:
     return hasattr(part, "before_adjoint")  # `isinstance` would check every attribute of the protocol each time
 
 
-to_be_transposed = jax.make_user_context(False)
+to_be_transposed = cache_keys.to_be_transposed
 """Whether the pullback that runs in this thread is itself transposed, for a directional derivative.
 
 Then the adjoint of an adjoint is the original movement. This only matters for `replicated`: a partial gradient is

@@ -47,6 +47,11 @@ def planning_world(n: int, rank: int = 0) -> Partition:
     return Partition.of_workers(_PlanningWorld(rank, n), range(n))
 
 
+def is_for_planning(world: World) -> bool:
+    """Return whether a world has this worker only, with the ranks of others."""
+    return isinstance(world, _PlanningWorld)
+
+
 class _PlanningWorld:
     """Worker `rank` of `size`, without the others."""
 

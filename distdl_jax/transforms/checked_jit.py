@@ -182,7 +182,7 @@ class CheckedFunction(Generic[P, R]):
                 done, result = self._run(args, kwargs) if self._effects else self._alone(*args, **kwargs)
             except Exception as error:
                 if trace_context.to_compile:  # the caller may catch it, but the others wait
-                    status.cannot_run(f"{type(error).__name__}: {error}"[:MOST_OF_AN_ERROR])
+                    status.cannot_run(error)
                 refuse_forward_mode(error)
                 raise
             finally:
@@ -246,9 +246,6 @@ class CheckedFunction(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"dj.jit({self._name})"
-
-
-MOST_OF_AN_ERROR = 2000  # characters of a compiler's error that are sent to the other workers
 
 
 def unequal(fun: Callable[..., Any]) -> Callable[..., Any]:

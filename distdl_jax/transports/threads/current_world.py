@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import jax
+from distdl_jax.tracing import cache_keys
 
-simulated_world = jax.make_user_context(None)
+simulated_world = cache_keys.simulated_world
 """The world of this thread's worker; None in a thread that is not a worker of `dj.simulate`.
 
 It is part of the key of all JAX caches: a jitted function that two workers share is traced and compiled for each.

@@ -76,6 +76,11 @@ def end_the_job(text: str, status: int = 1) -> None:
         _abort(status)
 
 
+def is_ending() -> bool:
+    """Return whether this process is ending the job."""
+    return _ending.locked()
+
+
 def is_forked() -> bool:
     """Return whether this process is a fork of the one that imported the library."""
     return os.getpid() != _process

@@ -16,7 +16,7 @@ from distdl_jax.errors import PlanError
 from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.settings import TimeLimits, current_settings
 from distdl_jax.watchdog.programs.ir import Program
-from distdl_jax.watchdog.watch.abort import end_the_job, mpi_lock, say
+from distdl_jax.watchdog.watch.abort import end_the_job, is_ending, mpi_lock, say
 from distdl_jax.watchdog.watch.call_log import CallLog
 from distdl_jax.watchdog.watch.coordinator import COORDINATOR
 from distdl_jax.watchdog.watch.core import Core, Facts
@@ -119,6 +119,8 @@ class Agent:
 
     def turn(self, sample: Sample, now: float) -> None:
         """Receive messages, and send changes; `now` in seconds in which the watchdog was awake."""
+        if is_ending():  # it has said why: the others need not conclude that it can't continue, and say so, too
+            return
         while (received := self._mailbox.next()) is not None:
             self._do(self._core.hear(received[1], now))
         try:

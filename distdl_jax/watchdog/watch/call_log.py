@@ -38,7 +38,8 @@ class Calls:
     - `passed`: up to which call it will not trace, or agree on, anything any more.
     - `done`: up to which call all its programs have ended.
     - `mixed`: whether it has run communicating programs that were not compared, so messages may be misdirected.
-    - `failed`: the last call whose program it will never run, although all had agreed on the plan, and why.
+    - `failed`: the last call whose program it will never run, although others may, and why: it raised after all had
+      agreed on the plan, or while it traced the function again.
     """
 
     number: int = 0
@@ -126,7 +127,7 @@ class CallLog:
             self.number -= 1
 
     def cannot_run(self, why: str) -> None:
-        """Record that the program of the call, on whose plan all have agreed, will never run here."""
+        """Record that the program of the call, which others may run, will never run here."""
         with self._lock:
             self.failed = (self.number, why)
 

@@ -204,9 +204,10 @@ _WITHOUT_JIT = (
 )
 _CHANGED = (
     "the shapes, dtypes or static arguments of that call changed on some workers only (a Python number in place of an "
-    "array, of weak type, is such a change). Every worker must see the same changes: bring the batch to one size on "
-    "all workers (a worker without samples passes an empty block of its usual dtype). Or that worker alone has lost "
-    "what JAX keeps of traces: call jax.clear_caches(), or clear_cache() of a function, on all workers or on none."
+    "array, of weak type, is such a change). Every worker must see the same changes. For a batch of another size: omit "
+    "it (`drop_last=True`), pad it to the usual size (a worker without samples passes an empty block of its usual "
+    "dtype), or pass its global size, which changes on all workers, as a static argument. Or that worker alone has "
+    "lost what JAX keeps of traces: call jax.clear_caches(), or clear_cache() of a function, on all workers or on none."
 )
 
 

@@ -28,6 +28,9 @@ from typing import Any, NamedTuple, Protocol
 from distdl_jax.jax_compat import dispatched_by_this_thread
 from distdl_jax.watchdog.watch.call_log import REMEMBERED, CallLog
 
+MOST_OF_AN_ERROR = 2000
+"""The number of characters of an error that are sent to the other workers."""
+
 RUNS_REMEMBERED = 8
 """The number of dispatched programs whose calls are stored."""
 
@@ -75,7 +78,8 @@ class ThreadRecord:
 
     - `thread`: its number. `programs`: tokens of the programs that it has dispatched.
     - `call`: the current checked function, "" outside. `log`: where the call counts; None if not known.
-    - `traces`: whether it is tracing the function. `waiting`: its current agreement.
+    - `traces`: whether it is tracing the function. `failure`: why a trace of it failed; empty if none has in the call.
+    - `waiting`: its current agreement.
     - `worlds`: the worlds whose partitions it has used; None if not requested.
     - `before`: the tokens of its programs when its last call started, or ended.
     """
@@ -85,6 +89,7 @@ class ThreadRecord:
     call: str = ""
     log: CallLog | None = None
     traces: bool = False
+    failure: str = ""
     waiting: Waiting | None = None
     worlds: list[Any] | None = None
     before: list[Any] = field(default_factory=list)
@@ -216,7 +221,7 @@ class WorkerStatus:
         here = self.is_called_here()
         self._note_programs(here)
         here.log = log  # before anything tells that the worker is in it, or has been
-        here.call = name
+        here.call, here.failure = name, ""
         self.calls.append((self.calls[-1][0] + 1, name))
         if log is not None:
             self.home = here.thread
@@ -230,6 +235,8 @@ class WorkerStatus:
         self.dispatched.append(Dispatched(here.before, log, number, here.call))
         if log is not None:
             if has_told or list(map(id, before)) != list(map(id, here.before)):
+                if here.failure and not completed:  # the caller may catch it, but others may run what they compiled
+                    log.cannot_run(here.failure)
                 log.end(completed)
             else:
                 log.undo()
@@ -250,10 +257,10 @@ class WorkerStatus:
                 here.log.cannot_compare()
             here.log = log
 
-    def cannot_run(self, why: str) -> None:
+    def cannot_run(self, error: Exception) -> None:
         """Record that the program of this thread's call will never run, although all have agreed on its plan."""
         if (log := self.here.log) is not None:
-            log.cannot_run(why)
+            log.cannot_run(error_text(error))
 
     @contextmanager
     def traced(self) -> Iterator[None]:
@@ -264,10 +271,18 @@ class WorkerStatus:
             here.log.tracing = True
         try:
             yield
+        except Exception as error:
+            here.failure = error_text(error)
+            raise
         finally:
             here.traces = outer
             if here.log is not None:
                 here.log.tracing = False
+
+
+def error_text(error: Exception) -> str:
+    """Return the class of an error and its text, shortened for messages."""
+    return f"{type(error).__name__}: {error}"[:MOST_OF_AN_ERROR]
 
 
 def is_pending(token: Any, unknown: bool) -> bool:

@@ -248,5 +248,24 @@ def shape_changes_on_one_side():
     train(on_root(4, 500_000))
 
 
+def remainder_on_one_side():
+    """A loader of the user's own: three samples in place of four are 2 + 1, and worker 1 catches its error.
+
+    says: Worker 1 can't run its program of call 2, of remainder_on_one_side.step ({file}:{+8}), and worker 0, which
+    says: Worker 1 says: PlanError: Worker 1 traces remainder_on_one_side.step ({file}:{+8}) again in call 2
+    says: omit it (`drop_last=True`), pad it to the usual size
+    """
+
+    @dj.jit
+    def step(x):
+        return sum_all(x)
+
+    try:
+        for samples in (4, 3):
+            step(dj.TensorSpec((samples,), P.grid([2])).block(jnp.ones(samples))).block_until_ready()
+    except dj.PlanError:
+        time.sleep(3600)
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()
