@@ -28,7 +28,7 @@ class Place:
 
 Origin = int
 """The origin of a value, as a set of bits: bit i for leaf i of a program's arguments, and after these n, bit n + k for
-the result of movement k. The origin of a movement's input is not included."""
+the result of movement k, or for a constant that has this number. The origin of a movement's input is not included."""
 
 
 class Result(NamedTuple):
@@ -51,13 +51,15 @@ class Flow(NamedTuple):
     """The origins of the inputs of movements, and of the results, in a program.
 
     - `arguments`: the paths of the leaves of its arguments.
-    - `movements`: the origin of the input of each call of a movement, in order.
+    - `movements`: the origin of the input of each call of a movement, in order; 0 at the numbers of constants.
+    - `constants`: the numbers and the paths of the constants that have one.
     """
 
     arguments: tuple[str, ...] = ()
     movements: tuple[Origin, ...] = ()
     layers: tuple[LayerCall, ...] = ()
     results: tuple[Result, ...] = ()
+    constants: tuple[tuple[int, str], ...] = ()
 
 
 class PartOf(NamedTuple):
