@@ -17,7 +17,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from types import CodeType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -32,11 +32,14 @@ MOST_OBJECTS = 20_000
 MOST_ELEMENTS = 1_000
 """Elements of each container that are looked at."""
 
-MOST_HASHED = 1 << 24
-"""The largest array, in bytes, that is recognized by its content."""
+MOST_HASHED = 1 << 22
+"""The most elements of an array that is recognized by its content."""
 
-_NUMBERS = int | float | complex | np.generic
-_PLAIN = str | bytes | _NUMBERS | None
+MOST_IN_LABEL = 16
+"""Elements of a tuple that its label tells."""
+
+_NUMBERS = (int, float, complex, np.generic)
+_PLAIN = (str, bytes, *_NUMBERS, type(None))
 _LIBRARIES = {"distdl_jax", "jax", "jaxlib", "mpi4jax", "mpi4py", "numpy"}
 _OF_USERS = {"argparse", "types"}  # namespaces, which hold users' data
 _PYTHON = sys.stdlib_module_names - _OF_USERS
@@ -76,12 +79,9 @@ def static_arguments(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: Map
     """Return the arguments by name that aren't trees of arrays: a program may have their arrays as constants."""
     with suppress(TypeError, ValueError):
         named = inspect.signature(fun).bind(*args, **kwargs).arguments
-        data = jax.Array | np.ndarray | _PLAIN
-        return {
-            name: value
-            for name, value in named.items()
-            if not all(isinstance(leaf, data) for leaf in jax.tree.leaves(value))
-        }
+        data = (jax.Array, np.ndarray, *_PLAIN)
+        leaves = {name: jax.tree.leaves(value) for name, value in named.items()}
+        return {name: named[name] for name in named if not all(isinstance(leaf, data) for leaf in leaves[name])}
     return {}
 
 
@@ -93,13 +93,15 @@ def _arrays(roots: Mapping[str, Any], wanted: set[int]) -> list[tuple[str, Any]]
     while level and len(seen) < MOST_OBJECTS and not wanted <= seen.keys():
         after: list[_Node] = []
         for node in sorted(level, key=lambda node: node[:2]):
-            if id(node.value) in seen:
+            if id(node.value) in seen or len(seen) + len(after) > MOST_OBJECTS:
                 continue
             seen[id(node.value)] = node.value
-            if isinstance(node.value, jax.Array | np.ndarray):
-                found.append((node.path.lstrip("."), node.value))
-            else:
-                after += (n for n in islice(_parts(node), MOST_ELEMENTS) if not isinstance(n.value, _PLAIN))
+            # Proxies, for instance, may raise anything when they are looked at, and are no reason to fail.
+            with suppress(Exception):
+                if isinstance(node.value, jax.Array | np.ndarray):
+                    found.append((node.path.lstrip("."), node.value))
+                else:
+                    after += (n for n in islice(_parts(node), MOST_ELEMENTS) if not isinstance(n.value, _PLAIN))
         level = after
     return found
 
@@ -111,15 +113,16 @@ def _parts(node: _Node) -> Iterator[_Node]:
     def part(step: str, child: Any, *, is_position: bool = False) -> _Node:
         return _Node(positions + is_position, path + step, child)
 
-    if isinstance(value, dict | MappingProxyType):
-        yield from (part(f"[{label}]", child) for label, child in _labelled(list(value.items())))
+    if isinstance(value, dict):
+        items = list(islice(dict.items(value), MOST_ELEMENTS))
+        yield from (part(f"[{label}]", child) for label, child in _labelled(items))
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         yield from (part(f".{name}", child) for name, child in zip(value._fields, value, strict=False))
     elif isinstance(value, list | tuple | deque):
         yield from (part(f"[{n}]", child, is_position=True) for n, child in enumerate(value))
     elif isinstance(value, set | frozenset):
         # Their order means nothing, so they are known by what they contain.
-        for label, element in _labelled([(element, element) for element in value]):
+        for label, element in _labelled([(e, e) for e in value] if len(value) <= MOST_ELEMENTS else []):
             is_numbers = isinstance(element, tuple) and all(isinstance(n, _NUMBERS) for n in element)
             yield part(f"{{{label}}}", np.asarray(element) if is_numbers else element)
     elif isinstance(value, functools.partial):
@@ -157,7 +160,7 @@ def _of_function(node: _Node) -> Iterator[_Node]:
     defaults = dict(zip(with_defaults, fun.__defaults__ or (), strict=False)) | (fun.__kwdefaults__ or {})
     for name, value in [*defaults.items(), *vars(fun).items()]:
         yield _Node(positions, path if name == "__wrapped__" else f"{path}.{name}", value)
-    if not _is_of_user(fun.__module__):
+    if not is_of_user or not _is_of_user(fun.__module__ or ""):
         return
     names = sorted(_names(code))
     for name in names:
@@ -196,7 +199,7 @@ def _is_of_user(module: str) -> bool:
     """Return whether a module is part of the program, not of an installed package: its globals may hold data."""
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     root = module.partition(".")[0]
-    return root not in sys.stdlib_module_names and root not in _LIBRARIES and "-packages" not in file
+    return module == "__main__" or not ("-packages" in file or root in sys.stdlib_module_names or root in _LIBRARIES)
 
 
 # --- labels and contents ----------------------------------------------------------------------------------------------
@@ -204,12 +207,16 @@ def _is_of_user(module: str) -> bool:
 
 def _labelled(items: Sequence[tuple[Any, Any]]) -> Iterator[tuple[str, Any]]:
     """Yield the values of (key, value) with texts of their keys that are the same on all workers, if they differ."""
-    labels = [_label(key) for key, _ in items[:MOST_ELEMENTS]]
+    labels = [_label(key) for key, _ in items]
     times = Counter(labels)
     if len(times) < len(labels):  # objects that differ in their arrays only
-        labels = [label if times[label] == 1 else _label(key, of_arrays=True) for label, (key, _) in zip(labels, items)]
+        labels = [
+            label if times[label] == 1 else _label(key, of_arrays=True)
+            for label, (key, _) in zip(labels, items, strict=True)
+        ]
         times = Counter(labels)
-    yield from ((label, value) for label, (_, value) in zip(labels, items) if label and times[label] == 1)
+    found = zip(labels, items, strict=True)
+    yield from ((label, value) for label, (_, value) in found if label and times[label] == 1)
 
 
 def _label(value: Any, depth: int = 2, *, of_arrays: bool = False) -> str:
@@ -224,9 +231,9 @@ def _label(value: Any, depth: int = 2, *, of_arrays: bool = False) -> str:
     if depth < 0:
         return ""
     if isinstance(value, tuple | list):
-        text = f"({', '.join(map(inner, value[:MOST_ELEMENTS]))})"
+        text = f"({', '.join(map(inner, value[:MOST_IN_LABEL]))})"
     elif isinstance(value, set | frozenset):
-        text = f"{{{', '.join(sorted(map(inner, value)))}}}"
+        text = f"{{{', '.join(sorted(map(inner, value)))}}}" if len(value) <= MOST_IN_LABEL else ""
     else:
         attributes = [(name, inner(attribute)) for name, attribute in _attributes(value)]
         text = ", ".join(f"{name}={label}" for name, label in sorted(attributes) if label)
@@ -235,30 +242,30 @@ def _label(value: Any, depth: int = 2, *, of_arrays: bool = False) -> str:
 
 
 def _kind(array: Any) -> tuple[tuple[int, ...], Any]:
-    return array.shape, jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)
+    return array.shape, array.dtype
 
 
 def _by_content(arrays: Iterable[tuple[str, Any]], kinds: set[Any]) -> Mapping[Any, set[str]]:
     """Return the paths of numpy arrays, and of their entries along the first axis, by shape, dtype and content."""
     found: defaultdict[Any, set[str]] = defaultdict(set)
     for path, array in arrays:
-        if not isinstance(array, np.ndarray) or isinstance(array, Tracer):
+        if not isinstance(array, np.ndarray):
             continue
-        shape, dtype = _kind(array)
-        if (shape, dtype) in kinds:
-            found[(shape, dtype), _digest(array)].add(path)
-        if (shape[1:], dtype) in kinds:
-            for n, row in enumerate(array[:MOST_ELEMENTS]):
-                found[(shape[1:], dtype), _digest(row)].add(f"{path}[{n}]")
+        for shape, dtype in kinds:
+            if array.shape == shape:
+                found[(shape, dtype), _digest(array, dtype)].add(path)
+            elif array.shape[1:] == shape:
+                for n, row in enumerate(array[:MOST_ELEMENTS]):
+                    found[(shape, dtype), _digest(row, dtype)].add(f"{path}[{n}]")
     return {(kind, digest): paths for (kind, digest), paths in found.items() if digest}
 
 
-def _digest(array: Any) -> str:
-    """Return a text for an array's content in the dtype that JAX gives it; "" if it has none, or too much of it."""
-    if isinstance(array, Tracer) or not array.size or array.size * array.dtype.itemsize > MOST_HASHED:
+def _digest(array: Any, dtype: Any = None) -> str:
+    """Return a text for an array's content, converted to `dtype`; "" if it has none, or too much of it."""
+    if isinstance(array, Tracer) or not array.size or array.size > MOST_HASHED:
         return ""
     with suppress(TypeError):  # of random keys
-        return _hash(np.asarray(array).astype(jax.dtypes.canonicalize_dtype(array.dtype)).tobytes())
+        return _hash(np.asarray(array).astype(dtype or array.dtype).tobytes())
     return ""
 
 

@@ -172,6 +172,10 @@ class DataFlow(ABC, Generic[T]):
     def join(self, one: T, other: T) -> T:
         """Return the fact about a value that has one fact in some passes or branches, and the other in others."""
 
+    def taken(self, of_branches: Sequence[Sequence[T]]) -> list[T]:
+        """Return the facts about a conditional's results, from those about each branch's."""
+        return [reduce(self.join, facts) for facts in zip(*of_branches, strict=True)]
+
     def constant(self, value: Any) -> T:
         """Return the fact about a constant with this value."""
         return self.of_constants
@@ -200,7 +204,7 @@ class DataFlow(ABC, Generic[T]):
                 return self.through_loop(eqn, body, args, slice(constants, constants + carried))
             case Branches(branches):
                 of_branches = [self.body(eqn, branch.jaxpr, args[1:], branch.consts) for branch in branches]
-                return [reduce(self.join, facts) for facts in zip(*of_branches, strict=True)]
+                return self.taken(of_branches)
             case Call(_, body) if len(body.jaxpr.invars) == len(args):
                 return self.body(eqn, body.jaxpr, args, body.consts)
         for inner in bodies(eqn):

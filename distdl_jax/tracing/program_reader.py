@@ -39,7 +39,8 @@ _WRAPPERS = ("custom_vjp_call", "custom_vmap_call")
 
 def read_program(transport: Transport, jaxpr: Any) -> Program:
     """Return the communication of a traced program, in order."""
-    return read_flow(transport, jaxpr)[0]
+    reader, _ = _read(transport, jaxpr, ())
+    return tuple(reader.items)
 
 
 def read_flow(
@@ -50,7 +51,15 @@ def read_flow(
     - `consts`: the values of its constants.
     - `variables`: the traced function and its static arguments, in which constants are found.
     """
-    reader = _Reader(transport, len(jaxpr.invars))
+    reader, flow = _read(transport, jaxpr, consts)
+    flow = flow._replace(constants=_named_constants(reader, flow, variables or {}))
+    taken = (_read(transport, jaxpr, consts, branch)[1] for branch in range(reader.branches))
+    return tuple(reader.items), flow._replace(branches=tuple(one._replace(constants=flow.constants) for one in taken))
+
+
+def _read(transport: Transport, jaxpr: Any, consts: Sequence[Any], branch: int | None = None) -> tuple[_Reader, Flow]:
+    """Read a program, with the values of any branch of its conditionals, or of one; numbers are the same each time."""
+    reader = _Reader(transport, len(jaxpr.invars), branch)
     origins = reader.run(jaxpr, [1 << leaf for leaf in range(len(jaxpr.invars))], consts)
     names, paths = (list(found or ()) for found in (jaxpr.debug_info.arg_names, jaxpr.debug_info.result_paths))
     names += [""] * (len(jaxpr.invars) - len(names))
@@ -58,10 +67,9 @@ def read_flow(
         Result(path or "", atom.aval.str_short(), origin)
         for path, atom, origin in zip(paths, jaxpr.outvars, origins, strict=False)
     )
-    flow = Flow(
+    return reader, Flow(
         tuple(name or "" for name in names), tuple(reader.movements), tuple(reader.layers.values()), tuple(results)
     )
-    return tuple(reader.items), flow._replace(constants=_named_constants(reader, flow, variables or {}))
 
 
 def _named_constants(reader: _Reader, flow: Flow, variables: Mapping[str, Any]) -> tuple[tuple[int, str], ...]:
@@ -80,13 +88,16 @@ class _Reader(DataFlow[Origin]):
     - `items`: the operations, loops and conditionals of the current body.
     - `movements`: the origins of the inputs of each call of a movement. `layers`: the calls of layers.
     - `constants`: the arrays that are constants, by their numbers, which no movement has.
+    - `branches`: the most branches of a conditional that deliver different values; 0 if there is none.
     """
 
     of_literals = of_constants = unknown = 0
 
-    def __init__(self, transport: Transport, leaves: int) -> None:
+    def __init__(self, transport: Transport, leaves: int, branch: int | None = None) -> None:
         self._transport = transport
         self._leaves = leaves
+        self._branch = branch
+        self.branches = 0
         self.items: list[Operation | Loop | Cond] = []
         self.movements: list[Origin] = []
         self.constants: dict[int, Any] = {}
@@ -124,6 +135,13 @@ class _Reader(DataFlow[Origin]):
                     self.items.append(Cond(programs, _place((*self._around, eqn))))
         return origins
 
+    def taken(self, of_branches: Sequence[Sequence[Origin]]) -> list[Origin]:
+        if any(origins != of_branches[0] for origins in of_branches):
+            self.branches = max(self.branches, len(of_branches))
+        if self._branch is None:
+            return super().taken(of_branches)
+        return list(of_branches[min(self._branch, len(of_branches) - 1)])
+
     def constant(self, value: Any) -> Origin:
         number = self._calls.setdefault((id(value),), len(self._calls))
         if number not in self.constants:
@@ -133,7 +151,7 @@ class _Reader(DataFlow[Origin]):
 
     def literal(self, value: Any) -> Origin:
         # Also a constant, under jax_use_simplified_jaxpr_constants. Numbers are no data: workers may choose signs.
-        return self.constant(value) if isinstance(value, jax.Array) or getattr(value, "shape", ()) else 0
+        return self.constant(value) if isinstance(value, jax.Array) or getattr(value, "ndim", 0) > 0 else 0
 
     def join(self, one: Origin, other: Origin) -> Origin:
         return one | other

@@ -379,9 +379,7 @@ def _drifting(jaxpr: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
     return drifts(jaxpr, names, values) if len(values) == len(jaxpr.invars) == len(names) else {}
 
 
-def _read(
-    closed: ClosedJaxpr, worlds: list[World], variables: dict[str, Any]
-) -> tuple[World | None, Program, Flow]:
+def _read(closed: ClosedJaxpr, worlds: list[World], variables: dict[str, Any]) -> tuple[World | None, Program, Flow]:
     """Return the world of a program that uses `worlds`, if any, and the program's communication."""
     for world in (world_of(worlds), world_of(())):
         with suppress(OutsideWorldError):

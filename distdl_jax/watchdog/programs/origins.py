@@ -106,13 +106,19 @@ class Origins:
             self._meetings[calls] = None
             self._pairing.meet(calls)
 
-    def find_mixed(self) -> Mixed | None:
-        """Return the first calls that two workers mix; if there are none, the first results."""
+    def find_mixed(self, branch: int = 0) -> Mixed | None:
+        """Return the first calls that two workers mix, whatever conditionals deliver, or if all take this branch; if
+        there are none, the first results."""
         first, *others = self._flows.values()
         if any(flow.arguments != first.arguments for flow in others):
             return None
-        comparison = _Comparison(self._listed, self._flows, self._pairing.one_of_each())
-        return comparison.mixed_layers() or comparison.mixed_movements(self._meetings) or comparison.mixed_results()
+        taken = {rank: flow.where(branch) for rank, flow in self._flows.items()}
+        for flows in (self._flows, taken)[: 1 + (taken != self._flows)]:
+            comparison = _Comparison(self._listed, flows, self._pairing.one_of_each())
+            found = comparison.mixed_layers() or comparison.mixed_movements(self._meetings)
+            if (found := found or comparison.mixed_results()) is not None:
+                return found
+        return None
 
 
 class _Comparison:
