@@ -63,14 +63,15 @@ def paths_of(constants: Sequence[Any], roots: Mapping[str, Any]) -> list[str]:
     ["shots['b']", "shots['b'][1]", '']
     """
     arrays = _arrays(roots, {id(constant) for constant in constants})
-    times = Counter(path for path, _ in arrays)
-    known = {id(array): path for path, array in arrays if times[path] == 1}
-    others = [constant for constant in constants if id(constant) not in known]
-    contents = _by_content(((path, a) for path, a in arrays if times[path] == 1), {_kind(c) for c in others})
+    times = Counter(path for _, path, _ in arrays)
+    arrays = [found for found in arrays if times[found[1]] == 1]
+    known = {id(array): path for _, path, array in arrays}
+    contents = _by_content(arrays, {_kind(constant) for constant in constants if id(constant) not in known})
 
     def path_by_content(constant: Any) -> str:
-        paths = contents.get((_kind(constant), _digest(constant)), ())
-        return next(iter(paths)) if len(paths) == 1 else ""
+        paths = contents.get((_kind(constant), _digest(constant)), {})
+        shortest = [path for path, steps in paths.items() if steps == min(paths.values())]
+        return shortest[0] if len(shortest) == 1 else ""
 
     return [known.get(id(constant)) or path_by_content(constant) for constant in constants]
 
@@ -85,9 +86,11 @@ def static_arguments(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: Map
     return {}
 
 
-def _arrays(roots: Mapping[str, Any], wanted: set[int]) -> list[tuple[str, Any]]:
-    """Return the arrays that can be reached from `roots`, with their paths, until all of `wanted` are found."""
-    found: list[tuple[str, Any]] = []
+def _arrays(roots: Mapping[str, Any], wanted: set[int]) -> list[tuple[int, str, Any]]:
+    """Return the arrays that can be reached from `roots`, with the steps to them and their paths, until all of `wanted`
+    are found."""
+    found: list[tuple[int, str, Any]] = []
+    steps = 0
     seen: dict[int, Any] = {}  # the objects, too: some live no longer than the search
     level = [_Node(0, name, value) for name, value in roots.items()]
     while level and len(seen) < MOST_OBJECTS and not wanted <= seen.keys():
@@ -99,10 +102,10 @@ def _arrays(roots: Mapping[str, Any], wanted: set[int]) -> list[tuple[str, Any]]
             # Proxies, for instance, may raise anything when they are looked at, and are no reason to fail.
             with suppress(Exception):
                 if isinstance(node.value, jax.Array | np.ndarray):
-                    found.append((node.path.lstrip("."), node.value))
+                    found.append((steps, node.path.lstrip("."), node.value))
                 else:
                     after += (n for n in islice(_parts(node), MOST_ELEMENTS) if not isinstance(n.value, _PLAIN))
-        level = after
+        level, steps = after, steps + 1
     return found
 
 
@@ -209,9 +212,9 @@ def _labelled(items: Sequence[tuple[Any, Any]]) -> Iterator[tuple[str, Any]]:
     """Yield the values of (key, value) with texts of their keys that are the same on all workers, if they differ."""
     labels = [_label(key) for key, _ in items]
     times = Counter(labels)
-    if len(times) < len(labels):  # objects that differ in their arrays only
+    if "" in times or len(times) < len(labels):  # objects that differ in their arrays only
         labels = [
-            label if times[label] == 1 else _label(key, of_arrays=True)
+            label if label and times[label] == 1 else _label(key, of_arrays=True)
             for label, (key, _) in zip(labels, items, strict=True)
         ]
         times = Counter(labels)
@@ -245,18 +248,19 @@ def _kind(array: Any) -> tuple[tuple[int, ...], Any]:
     return array.shape, array.dtype
 
 
-def _by_content(arrays: Iterable[tuple[str, Any]], kinds: set[Any]) -> Mapping[Any, set[str]]:
-    """Return the paths of numpy arrays, and of their entries along the first axis, by shape, dtype and content."""
-    found: defaultdict[Any, set[str]] = defaultdict(set)
-    for path, array in arrays:
+def _by_content(arrays: Iterable[tuple[int, str, Any]], kinds: set[Any]) -> dict[Any, dict[str, int]]:
+    """Return the paths of numpy arrays, and of their entries along the first axis, by shape, dtype and content, each
+    with its steps."""
+    found: defaultdict[Any, dict[str, int]] = defaultdict(dict)
+    for steps, path, array in arrays:
         if not isinstance(array, np.ndarray):
             continue
         for shape, dtype in kinds:
             if array.shape == shape:
-                found[(shape, dtype), _digest(array, dtype)].add(path)
+                found[(shape, dtype), _digest(array, dtype)][path] = steps
             elif array.shape[1:] == shape:
                 for n, row in enumerate(array[:MOST_ELEMENTS]):
-                    found[(shape, dtype), _digest(row, dtype)].add(f"{path}[{n}]")
+                    found[(shape, dtype), _digest(row, dtype)][f"{path}[{n}]"] = steps + 1
     return {(kind, digest): paths for (kind, digest), paths in found.items() if digest}
 
 
