@@ -61,7 +61,8 @@ def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Compile like `jax.jit`, and compare the workers' programs on every trace, before anything runs.
 
     On every new trace each worker determines its communication: which operation, with whom, how many elements of which
-    dtype, from which arguments, including inside scans, conditionals, while loops, `jax.checkpoint` and nested jits.
+    dtype, from which arguments or closed-over arrays, including inside scans, conditionals, while loops,
+    `jax.checkpoint` and nested jits.
     Worker 0 simulates the programs against each other; if one of them would wait for ever, two partners disagree, or
     two workers pass the arguments of similar calls in different order, all workers raise the same `PlanError`, which
     names the workers, the operations and the source lines. After that a call costs a few microseconds, less than one of
