@@ -172,13 +172,26 @@ class DataFlow(ABC, Generic[T]):
     def join(self, one: T, other: T) -> T:
         """Return the fact about a value that has one fact in some passes or branches, and the other in others."""
 
-    def run(self, jaxpr: Any, args: Sequence[T]) -> list[T]:
-        """Return the facts about a program's results."""
+    def taken(self, of_branches: Sequence[Sequence[T]]) -> list[T]:
+        """Return the facts about a conditional's results, from those about each branch's."""
+        return [reduce(self.join, facts) for facts in zip(*of_branches, strict=True)]
+
+    def constant(self, value: Any) -> T:
+        """Return the fact about a constant with this value."""
+        return self.of_constants
+
+    def literal(self, value: Any) -> T:
+        """Return the fact about a literal: a number, or with some flags of JAX any constant."""
+        return self.of_literals
+
+    def run(self, jaxpr: Any, args: Sequence[T], consts: Sequence[Any] = ()) -> list[T]:
+        """Return the facts about a program's results; `consts` are the values of its constants, if they matter."""
         facts: dict[Any, T] = dict.fromkeys(jaxpr.constvars, self.of_constants)
+        facts.update(zip(jaxpr.constvars, map(self.constant, consts), strict=False))
         facts.update(zip(jaxpr.invars, args, strict=True))
 
         def fact(atom: Any) -> T:
-            return self.of_literals if isinstance(atom, Literal) else facts[atom]
+            return self.literal(atom.val) if isinstance(atom, Literal) else facts[atom]
 
         for eqn in jaxpr.eqns:
             facts.update(zip(eqn.outvars, self.equation(eqn, [fact(atom) for atom in eqn.invars]), strict=True))
@@ -190,10 +203,10 @@ class DataFlow(ABC, Generic[T]):
             case Scan(body, _, constants, carried):
                 return self.through_loop(eqn, body, args, slice(constants, constants + carried))
             case Branches(branches):
-                of_branches = [self.body(eqn, branch.jaxpr, args[1:]) for branch in branches]
-                return [reduce(self.join, facts) for facts in zip(*of_branches, strict=True)]
+                of_branches = [self.body(eqn, branch.jaxpr, args[1:], branch.consts) for branch in branches]
+                return self.taken(of_branches)
             case Call(_, body) if len(body.jaxpr.invars) == len(args):
-                return self.body(eqn, body.jaxpr, args)
+                return self.body(eqn, body.jaxpr, args, body.consts)
         for inner in bodies(eqn):
             self.body(eqn, inner, [self.unknown] * len(inner.invars))
         return None
@@ -202,15 +215,15 @@ class DataFlow(ABC, Generic[T]):
         """Return the facts about a loop's results, from those about its body's arguments, some of which are carried."""
         now = list(args)
         while True:
-            results = self.body(eqn, body.jaxpr, now)
+            results = self.body(eqn, body.jaxpr, now, body.consts)
             after = list(map(self.join, now[carried], results))
             if after == now[carried]:
                 return results
             now[carried] = after
 
-    def body(self, eqn: Any, jaxpr: Any, args: Sequence[T]) -> list[T]:
+    def body(self, eqn: Any, jaxpr: Any, args: Sequence[T], consts: Sequence[Any] = ()) -> list[T]:
         """Return the facts about the results of a body of `eqn`; for a loop it may be called more than once."""
-        return self.run(jaxpr, args)
+        return self.run(jaxpr, args, consts)
 
 
 def defined_at(jaxpr: Any) -> str:

@@ -9,9 +9,12 @@ from functools import lru_cache, reduce
 from operator import or_
 from typing import Any
 
+import jax
+
 from distdl_jax.errors import CONSTANTS
 from distdl_jax.jax_compat import name_and_params, source_frames
 from distdl_jax.tracing.adjoint_order import anchor_of
+from distdl_jax.tracing.closures import paths_of
 from distdl_jax.tracing.jaxprs import Branches, DataFlow, Scan, While, is_opaque_call, structure
 from distdl_jax.tracing.marks import is_start_of_movement, layer_called
 from distdl_jax.tracing.scopes import movement_numbers, movements_around, read_scopes
@@ -36,23 +39,47 @@ _WRAPPERS = ("custom_vjp_call", "custom_vmap_call")
 
 def read_program(transport: Transport, jaxpr: Any) -> Program:
     """Return the communication of a traced program, in order."""
-    return read_flow(transport, jaxpr)[0]
+    reader, _ = _read(transport, jaxpr, ())
+    return tuple(reader.items)
 
 
-def read_flow(transport: Transport, jaxpr: Any) -> tuple[Program, Flow]:
-    """Return the communication of a traced program, and the origins of its results."""
-    reader = _Reader(transport, len(jaxpr.invars))
-    origins = reader.run(jaxpr, [1 << leaf for leaf in range(len(jaxpr.invars))])
+def read_flow(
+    transport: Transport, jaxpr: Any, consts: Sequence[Any] = (), variables: Mapping[str, Any] | None = None
+) -> tuple[Program, Flow]:
+    """Return the communication of a traced program, and the origins of its results.
+
+    - `consts`: the values of its constants.
+    - `variables`: the traced function and its static arguments, in which constants are found.
+    """
+    reader, flow = _read(transport, jaxpr, consts)
+    flow = flow._replace(constants=_named_constants(reader, flow, variables or {}))
+    taken = (_read(transport, jaxpr, consts, branch)[1] for branch in range(reader.branches))
+    return tuple(reader.items), flow._replace(branches=tuple(one._replace(constants=flow.constants) for one in taken))
+
+
+def _read(transport: Transport, jaxpr: Any, consts: Sequence[Any], branch: int | None = None) -> tuple[_Reader, Flow]:
+    """Read a program, with the values of any branch of its conditionals, or of one; numbers are the same each time."""
+    reader = _Reader(transport, len(jaxpr.invars), branch)
+    origins = reader.run(jaxpr, [1 << leaf for leaf in range(len(jaxpr.invars))], consts)
     names, paths = (list(found or ()) for found in (jaxpr.debug_info.arg_names, jaxpr.debug_info.result_paths))
     names += [""] * (len(jaxpr.invars) - len(names))
     results = (
         Result(path or "", atom.aval.str_short(), origin)
         for path, atom, origin in zip(paths, jaxpr.outvars, origins, strict=False)
     )
-    flow = Flow(
+    return reader, Flow(
         tuple(name or "" for name in names), tuple(reader.movements), tuple(reader.layers.values()), tuple(results)
     )
-    return tuple(reader.items), flow
+
+
+def _named_constants(reader: _Reader, flow: Flow, variables: Mapping[str, Any]) -> tuple[tuple[int, str], ...]:
+    """Return the numbers and the paths of the constants that are passed to movements and layers."""
+    passed = reduce(or_, (*flow.movements, *(layer.origin for layer in flow.layers)), 0) >> len(flow.arguments)
+    constants = {number: value for number, value in reader.constants.items() if passed >> number & 1}
+    if not constants or not variables:
+        return ()
+    paths = paths_of(list(constants.values()), variables)
+    return tuple((number, path) for number, path in zip(constants, paths, strict=True) if path)
 
 
 class _Reader(DataFlow[Origin]):
@@ -60,15 +87,20 @@ class _Reader(DataFlow[Origin]):
 
     - `items`: the operations, loops and conditionals of the current body.
     - `movements`: the origins of the inputs of each call of a movement. `layers`: the calls of layers.
+    - `constants`: the arrays that are constants, by their numbers, which no movement has.
+    - `branches`: the most branches of a conditional that deliver different values; 0 if there is none.
     """
 
     of_literals = of_constants = unknown = 0
 
-    def __init__(self, transport: Transport, leaves: int) -> None:
+    def __init__(self, transport: Transport, leaves: int, branch: int | None = None) -> None:
         self._transport = transport
         self._leaves = leaves
+        self._branch = branch
+        self.branches = 0
         self.items: list[Operation | Loop | Cond] = []
         self.movements: list[Origin] = []
+        self.constants: dict[int, Any] = {}
         self.layers: dict[tuple[int, ...], LayerCall] = {}
         self._around: tuple[Any, ...] = ()
         self._read: dict[int, Program] = {}  # the bodies read last, by identity
@@ -103,14 +135,32 @@ class _Reader(DataFlow[Origin]):
                     self.items.append(Cond(programs, _place((*self._around, eqn))))
         return origins
 
+    def taken(self, of_branches: Sequence[Sequence[Origin]]) -> list[Origin]:
+        if any(origins != of_branches[0] for origins in of_branches):
+            self.branches = max(self.branches, len(of_branches))
+        if self._branch is None:
+            return super().taken(of_branches)
+        return list(of_branches[min(self._branch, len(of_branches) - 1)])
+
+    def constant(self, value: Any) -> Origin:
+        number = self._calls.setdefault((id(value),), len(self._calls))
+        if number not in self.constants:
+            self.constants[number] = value
+            self.movements.append(0)
+        return 1 << self._leaves + number
+
+    def literal(self, value: Any) -> Origin:
+        # Also a constant, under jax_use_simplified_jaxpr_constants. Numbers are no data: workers may choose signs.
+        return self.constant(value) if isinstance(value, jax.Array) or getattr(value, "ndim", 0) > 0 else 0
+
     def join(self, one: Origin, other: Origin) -> Origin:
         return one | other
 
-    def body(self, eqn: Any, jaxpr: Any, args: Sequence[Origin]) -> list[Origin]:
+    def body(self, eqn: Any, jaxpr: Any, args: Sequence[Origin], consts: Sequence[Any] = ()) -> list[Origin]:
         items, around = self.items, self._around
         is_called = not isinstance(structure(eqn), Scan | While | Branches)
         self.items, self._around = items if is_called else [], (*around, eqn)
-        origins = self.run(jaxpr, args)
+        origins = self.run(jaxpr, args, consts)
         if not is_called:
             self._read[id(jaxpr)] = tuple(self.items)
         self.items, self._around = items, around
@@ -119,7 +169,7 @@ class _Reader(DataFlow[Origin]):
     def _while(self, eqn: Any, loop: While, args: list[Origin]) -> list[Origin]:
         constants, of_body = args[: loop.condition_constants], args[loop.condition_constants :]
         first = slice(loop.body_constants, None)
-        self.body(eqn, loop.condition.jaxpr, [*constants, *of_body[first]])
+        self.body(eqn, loop.condition.jaxpr, [*constants, *of_body[first]], loop.condition.consts)
         test = self._read[id(loop.condition.jaxpr)]
         origins = self.through_loop(eqn, loop.body, of_body, first)
         body = self._read[id(loop.body.jaxpr)]

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import jax
 from jax import Array
 from jax.core import Tracer
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from distdl_jax.errors import PLAN_OF, CopiesWarning, PlanError, SetupError
 from distdl_jax.jax_compat import (
@@ -26,6 +26,7 @@ from distdl_jax.jax_compat import (
     wait_for_program,
 )
 from distdl_jax.partitions.spec_trees import different_masks, masked_places
+from distdl_jax.tracing.closures import static_arguments
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.effect_free_call import call_without_effect
 from distdl_jax.tracing.marks import refuse_forward_mode
@@ -60,7 +61,8 @@ def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Compile like `jax.jit`, and compare the workers' programs on every trace, before anything runs.
 
     On every new trace each worker determines its communication: which operation, with whom, how many elements of which
-    dtype, from which arguments, including inside scans, conditionals, while loops, `jax.checkpoint` and nested jits.
+    dtype, from which arguments or closed-over arrays, including inside scans, conditionals, while loops,
+    `jax.checkpoint` and nested jits.
     Worker 0 simulates the programs against each other; if one of them would wait for ever, two partners disagree, or
     two workers pass the arguments of similar calls in different order, all workers raise the same `PlanError`, which
     names the workers, the operations and the source lines. After that a call costs a few microseconds, less than one of
@@ -117,7 +119,7 @@ def check(fun: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Report:
         traceable = fun if hasattr(fun, "trace") else jax.jit(unequal(fun))
         with trace_context.set(compared=True, sizes_agreed=True), worlds_used() as worlds:
             traced = traceable.trace(*args, **kwargs)
-        world, program, flow = _read(traced.jaxpr.jaxpr, worlds)
+        world, program, flow = _read(traced.jaxpr, worlds, _variables(fun, args, kwargs))
         if world is None:
             raise SetupError(f"{name} {_SEVERAL_WORLDS}")
 
@@ -141,6 +143,7 @@ class CheckedFunction(Generic[P, R]):
     def __init__(self, fun: Callable[P, R], options: dict[str, Any]) -> None:
         check_function("fun", fun)
         _listen_for_compilations()
+        self._fun = fun
         self._name = function_name(fun)
         # The outer function has the options that a jitted function within another may not have.
         inner = {key: value for key, value in options.items() if not key.startswith(("donate", "compiler_options"))}
@@ -204,7 +207,8 @@ class CheckedFunction(Generic[P, R]):
                 traced = self._inner.trace(*args, **kwargs)
             masked = masked_places(args=args, kwargs=kwargs, **_result_of(traced))
             drifting = partial(_drifting, traced.jaxpr.jaxpr, args, kwargs)
-            world, log = _compare(self._name, traced.jaxpr.jaxpr, worlds, masked, drifting)
+            variables = _variables(self._fun, args, kwargs)
+            world, log = _compare(self._name, traced.jaxpr, variables, worlds, masked, drifting)
             counts_in = self._counts_in.setdefault(worker_status(), log)
             self._counts_in[worker_status()] = log if counts_in is log else None
         trace_context.to_compile, trace_context.handled = True, sys.exc_info()[1]
@@ -300,14 +304,24 @@ def _result_of(traced: Any) -> dict[str, Any]:
     return {}
 
 
+def _variables(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return what holds the constants of a traced function: itself, and its static arguments, by name."""
+    return {"": fun, **static_arguments(fun, args, kwargs)}
+
+
 def _compare(
-    name: str, jaxpr: Any, worlds: list[World], masked: tuple[str, ...], drifting: Callable[[], dict[str, Drift]]
+    name: str,
+    closed: ClosedJaxpr,
+    variables: dict[str, Any],
+    worlds: list[World],
+    masked: tuple[str, ...],
+    drifting: Callable[[], dict[str, Drift]],
 ) -> tuple[World | None, CallLog | None]:
     """Raise on all workers if the programs of the function don't complete together.
 
     Returns its world, if any; if all must call it, the log in which its calls count.
     """
-    world, program, flow = _read(jaxpr, worlds)
+    world, program, flow = _read(closed, worlds, variables)
     if world is None:
         log.warning("%s %s", name, _SEVERAL_WORLDS)
         return None, None
@@ -343,7 +357,7 @@ def _compare(
     if problem is not None:
         if call_log is not None:
             call_log.cannot_compare()
-        raise PlanError(problem + constants_text(world, tuple(range(world.size)), f"{PLAN_OF}{name}", jaxpr))
+        raise PlanError(problem + constants_text(world, tuple(range(world.size)), f"{PLAN_OF}{name}", closed.jaxpr))
     if warning is not None and world.rank == 0:
         warn_user(warning, CopiesWarning)
     if call_log is None or number is None:
@@ -363,10 +377,10 @@ def _drifting(jaxpr: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
     return drifts(jaxpr, names, values) if len(values) == len(jaxpr.invars) == len(names) else {}
 
 
-def _read(jaxpr: Any, worlds: list[World]) -> tuple[World | None, Program, Flow]:
+def _read(closed: ClosedJaxpr, worlds: list[World], variables: dict[str, Any]) -> tuple[World | None, Program, Flow]:
     """Return the world of a program that uses `worlds`, if any, and the program's communication."""
     for world in (world_of(worlds), world_of(())):
         with suppress(OutsideWorldError):
             if world is not None:
-                return world, *read_flow(world.transport, jaxpr)
+                return world, *read_flow(world.transport, closed.jaxpr, closed.consts, variables)
     return None, (), Flow()

@@ -96,6 +96,16 @@ def test_calls_in_another_order_are_refused(name: str) -> None:
         dj.jit(MIXED[name](case))(fields)
 
 
+@pytest.mark.parametrize("name", [name for name in MIXED if name != "gradient"])
+def test_calls_with_closed_over_fields_in_another_order_are_refused(name: str) -> None:
+    case = Case()
+    fields = case.fields | ({"common": jnp.ones((2, 4))} if "common" in name else {})
+    report = dj.check(lambda: MIXED[name](case)(fields))
+    assert not report.ok and "The workers' programs differ" in str(report.problem)
+    if name not in ("of what moved", "results"):
+        assert "fields['" in report.problem
+
+
 def test_layers_in_another_order_are_refused() -> None:
     case = Case()
     layers = {name: nn.DistributedLinear(case.flat, in_features=8, out_features=8) for name in ("a", "b")}
@@ -157,9 +167,74 @@ HEALTHY: dict[str, Callable[[Case], Callable[[Any], Any]]] = {
 }
 
 
+def _in_sorted_order(case: Case) -> Callable[[Any], Any]:
+    return lambda f: {n: F.roll(f[n], case.P, 1, 0) for n in sorted(f)}
+
+
+BRANCHES: dict[str, Callable[[Case], Callable[[Any, Any], Any]]] = {
+    "first branch": lambda c: lambda p, f: lax.cond(p, _in_sorted_order(c), c.moved(lambda x: F.roll(x, c.P, 1, 0)), f),
+    "last branch": lambda c: lambda p, f: lax.cond(p, c.moved(lambda x: F.roll(x, c.P, 1, 0)), _in_sorted_order(c), f),
+    "closed over": lambda c: (
+        lambda p, f: lax.cond(
+            p, lambda: _in_sorted_order(c)(c.fields), lambda: c.moved(lambda x: F.roll(x, c.P, 1, 0))(c.fields)
+        )
+    ),
+    "switch": lambda c: (
+        lambda p, f: lax.switch(p.astype(int), [*[_in_sorted_order(c)] * 2, c.moved(lambda x: F.roll(x, c.P, 1, 0))], f)
+    ),
+    "in a scan": lambda c: (
+        lambda p, f: lax.scan(lambda f, _: (BRANCHES["last branch"](c)(p, f), None), f, None, length=2)[0]
+    ),
+    "gradient": lambda c: (
+        lambda p, f: dj.grad(lambda f: sum(jnp.sum(y**3) for y in BRANCHES["first branch"](c)(p, f).values()))(f)
+    ),
+    "results of movements": lambda c: (
+        lambda p, f: lax.cond(
+            p, lambda f: (F.roll(f["vp"], c.P, 1, 0), F.roll(f["vp"] ** 2, c.P, 1, 0)), _returned(c), f
+        )
+    ),
+    "results without movements": lambda c: (
+        lambda p, f: [
+            F.roll(y, c.P, 1, 0)
+            for y in lax.cond(p, lambda f: (f["vp"], f["vs"]), lambda f: tuple(f[n] for n in c.names if n[0] == "v"), f)
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_branches_with_equal_operations_are_compared_by_what_they_move(name: str) -> None:
+    """One branch in the same order on all workers, the other not: the operations don't tell them apart."""
+    case = Case()
+    report = dj.check(BRANCHES[name](case), jnp.array(True), case.fields)
+    assert "The workers' programs differ" in str(report.problem) and "where conditionals take branch" in report.problem
+    case.names.sort()
+    fun = BRANCHES[name](case)
+    if name != "results of movements":
+        assert dj.check(fun, jnp.array(True), case.fields).problem is None
+
+
+def test_branches_that_move_other_values_are_accepted() -> None:
+    case = Case()
+
+    def fun(p: Any, f: Any) -> Any:
+        either = lax.cond(p, lambda f: F.roll(f["vp"], case.P, 1, 0), lambda f: F.roll(f["vs"], case.P, 1, 0), f)
+        first, second = lax.cond(p, lambda f: (f["vp"], f["vs"]), lambda f: (f["vs"], f["vp"]), f)
+        same = lax.cond(p, lambda x: F.roll(x, case.P, 1, 0), lambda x: F.roll(x, case.P, 1, 0) * 2, either)
+        return F.roll(first, case.P, 1, 0) + same - F.roll(second, case.P, 1, 0)
+
+    def loss(f: Any, p: Any) -> Any:
+        return jnp.sum(fun(p, f) ** 2)
+
+    for p in jnp.array([True, False]):
+        assert dj.check(dj.value_and_grad(loss), case.fields, p).problem is None
+    np.testing.assert_allclose(dj.jit(fun)(p, case.fields), jax.jit(fun)(p, case.fields))
+
+
 @pytest.mark.parametrize("name", HEALTHY)
 def test_what_a_worker_chooses_is_accepted(name: str) -> None:
     case = Case()
     fun = HEALTHY[name](case)
     assert dj.check(fun, case.fields).problem is None
+    assert dj.check(lambda: fun(case.fields)).problem is None  # closed over
     jax.tree.map(np.testing.assert_allclose, dj.jit(fun)(case.fields), jax.jit(fun)(case.fields))

@@ -34,7 +34,7 @@ def problem_text(name: str, programs: Mapping[int, Program], flows: Mapping[int,
     return None if mismatch is None else _mismatch_text(name, mismatch)
 
 
-def _mixed_text(name: str, stops: tuple[Stop, ...], mixed: Mixed) -> str:
+def _mixed_text(name: str, stops: tuple[Stop, ...], mixed: Mixed, branch: str) -> str:
     one, other, layer, result = mixed
     if layer:
         what = f"worker {one.worker} passes {one.what} to {layer}, but worker {other.worker} passes {other.what}"
@@ -42,12 +42,13 @@ def _mixed_text(name: str, stops: tuple[Stop, ...], mixed: Mixed) -> str:
         what = f"worker {one.worker} returns as {result} {one.what}, but worker {other.worker} {other.what}"
     else:
         what = f"{_at(stops[0])}, and passes {one.what}, but {_at(stops[1])}, and passes {other.what}"
-    return f"The workers' programs differ. In the plan of {name}, {what}. {_MIXED}"
+    return f"The workers' programs differ. In the plan of {name}{branch}, {what}. {_MIXED}"
 
 
 def _mismatch_text(name: str, mismatch: Mismatch) -> str:
+    branch = "" if mismatch.branch is None else f" (where conditionals take branch {mismatch.branch})"
     if mismatch.mixed is not None:
-        return _mixed_text(name, mismatch.stops, mismatch.mixed)
+        return _mixed_text(name, mismatch.stops, mismatch.mixed, branch)
     first, *others = mismatch.stops
     match mismatch.reason:
         case "amount":
@@ -62,7 +63,6 @@ def _mismatch_text(name: str, mismatch: Mismatch) -> str:
             what = f"{'; '.join(map(_at, mismatch.stops))}: each waits for the next"
         case _:
             what = f"{_at(first)}, and the loops of the workers are too long and too different to be compared"
-    branch = "" if mismatch.branch is None else f" (where conditionals take branch {mismatch.branch})"
     return f"The plan of {name} can't complete{branch}: {what}. {_advice(mismatch)}"
 
 

@@ -28,7 +28,7 @@ class Place:
 
 Origin = int
 """The origin of a value, as a set of bits: bit i for leaf i of a program's arguments, and after these n, bit n + k for
-the result of movement k. The origin of a movement's input is not included."""
+the result of movement k, or for a constant that has this number. The origin of a movement's input is not included."""
 
 
 class Result(NamedTuple):
@@ -51,13 +51,21 @@ class Flow(NamedTuple):
     """The origins of the inputs of movements, and of the results, in a program.
 
     - `arguments`: the paths of the leaves of its arguments.
-    - `movements`: the origin of the input of each call of a movement, in order.
+    - `movements`: the origin of the input of each call of a movement, in order; 0 at the numbers of constants.
+    - `constants`: the numbers and the paths of the constants that have one.
+    - `branches`: the flow where all conditionals take branch 0, 1, ..., if these deliver different values.
     """
 
     arguments: tuple[str, ...] = ()
     movements: tuple[Origin, ...] = ()
     layers: tuple[LayerCall, ...] = ()
     results: tuple[Result, ...] = ()
+    constants: tuple[tuple[int, str], ...] = ()
+    branches: tuple[Flow, ...] = ()
+
+    def where(self, branch: int) -> Flow:
+        """Return the flow where all conditionals take this branch, or their last one."""
+        return self.branches[min(branch, len(self.branches) - 1)] if self.branches else self
 
 
 class PartOf(NamedTuple):
@@ -181,19 +189,22 @@ def count_operations(program: Program) -> int:
     return sum(1 for _ in operations(program))
 
 
-def simplified(items: Program) -> Program:
-    """Return the program without loops and conditionals that don't communicate; equal branches are merged."""
+def simplified(items: Program, *, merge: bool = True) -> Program:
+    """Return the program without loops and conditionals that don't communicate; with `merge`, equal branches are one.
+
+    Equal operations may move other values, so branches are not merged if these are compared.
+    """
     left: list[Operation | Loop | Cond] = []
     for item in items:
         match item:
             case Operation():
                 left.append(item)
             case Loop(length, body, place):
-                if (body := simplified(body)) and length != 0:
+                if (body := simplified(body, merge=merge)) and length != 0:
                     left.append(Loop(length, body, place))
             case Cond(branches, place):
-                branches = tuple(simplified(branch) for branch in branches)
-                if all(branch == branches[0] for branch in branches):
+                branches = tuple(simplified(branch, merge=merge) for branch in branches)
+                if not any(branches) or (merge and all(branch == branches[0] for branch in branches)):
                     left.extend(branches[0])
                 else:
                     left.append(Cond(branches, place))

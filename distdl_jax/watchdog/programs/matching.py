@@ -76,9 +76,10 @@ def find_mismatch(programs: Mapping[int, Program], flows: Mapping[int, Flow] | N
         return None
     if len(distinct) == 1 and all(_is_of_all(program, programs.keys()) for program in distinct.values()):
         return None
-    distinct = {key: simplified(program) for key, program in distinct.items()}
+    distinct = {key: simplified(program, merge=not flows) for key, program in distinct.items()}
     programs = {worker: distinct[id(program)] for worker, program in programs.items()}
     branches = max((most_branches(program) for program in distinct.values()), default=0)
+    branches = max(branches, *(len(flow.branches) for flow in (flows or {}).values()), 0)
     for branch in range(max(branches, 1)):
         if mismatch := Play(programs, branch, flows=flows or {}).run():
             return mismatch if branches else replace(mismatch, branch=None)
@@ -272,7 +273,7 @@ class Play:
         return Mismatch(reason, tuple(self.stop(worker.rank) for worker in workers), self._branch)
 
     def _mixed(self) -> Mismatch | None:
-        if self._origins is None or (mixed := self._origins.find_mixed()) is None:
+        if self._origins is None or (mixed := self._origins.find_mixed(self._branch)) is None:
             return None
         stops = tuple(Stop(at.worker, at.operation, at.place, at.total) for at in mixed[:2])
         return Mismatch("mixed", stops, self._branch, mixed)

@@ -106,28 +106,40 @@ class Origins:
             self._meetings[calls] = None
             self._pairing.meet(calls)
 
-    def find_mixed(self) -> Mixed | None:
-        """Return the first calls that two workers mix; if there are none, the first results."""
+    def find_mixed(self, branch: int = 0) -> Mixed | None:
+        """Return the first calls that two workers mix, whatever conditionals deliver, or if all take this branch; if
+        there are none, the first results."""
         first, *others = self._flows.values()
         if any(flow.arguments != first.arguments for flow in others):
             return None
-        comparison = _Comparison(self._listed, self._flows, self._pairing.one_of_each())
-        return comparison.mixed_layers() or comparison.mixed_movements(self._meetings) or comparison.mixed_results()
+        taken = {rank: flow.where(branch) for rank, flow in self._flows.items()}
+        for flows in (self._flows, taken)[: 1 + (taken != self._flows)]:
+            comparison = _Comparison(self._listed, flows, self._pairing.one_of_each())
+            found = comparison.mixed_layers() or comparison.mixed_movements(self._meetings)
+            if (found := found or comparison.mixed_results()) is not None:
+                return found
+        return None
 
 
 class _Comparison:
-    """The values that workers pass: bit n + k stands for a movement, `calls[k]`, by its numbers on its workers."""
+    """The values that workers pass: bit i stands for the argument or constant `names[i]`, and after these n, bit n + k
+    for a movement, `calls[k]`, by its numbers on its workers."""
 
     def __init__(
         self, listed: Mapping[int, list[Operation]], flows: Mapping[int, Flow], calls: list[dict[int, int]]
     ) -> None:
         self._listed, self._flows, self._calls = listed, flows, calls
-        self._leaves = len(next(iter(flows.values())).arguments)
+        arguments = next(iter(flows.values())).arguments
+        constants = dict.fromkeys(path for flow in flows.values() for _, path in flow.constants)
+        self._names = [*arguments, *constants]
+        self._leaves = len(self._names)
         bits = {movement: 1 << self._leaves + k for k, call in enumerate(calls) for movement in call.items()}
+        places = {path: n for n, path in enumerate(constants, len(arguments))}
+        bits |= {(rank, number): 1 << places[path] for rank, flow in flows.items() for number, path in flow.constants}
         self._closures = {rank: _Closure(rank, flow, bits) for rank, flow in flows.items()}
         self._leaf_mask = (1 << self._leaves) - 1
-        # Two workers can compare only movements in which both take part.
-        self._known = dict.fromkeys(flows, self._leaf_mask)
+        # Two workers can compare only constants that both have, and movements in which both take part.
+        self._known = dict.fromkeys(flows, (1 << len(arguments)) - 1)
         for (rank, _), bit in bits.items():
             self._known[rank] |= bit
 
@@ -235,7 +247,7 @@ class _Comparison:
         return None
 
     def _words(self, rank: int, origin: Origin) -> str:
-        names = [name for leaf, name in enumerate(self._flows[rank].arguments) if origin >> leaf & 1]
+        names = [name for leaf, name in enumerate(self._names) if origin >> leaf & 1]
         for n, call in enumerate(self._calls):
             if not names and origin >> self._leaves + n & 1:
                 op = next(op for op in self._listed[rank] if op.call == call[rank])
