@@ -218,7 +218,8 @@ def all_reduce(
       and the mean of integers, has JAX's default float dtype. Zero-volume outside P_x.
     - `P_x`: the partition.
     - `op`: the operation. "mean" counts every worker once: the mean of blocks' means is the mean of the tensor only if
-      all blocks have the same size, so take `functional.mean` of the tensor. "prod" stores the subtensors of the whole team during the product, the others one more.
+      all blocks have one size; `functional.mean` of the tensor takes any. "prod" stores the subtensors of the whole
+      team during the product, the others one more.
     - `axes_reduce`, `axes_keep`: dimensions to reduce along, or to keep; at most one of the two. Default: all.
 
     **Returns:** an array of x's shape and, except for a mean, dtype; outside P_x, `x` itself.
