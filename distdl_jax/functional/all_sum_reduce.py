@@ -274,12 +274,12 @@ def _check_names(shapes: Mapping[int, Mapping[str, ShapeDtype]]) -> None:
 
 # --- from copies of a vector to blocks, and back ----------------------------------------------------------------------
 
-# `all_sum_reduce` and `replicated` map blocks to blocks: in <x, y>, the sum over all workers, copies count one by one. A
-# function of copies whose result is copies, which each worker differentiates alone, starts each of the p backward passes
-# with 1. So there a vector counts once, <s, t> = <s_w, t_w> on any worker w; and between such vectors and blocks
+# `all_sum_reduce` and `replicated` map blocks to blocks: in <x, y>, the sum over all workers, each copy counts. When
+# every worker differentiates a function of copies alone, each of p backward passes begins with 1. So there a vector
+# counts once, <s, t> = <s_w, t_w> on any worker w; and between such vectors and blocks
 #     share s = (s, ..., s),    total x = x_0 + ... + x_{p-1},    <share s, x> = <s, total x>:
 # each is the adjoint of the other, in derivatives of any order. (With the adjoint of `all_sum_reduce`, a gradient would
-# be p times too large, and the second derivative p squared times.)
+# be p times too large.)
 
 
 class Share(Copy):

@@ -21,7 +21,7 @@ from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.traced import Traced
 from distdl_jax.transforms.gradients import all_workers
 from distdl_jax.transforms.opaque_call import evaluate_opaquely
-from distdl_jax.transports.agreement import agree, shape_dtype_of, structure_text
+from distdl_jax.transports.agreement import agree, shape_dtype_of
 from distdl_jax.validation import check_function
 from distdl_jax.watchdog.source_lines import function_name
 
@@ -96,12 +96,15 @@ def _parts(
     part: Callable[..., Any], theta: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], workers: Partition
 ) -> Any:
     """Return this worker's part as a tree of arrays; all workers differentiate the same movements, and map the same."""
+    mapped = [x for x in jax.tree.leaves((args, kwargs)) if mapped_sizes(x)]
+
+    def varying(theta: Any) -> Any:
+        on = [*filter(is_inexact, jax.tree.leaves(theta)), *mapped]
+        return jax.tree.map(lambda y: tie(jnp.asarray(y), *on), part(theta, *args, **kwargs))
+
     with trace_context.set(adds_up="dj.total"):
-        traced = Traced(part, (theta, *args), kwargs, (0,))
-    values = evaluate_opaquely(workers.world.transport, traced.program, jax.tree.leaves(theta))
-    varying = [x for x in jax.tree.leaves(theta) if is_inexact(x)]
-    varying += [x for x in jax.tree.leaves((args, kwargs)) if mapped_sizes(x)]
-    return jax.tree.map(lambda y: tie(jnp.asarray(y), *varying), traced.result(values))
+        traced = Traced(varying, (theta,), {}, (0,))
+    return traced.result(evaluate_opaquely(workers.world.transport, traced.program, jax.tree.leaves(theta)))
 
 
 def _summed(name: str, parts: Any, workers: Partition) -> Any:
