@@ -147,7 +147,6 @@ def test_several_results_are_summed_and_other_arguments_are_own() -> None:
 
 
 @pytest.mark.world(2)
-@pytest.mark.simulated(3)
 @pytest.mark.limit(400)
 def test_a_chain_of_blackjax_is_the_one_of_all_data() -> None:
     """NUTS, whose trajectories depend on values: two chains at once, equal on all workers and to plain JAX's."""
