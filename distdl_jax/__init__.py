@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from distdl_jax.transforms.forward_mode import hvp, jvp, linear_transpose, linearize
     from distdl_jax.transforms.gradients import grad, value_and_grad
     from distdl_jax.transforms.replica_check import check_replicated
+    from distdl_jax.transforms.totals import total
     from distdl_jax.transports.open_world import close
     from distdl_jax.transports.progress import progress
     from distdl_jax.transports.threads.simulate import simulate
@@ -76,6 +77,7 @@ _MODULES = {
     "tools.profile.profile": ("profile",),
     "transports.progress": ("progress",),
     "transforms.replica_check": ("check_replicated",),
+    "transforms.totals": ("total",),
     "tools.advise.advise": ("advise",),
     "tools.cost.cost": ("cost",),
     "tools.cost.machines": ("Machine",),
@@ -131,6 +133,7 @@ __all__ = [
     "simulate",
     "solvers",
     "specs_like",
+    "total",
     "training_specs",
     "value_and_grad",
     "zero_volume_tensor",

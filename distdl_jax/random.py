@@ -29,6 +29,11 @@ from distdl_jax.validation import check_key, checked_dtype
 __all__ = ["bernoulli", "normal", "uniform"]
 
 
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)
+
+
 @dataclass(frozen=True)
 class _Standard:
     """A function of `jax.random` as an initializer: a value, so that equal calls compile once."""

@@ -7,3 +7,8 @@ from distdl_jax.checkpoint.reading import latest_step, restore, steps
 from distdl_jax.checkpoint.writing import save
 
 __all__ = ["Manager", "Preemption", "export", "import_", "latest_step", "restore", "save", "steps"]
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

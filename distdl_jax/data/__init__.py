@@ -4,3 +4,8 @@ from distdl_jax.data.batches import Batches, batches
 from distdl_jax.partitions.formats.arrays import open_array, read
 
 __all__ = ["Batches", "batches", "open_array", "read"]
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

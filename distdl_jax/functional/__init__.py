@@ -77,3 +77,8 @@ __all__ = [
     "window_partition",
     "window_reverse",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

@@ -203,7 +203,7 @@ def all_reduce(
     | `op` | y | the cotangent of x, with s the sum of the team's cotangents of y |
     |---|---|---|
     | "sum" | the sum | s |
-    | "mean" | the sum over the number of workers in the team | s over that number |
+    | "mean" | the sum over the number of workers in the team; of blocks see below | s over that number |
     | "max", "min" | the largest, the smallest; NaN if there is one | s, shared equally by those that tie; else 0 |
     | "prod" | the product | s times the product of the others' x, exact at 0 |
 
@@ -213,7 +213,9 @@ def all_reduce(
       precisions are summed and multiplied in float32 and rounded once. The sum of booleans is their "or"; their mean,
       and the mean of integers, has JAX's default float dtype. Zero-volume outside P_x.
     - `P_x`: the partition.
-    - `op`: the operation. "prod" stores the subtensors of the whole team during the product, the others one more.
+    - `op`: the operation. "mean" counts every worker once: the mean of blocks' means is the mean of the tensor only if
+      all blocks have one size; `functional.mean` of the tensor takes any. "prod" stores the subtensors of the whole
+      team during the product, the others one more.
     - `axes_reduce`, `axes_keep`: dimensions to reduce along, or to keep; at most one of the two. Default: all.
 
     **Returns:** an array of x's shape and, except for a mean, dtype; outside P_x, `x` itself.

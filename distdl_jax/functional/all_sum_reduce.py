@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any, Self
 
 import jax
+import numpy as np
 from jax import Array
 
 from distdl_jax.errors import PlanError
@@ -190,11 +191,15 @@ class ReplicatedPlan(AllSumPlan):
 
 
 def plan_replicated(
-    shape_dtypes: ShapeDtypes, P: Partition, axes: int | Sequence[int] | None = None, name: str = "tree"
+    shape_dtypes: ShapeDtypes,
+    P: Partition,
+    axes: int | Sequence[int] | None = None,
+    name: str = "tree",
+    kind: type[ReplicatedPlan] = ReplicatedPlan,
 ) -> ReplicatedPlan:
     """Plan one leaf of `replicated` from the shapes and dtypes on the workers of P, or on some of its teams."""
     teams = teams_of(P, _along(P, axes), shape_dtypes)
-    return ReplicatedPlan(teams, taking_part(shape_dtypes, *teams), name)
+    return kind(teams, taking_part(shape_dtypes, *teams), name)
 
 
 def replicated(tree: Any, P: Partition, axes: int | Sequence[int] | None = None) -> Any:
@@ -231,7 +236,11 @@ def replicated(tree: Any, P: Partition, axes: int | Sequence[int] | None = None)
     Source: Hewett and Grady (2020): the adjoint of a copy is a sum. `TensorSpec(..., replicated=...)` describes it.
     """
     check_partitions(P=P)
-    along = _along(P, axes)
+    return _copied(tree, P, _along(P, axes), ReplicatedPlan)
+
+
+def _copied(tree: Any, P: Partition, along: tuple[int, ...], kind: type[ReplicatedPlan]) -> Any:
+    """Return a tree of copies along dimensions of P, whose arrays are moved by plans of this kind."""
     team = P.create_allreduction_partition(along)
     if team.size <= 1:
         return tree
@@ -240,7 +249,7 @@ def replicated(tree: Any, P: Partition, axes: int | Sequence[int] | None = None)
     shapes = exchange_named_shapes(P.world, team.ranks, f"replicated on {P.describe()} along {along}", arrays)
     _check_names(shapes)
     plans = [
-        plan_replicated({worker: of_worker[name] for worker, of_worker in shapes.items()}, P, along, name)
+        plan_replicated({worker: of_worker[name] for worker, of_worker in shapes.items()}, P, along, name, kind)
         for name in arrays
     ]
     copies = iter([plan.run(P.world, x) for plan, x in zip(plans, arrays.values(), strict=True)])
@@ -261,3 +270,54 @@ def _check_names(shapes: Mapping[int, Mapping[str, ShapeDtype]]) -> None:
                 f"`tree` must have the same arrays on all workers that hold copies of it, but `{different[0]}` is on "
                 f"worker {holder} and not on worker {worker + first - holder}."
             )
+
+
+# --- from copies of a vector to blocks, and back ----------------------------------------------------------------------
+
+# `all_sum_reduce` and `replicated` map blocks to blocks: in <x, y>, the sum over all workers, each copy counts. When
+# every worker differentiates a function of copies alone, each of p backward passes begins with 1. So there a vector
+# counts once, <s, t> = <s_w, t_w> on any worker w; and between such vectors and blocks
+#     share s = (s, ..., s),    total x = x_0 + ... + x_{p-1},    <share s, x> = <s, total x>:
+# each is the adjoint of the other, in derivatives of any order. (With the adjoint of `all_sum_reduce`, a gradient would
+# be p times too large.)
+
+
+class Share(Copy):
+    """One worker's part of the map from a vector, of which all have copies, to a block on each worker."""
+
+    def adjoint(self) -> AllSum:
+        return Total(self.team, self.differentiable)
+
+
+class Total(AllSum):
+    """One worker's part of the map from blocks to their sum, of which all get copies."""
+
+    def adjoint(self) -> Any:
+        return Share(self.team, self.differentiable)
+
+
+@dataclass(frozen=True)
+class SharePlan(ReplicatedPlan):
+    """A vector with copies on each of `teams`, as a block of each worker."""
+
+    def _movement(self, team: Workers, differentiable: bool) -> Copy:
+        return Share(team, differentiable)
+
+
+@dataclass(frozen=True)
+class TotalPlan(AllSumPlan):
+    """The sum of the blocks of each of `teams`, as one vector with copies."""
+
+    def _movement(self, team: Workers, differentiable: bool) -> Movement:
+        return Total(team, differentiable)
+
+
+def share(tree: Any, P: Partition) -> Any:
+    """Return vectors of which all workers of P have copies as blocks, whose cotangents are summed."""
+    return _copied(tree, P, _along(P, None), SharePlan)
+
+
+def total_of_blocks(x: Array, P: Partition) -> Array:
+    """Return the sum of the blocks of P's workers, which have equal shapes and dtypes, as copies of one vector."""
+    block = ShapeDtype(x.shape, np.dtype(x.dtype))
+    return TotalPlan((P.ranks,), dict.fromkeys(P.ranks, block)).run(P.world, x)

@@ -22,3 +22,8 @@ __all__ = [
     "scale_by_trust_ratio",
     "value_and_grad_from_state",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

@@ -27,6 +27,11 @@ from distdl_jax.validation import check_function, checked_integer, is_real
 __all__ = ["Info", "cg", "fixed_point"]
 
 
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)
+
+
 def cg(
     A: Callable[[Any], Any],
     b: Any,

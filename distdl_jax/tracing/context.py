@@ -29,6 +29,7 @@ class TraceContext(threading.local):
       the others'. A worker that maps nothing, since JAX replaced `y[array]` for an empty y by a constant, could not
       know that the others agree; the comparison names that constant.
     - `compared`: whether the program is compared between the workers as a whole, so that its parts need not be.
+    - `adds_up`: the function that adds up the workers' results of the function that is traced; empty if none does.
     - `called_with`: the arguments of the outermost call of a checked function, which its trace sees as tracers.
     - `to_compile`: whether all workers have agreed on the plan of a call that has yet to compile its program;
       `handled`: the exception that was being handled when they did.
@@ -38,6 +39,7 @@ class TraceContext(threading.local):
     movements_as_calls = False
     sizes_agreed = False
     compared = False
+    adds_up = ""
     called_with: Any = None
     to_compile = False
     handled: BaseException | None = None

@@ -13,6 +13,7 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.functional import all_sum_reduce
 from distdl_jax.jax_compat import hiding_frames, mapped_sizes
 from distdl_jax.partitions.partition import Partition, check_workers
+from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.tie import tie
 from distdl_jax.transforms.adjoint_check import same_adjoints
 from distdl_jax.transforms.copies_warning import marked, marked_gradient
@@ -106,7 +107,7 @@ def value_and_grad(
 
     @wraps(fun)
     def value_and_gradient(*args: P.args, **kwargs: P.kwargs) -> tuple[Any, Any]:
-        workers = _everybody() if partition is None else partition
+        workers = all_workers() if partition is None else partition
         value, gradient = local(*args, **kwargs)
         value, *aux = value if has_aux else (value,)
         # Under jax.vmap even for a constant: all workers have the same number of values to sum.
@@ -200,7 +201,7 @@ def _derivative_of_sum(
 
     @wraps(fun)
     def differentiated(*args: Any, **kwargs: Any) -> Any:
-        workers = _everybody() if partition is None else partition
+        workers = all_workers() if partition is None else partition
         numbers = argnums if isinstance(argnums, tuple) else (argnums,)
         places = [n + len(args) * (n < 0) for n in numbers]
         if not all(0 <= place < len(args) for place in places):
@@ -226,7 +227,8 @@ def _with_scalar_loss(fun: Callable[..., Any], has_aux: bool) -> Callable[..., A
 
     @wraps(fun)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        result = fun(*args, **kwargs)
+        with trace_context.set(adds_up="dj.grad or dj.value_and_grad"):
+            result = fun(*args, **kwargs)
         loss = result[0] if has_aux and isinstance(result, tuple | list) and result else result
         is_number = hasattr(loss, "shape") or isinstance(loss, int | float | complex)
         if not is_number or jnp.shape(loss):
@@ -237,7 +239,8 @@ def _with_scalar_loss(fun: Callable[..., Any], has_aux: bool) -> Callable[..., A
     return checked
 
 
-def _everybody() -> Partition:
+def all_workers() -> Partition:
+    """Return the partition of all workers: the default of functions that sum over workers."""
     world = world_of(())
     return Partition() if world is None else Partition.of_workers(world, range(world.size))
 

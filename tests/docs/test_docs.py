@@ -63,6 +63,13 @@ def test_the_code_runs_and_prints_what_the_page_says(page: Path, printed: dict[s
         place = output.index(line, place) + 1
 
 
+def test_no_page_takes_the_mean_over_workers_for_that_of_a_tensor() -> None:
+    """It is another number where blocks have different sizes."""
+    texts = {page.name: page.read_text() for page in [*PAGES, *(ROOT / "docs" / "notebooks").glob("*.ipynb")]}
+    texts |= {path.name: path.read_text() for path in (ROOT / "examples").glob("*.py")}
+    assert [name for name, text in texts.items() if re.search(r"""all_reduce\([^`\n]*["']mean""", text)] == []
+
+
 def test_the_test_of_the_page_on_tests_passes() -> None:
     exec("".join(blocks(ROOT / "docs" / "testing.md", "python")), {})
 

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -76,3 +77,18 @@ def test_the_recipe_needs_what_pyproject_needs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = {dependency.replace(">=", " >=") for dependency in project["dependencies"]}
     assert set(re.findall(r"    - (.*)", run)) == wanted | {"python >={{ python_min }}", "{{ mpi }}"}
+
+
+def test_programs_of_the_documentation_import_what_readme_installs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dependencies, and the extra in README's lines. `.ci/package` runs these lines in a fresh environment."""
+    monkeypatch.syspath_prepend(str(ROOT / ".ci"))
+    pages = import_module("pages")
+    (extra,) = re.findall(r"distdl_jax\[(.*?)\] @", (ROOT / "README.md").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + project["optional-dependencies"][extra]
+    brought = {re.match(r"[\w-]+", requirement)[0] for requirement in wanted}  # type: ignore[index]
+    of = packages_distributions()
+    for name, program in pages.programs():
+        others = pages.imported(program) - {"distdl_jax"}
+        missing = [package for package in others if not brought & set(of.get(package, ()))]
+        assert missing == [], f"{name} imports {missing}, which README's lines don't install"

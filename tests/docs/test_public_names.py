@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from every_layer import LAYERS
@@ -96,6 +97,14 @@ def test_every_public_name_has_the_recorded_signature() -> None:
     recorded, now = _recorded()["signatures"], signatures()
     assert {name: now.get(name) for name in recorded} == recorded
     assert not now.keys() - recorded.keys(), "new public names: write the record anew"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_listing_has_the_public_names_alone(module: str) -> None:
+    """So that `dir` and completion show what a user may call, not the modules and imports behind it."""
+    public()  # imports all of it
+    namespace = getattr(dj, module) if module else dj
+    assert dir(namespace) == sorted(namespace.__all__)
 
 
 def test_parameters_and_states_are_the_recorded_ones() -> None:

@@ -20,6 +20,7 @@ from distdl_jax.nn.attention.attention_plan import (
     MASK,
     MEMORY,
     PADDING,
+    SEEN,
     AttentionPlan,
     Heads,
     check_mask,
@@ -241,7 +242,7 @@ class DistributedMultiHeadAttention(PartitionedLayer):
         scatter = plan_reduce_scatter(whole, self.P_x, self._gathered)
         heads = Heads(self.num_heads, self._key_heads, self._features, out, is_padded(params, keys))
         way = self.exchange if self._work.shape[1] > 1 else None
-        masked = any(MASK in shapes for shapes in params.values())
+        masked = any(name in shapes for shapes in params.values() for name in (MASK, SEEN))
         steps = ring_steps(heads, whole, keys, self._work, self.causal, balanced=not masked) if way == "ring" else ()
         to_heads = plan_to_heads(heads, x, memory or x, self._work) if way == "heads" else None
         regions, n_t = regions_of(self.num_heads, self._work, grid, to_heads), key_grid.extent[1]
@@ -275,6 +276,7 @@ class DistributedMultiHeadAttention(PartitionedLayer):
         *,
         memory: Array | None = None,
         attn_mask: Array | None = None,
+        mask: Array | None = None,
         key_padding_mask: Array | None = None,
         cache: None = None,
         key: Array | None = None,
@@ -288,6 +290,7 @@ class DistributedMultiHeadAttention(PartitionedLayer):
         *,
         cache: Cache,
         attn_mask: Array | None = None,
+        mask: Array | None = None,
         key_padding_mask: Array | None = None,
         key: Array | None = None,
         training: bool = True,
@@ -300,6 +303,7 @@ class DistributedMultiHeadAttention(PartitionedLayer):
         *,
         memory: Array | None = None,
         attn_mask: Array | None = None,
+        mask: Array | None = None,
         key_padding_mask: Array | None = None,
         cache: Cache | None = None,
         key: Array | None = None,
@@ -313,11 +317,13 @@ class DistributedMultiHeadAttention(PartitionedLayer):
         - `x`: this worker's block on P_x; outside P_x a zero-volume array.
         - `memory`: the source of keys and values (cross-attention), this worker's block on P_x: with x's samples, of
           any length. Not allowed if the layer is causal, or with a cache. Default: x.
-        - `attn_mask`: as in PyTorch: booleans, True where a query does not see a key; or numbers added to the scores,
-          which are differentiable. Queries x keys, or samples x heads x queries x keys, where the first two may be 1:
-          this worker's samples, heads and queries (with "gather" and "heads": its share of the heads, and all queries),
-          and all keys (with a cache: its places). A replicated mask with a gradient goes through `dj.replicated`.
-          Outside P_x anything.
+        - `attn_mask`: as in PyTorch: booleans, True where a query does **not** see a key (JAX and Flax mean the
+          opposite: `mask`); or numbers added to the scores, which are differentiable. Queries x keys, or samples x
+          heads x queries x keys, where the first two may be 1: this worker's samples, heads and queries (with "gather"
+          and "heads": its share of the heads, and all queries), and all keys (with a cache: its places). A replicated
+          mask with a gradient goes through `dj.replicated`. Outside P_x anything.
+        - `mask`: in place of `attn_mask`, as in `jax.nn.dot_product_attention` and Flax: booleans of the same shape,
+          True where a query **sees** a key. (A query that sees none gets 0; in JAX the mean of all values.)
         - `key_padding_mask`: as in PyTorch: booleans, True for elements of the memory that no query sees. It covers
           this worker's samples and its part of the sequence (with "gather": all of it), the same along P_h. An element
           that sees nothing gets 0 from all heads. A cache keeps the mask. Outside P_x anything.
@@ -332,6 +338,10 @@ class DistributedMultiHeadAttention(PartitionedLayer):
         """
         if memory is not None and (cache is not None or self.causal):
             raise InvalidArgumentError("`memory` requires a layer that is not `causal`, and no `cache`.")
+        if attn_mask is not None and mask is not None:
+            raise InvalidArgumentError(
+                "`attn_mask` (True: not seen, as in PyTorch) and `mask` (True: seen, as in JAX) exclude each other."
+            )
         key = checked_key(key, training, self.draws and cache is None)
         if not self.P_x.active:
             outside(self.P_x.world, x)
@@ -339,11 +349,12 @@ class DistributedMultiHeadAttention(PartitionedLayer):
         world = self.P_x.world
         with jax.named_scope("DistributedMultiHeadAttention"):
             params = self._opened(params)
-            if attn_mask is not None and getattr(attn_mask, "ndim", None) == 2:
-                attn_mask = attn_mask[None, None]
-            others = {MEMORY: memory, MASK: attn_mask, PADDING: key_padding_mask}
+            attn_mask, mask = (m[None, None] if getattr(m, "ndim", None) == 2 else m for m in (attn_mask, mask))
+            others = {MEMORY: memory, MASK: attn_mask, SEEN: mask, PADDING: key_padding_mask}
             given = {name: value for name, value in others.items() if value is not None}
             plan = self._agree_on_plan(params | entries_of(cache) | given, x)
+            if mask is not None:
+                attn_mask = ~mask
             own = {name: each.run(world, params[name]).astype(plan.dtype) for name, each in plan.of_params.items()}
             x = plan.gather.run(world, x).astype(plan.dtype)
             q, k, v = self._projected(own, x)

@@ -240,7 +240,7 @@ def places_of(work: Partition, grid: ProductGrid) -> dict[int, Range]:
 
 # --- arguments besides x: all workers raise together ----------------------------------------------------------------
 
-MEMORY, MASK, PADDING = "memory", "attn_mask", "key_padding_mask"
+MEMORY, MASK, SEEN, PADDING = "memory", "attn_mask", "mask", "key_padding_mask"
 
 
 def _on_all(name: str, arguments: ParamShapeDtypes) -> dict[int, ShapeDtype]:
@@ -273,16 +273,22 @@ def is_padded(arguments: ParamShapeDtypes, keys: ShapeDtypes) -> bool:
 
 def check_mask(arguments: ParamShapeDtypes, regions: Mapping[int, tuple[Range, Range, Range]], keys: int) -> None:
     """Reject masks that don't match the samples, heads and queries of their workers, and all keys."""
-    masks = _on_all(MASK, arguments)
+    for name, kinds in ((MASK, "bool or floating"), (SEEN, "bool")):
+        _check_mask(name, kinds, _on_all(name, arguments), regions, keys)
+
+
+def _check_mask(
+    name: str, kinds: str, masks: ShapeDtypes, regions: Mapping[int, tuple[Range, Range, Range]], keys: int
+) -> None:
     for worker, mask in masks.items():
         n, heads, queries = (stop - start for start, stop in regions[worker])
         fits = len(mask.shape) == 4 and mask.shape[0] in (1, n) and mask.shape[1] in (1, heads)
-        numbers = mask.dtype == np.bool_ or jnp.issubdtype(mask.dtype, jnp.floating)
+        numbers = mask.dtype == np.bool_ or (name == MASK and jnp.issubdtype(mask.dtype, jnp.floating))
         if not fits or mask.shape[2:] != (queries, keys) or not numbers:
             raise PlanError(
-                f"On worker {worker}: `{MASK}` must be of bool or floating, {queries} x {keys} or {n} x {heads} x "
+                f"On worker {worker}: `{name}` must be of {kinds}, {queries} x {keys} or {n} x {heads} x "
                 f"{queries} x {keys} (where {n} and {heads} may be 1), but is {mask}."
             )
     if len({mask.dtype for mask in masks.values()}) > 1:
         listed = ", ".join(f"{mask.dtype} on worker {worker}" for worker, mask in sorted(masks.items()))
-        raise PlanError(f"`{MASK}` must have one dtype on all workers, but is {listed}.")
+        raise PlanError(f"`{name}` must have one dtype on all workers, but is {listed}.")

@@ -114,6 +114,43 @@ def test_an_infinity_that_is_padding_has_no_gradient() -> None:
     np.testing.assert_allclose(got, want[:, 2 * P.rank :][:, :2])
 
 
+@pytest.mark.simulated(3)
+@pytest.mark.parametrize("exchange, kinds", [("ring", {}), ("heads", {"num_key_heads": 3})])
+def test_a_mask_means_what_it_means_in_jax(exchange: str, kinds: dict[str, Any]) -> None:
+    """`jax.nn.dot_product_attention` of the whole, with an uneven sequence: output and all gradients.
+
+    It has a softmax in float32, in float64 too.
+    """
+    P, rng = dj.Partition(), np.random.default_rng(4)
+    P_x = P.grid([1, P.size, 1])
+    layer = nn.DistributedMultiHeadAttention(P_x, 12, 3, exchange=exchange, **kinds)  # type: ignore[arg-type]
+    spec = dj.TensorSpec((2, 7, 12), P_x)
+    whole = rng.normal(size=spec.global_shape)
+    seen = rng.random((2, 1, 7, 7)) < 0.5
+    seen |= np.eye(7, dtype=bool)
+    start, stop = spec.box[1] if exchange == "ring" else (0, 7)
+    params = layer.init(jax.random.key(0), float)
+
+    def loss(params: Any, x: Any) -> Any:
+        y = layer(params, x, mask=jnp.asarray(seen[:, :, start:stop]))
+        return jnp.sum(jnp.sin(y)), y
+
+    def plain(params: Any, x: Any) -> Any:
+        q, k, v = (
+            jnp.einsum("nse,hde->nshd", x, params[name]) + params[f"{name}_bias"] for name in ("query", "key", "value")
+        )
+        heads = jax.nn.dot_product_attention(q, k, v, mask=jnp.asarray(seen))
+        y = jnp.einsum("nshd,ehd->nse", heads, params["out"]) + params["out_bias"]
+        return jnp.sum(jnp.sin(y)), y
+
+    (_, y), gradient = dj.jit(dj.value_and_grad(loss, (0, 1), has_aux=True))(params, spec.block(whole))
+    specs = (layer.param_specs(), spec)
+    whole_params, gathered = dj.gather(params, specs[0]), dj.gather((y, gradient), (spec, specs))
+    if P.rank == 0:
+        (_, expected), wanted = jax.jit(jax.value_and_grad(plain, (0, 1), has_aux=True))(whole_params, whole)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), gathered, (expected, wanted))
+
+
 def test_refusals() -> None:
     make, x = nn.DistributedMultiHeadAttention, jnp.ones((1, 1, 8))
     for sentence, work in (
@@ -133,6 +170,9 @@ def test_refusals_when_it_is_called() -> None:
     params, x, flags = layer.init(jax.random.key(0), float), jnp.ones((1, 2, 4)), np.zeros((2, 4), bool)
     for sentence, told in (
         ("`attn_mask` must be of bool or floating, 2 x 4 or 1 x 2 x 2 x 4", {"attn_mask": flags[:, :3]}),
+        ("`mask` must be of bool, 2 x 4 or 1 x 2 x 2 x 4", {"mask": flags.astype(float)}),
+        ("`attn_mask` must be an array on all workers if it is on one, but is None",
+         {"mask" if P.rank else "attn_mask": flags}),
         ("On worker 1: `attn_mask` must be an array on all workers if it is on one",
          {} if P.rank else {"attn_mask": flags}),
         (r"On worker 1: `key_padding_mask` \(=bool\[1, 3\]\) must be bool\[1, 2\]",
@@ -145,7 +185,9 @@ def test_refusals_when_it_is_called() -> None:
             layer(params, x, **told)
     with pytest.raises(dj.PlanError, match=r"`x` must have length 3 in dimension 1, balanced over 2.*\[1, 2\]"):
         layer(params, x[:, : 1 + P.rank])
-    for name in ("attn_mask", "key_padding_mask"):
+    with pytest.raises(dj.InvalidArgumentError, match=r"`attn_mask` \(True: not seen.* exclude each other"):
+        layer(params, x, attn_mask=flags, mask=flags)
+    for name in ("attn_mask", "mask", "key_padding_mask"):
         with pytest.raises(dj.InvalidTypeError, match=rf"`{name}` \(=\[\[True\]\]\) must be an array"):
             layer(params, x, **{name: [[True]]})
 
