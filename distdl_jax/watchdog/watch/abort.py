@@ -55,8 +55,9 @@ def say(text: str) -> bool:
     return False
 
 
-def end_the_job(text: str, status: int = 1) -> None:
-    """Write `text`, and end all workers with exit status `status`. Does not return, except in a second thread."""
+def end_the_job(text: str, status: int = 1, last: Callable[[], str] = str) -> None:
+    """Write `text`, then what `last` returns, and end all workers with exit status `status`. Does not return, except in
+    a second thread."""
     if is_forked():
         say(text)
         os._exit(status)  # a process forked by a worker is not a worker, and must not end the job
@@ -67,6 +68,7 @@ def end_the_job(text: str, status: int = 1) -> None:
         with contextlib.suppress(Exception):
             if not say(text) and say_elsewhere:
                 say_elsewhere[0](text)
+            say(last())
         supervised.tell(supervised.ENDS)
         with contextlib.suppress(Exception):
             sys.stdout.flush()
