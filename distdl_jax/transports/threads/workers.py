@@ -142,7 +142,7 @@ class Workers:
         by_text: dict[str, list[int]] = {}
         for rank, text in texts.items():
             by_text.setdefault(comparable(text), []).append(rank)
-        (first, *same), *different = by_text.values()
+        (first, *same), *different = map(sorted, by_text.values())
         error = own[first]
         error.add_note(f"Raised on worker {first} of {len(self._worlds)}, in dj.simulate. {same_text(same)}".rstrip())
         if isinstance(error, SystemError) and sys.version_info < (3, 11, 8):

@@ -26,7 +26,7 @@ if __name__ == "__main__":  # the supervisor's own library, and nothing else fro
     import_module("distdl_jax")
     del sys.path[0]
 
-from distdl_jax.watchdog.error_text import error_text
+from distdl_jax.watchdog.error_text import error_text, show_own_lines
 from distdl_jax.watchdog.launch import supervised
 from distdl_jax.watchdog.launch.launcher import job_rank, job_size
 from distdl_jax.watchdog.launch.said_once import SaidOnce
@@ -178,6 +178,10 @@ def _show(error: BaseException) -> None:
 
 def _print_once(error: BaseException) -> None:
     """Print an error of a worker that has no partition with others yet; once for all workers of a host."""
+    if job_size() == 1:
+        show_own_lines(error)
+        sys.__excepthook__(type(error), error, error.__traceback__)
+        return
     text = error_text(error)
     said = SaidOnce(text, job_rank() or 0)
     if said.is_first:

@@ -70,25 +70,35 @@ class SaidOnce:
             return True
 
     def end(self) -> str:
-        """Return a line about the others, if this worker is the first; otherwise wait for the first one to end."""
+        """Return a line about the others; unless this worker is the first, wait for that one to end the job."""
         if self._path is None:
             return ""
         limit = time.monotonic() + (COUNTED if self.is_first else LONGEST)
+        others: list[int] = []
         with contextlib.suppress(OSError):
             while time.monotonic() < limit:
-                text = self._path.read_text()  # raises when the first one has counted
-                if self.is_first and len(text.splitlines()) >= local_size() - 1:
-                    break
+                others = _others(self._path)
+                if self.is_first and sum(1 + len(_others(path)) for path in _files()) >= local_size():
+                    break  # all have come, with this error or another one
                 time.sleep(0.01)
-            if not self.is_first:
-                return ""
-            with self._path.open() as file:
-                self._path.unlink()
-                others = [int(line) for line in file]
-            return same_text(others, "" if len(others) >= local_size() - 1 else f" as worker {self._rank}")
         if not self.is_first:
-            time.sleep(0.5)  # in which it ends the job
-        return ""
+            return ""
+        return same_text(others, "" if len(others) >= local_size() - 1 else f" as worker {self._rank}")
+
+
+def remove_files() -> None:
+    """Remove the files of this job on this host, by the worker that ends it: the others may be killed at any moment."""
+    with contextlib.suppress(Exception):
+        for path in _files():
+            path.unlink()
+
+
+def _files() -> list[Path]:
+    return list(Path(tempfile.gettempdir()).glob(f"distdl_jax-{_digest(_job_here())}-*"))
+
+
+def _others(path: Path) -> list[int]:
+    return [int(line) for line in path.read_text().splitlines()]
 
 
 def same_text(workers: Iterable[int], of: str = "") -> str:
@@ -115,6 +125,14 @@ def _meeting_place(text: str) -> Path | None:
     mode = os.fstat(2).st_mode
     if local_size() == 1 or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(2)):
         return None
-    job = _job or f"{supervised.launcher_process()} {launch() if 'PMI_FD' not in os.environ else ''}"
-    name = sha256(f"{os.getuid()}\n{job}\n{comparable(text)}".encode(errors="replace")).hexdigest()[:32]
-    return Path(tempfile.gettempdir()) / f"distdl_jax-{name}"
+    return Path(tempfile.gettempdir()) / f"distdl_jax-{_digest(_job_here())}-{_digest(comparable(text))}"
+
+
+def _job_here() -> str:
+    """Return a name that the workers of this job on this host have in common: before the first partition, of their
+    launcher."""
+    return _job or f"{os.getuid()} {supervised.launcher_process()} {'' if 'PMI_FD' in os.environ else launch()}"
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode(errors="replace")).hexdigest()[:16]

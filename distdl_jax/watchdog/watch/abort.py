@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distdl_jax.watchdog.launch import supervised
+from distdl_jax.watchdog.launch.said_once import remove_files
 
 mpi_lock = threading.RLock()
 """Held by the watchdog's thread while it calls MPI: a process that ends in the middle of a call may crash instead."""
@@ -97,9 +98,18 @@ def _abort(status: int) -> None:
             with contextlib.suppress(Exception):  # no thread is available: then MPI must do it
                 threading.Thread(target=_leave_later, args=(status,), daemon=True).start()
             remove_shared_memory()
+            remove_files()
+            _hide_what_mpi_says()
             mpi.COMM_WORLD.Abort(status)
     finally:
         os._exit(status)
+
+
+def _hide_what_mpi_says() -> None:
+    """Leave out MPI's own line about the end of the job, after all has been said."""
+    with contextlib.suppress(OSError):
+        if _has_stderr:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def remove_shared_memory() -> None:
