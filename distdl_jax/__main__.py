@@ -62,8 +62,15 @@ def main(arguments: Sequence[str]) -> int:
     if not Path(options.program).is_file():
         parser.error(f"there is no file {options.program!r}.")
     from distdl_jax.transports.threads.simulate import simulate_script  # imports JAX, which no supervisor needs
+    from distdl_jax.watchdog.error_text import error_text
 
-    simulate_script(options.simulate, options.program, options.arguments)
+    try:
+        simulate_script(options.simulate, options.program, options.arguments)
+    except Exception as error:
+        if sys.excepthook is not sys.__excepthook__:
+            raise
+        sys.stderr.write(error_text(error))
+        return 1
     return 0
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from distdl_jax.validation import checked_boolean, python_integers
+from distdl_jax.watchdog.error_text import hiding_own_lines
 
 
 class StaticType(ABCMeta):
@@ -28,6 +29,7 @@ class StaticType(ABCMeta):
             is_free = name == "__abstractmethods__" and ABC not in cls.__mro__
             super().__setattr__(name, frozenset() if is_free else value)
 
+        @hiding_own_lines
         def __call__(cls, *args, **options):
             flags, names = _parameters(cls)
             placed = zip(chain(names, repeat("")), args, strict=False)  # further ones belong to `*layers`

@@ -22,6 +22,7 @@ from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.world import Workers, World
 from distdl_jax.transports.idle_workers import say_who_is_idle
 from distdl_jax.validation import bound_arguments
+from distdl_jax.watchdog.error_text import hiding_own_lines
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,9 +30,8 @@ T = TypeVar("T")
 
 
 class _Failed(NamedTuple):
-    """The decision of a team of which a worker raised; of no worker, if their programs differ."""
+    """The decision of a team of which a worker raised, or whose programs differ."""
 
-    worker: int | None
     error: DistDLError
 
 
@@ -63,11 +63,10 @@ def agree(
 
     def decide_unless_failed(contributions: dict[int, Any]) -> Any:
         values = {worker: value for worker, (value, _) in contributions.items()}
-        for worker in team:
-            if isinstance(values[worker], DistDLError):
-                return _Failed(worker, values[worker])
+        if failures := {worker: values[worker] for worker in team if isinstance(values[worker], DistDLError)}:
+            return _failed(failures, len(values))
         difference = _differing_calls({worker: calls for worker, (_, calls) in contributions.items()})
-        return _Failed(None, PlanError(difference)) if difference else decide(values)
+        return _Failed(PlanError(difference)) if difference else decide(values)
 
     contribution = value, _calls.get()
     decision = (
@@ -76,9 +75,21 @@ def agree(
         else decide_unless_failed({world.rank: contribution})
     )
     if isinstance(decision, _Failed):
-        worker, failure = decision
-        raise failure if worker in (world.rank, None) else type(failure)(f"On worker {worker}: {failure}")
+        failure = decision.error
+        if type(value) is type(failure) and str(failure).endswith(str(value)):
+            value.args = failure.args  # the same sentence on all, and this worker's own lines
+            raise value
+        raise failure
     return decision
+
+
+def _failed(failures: Mapping[int, DistDLError], workers: int) -> _Failed:
+    """Return the error that all raise, the same sentence on all: the first one's, with its worker, unless all are
+    equal."""
+    worker, first = next(iter(failures.items()))
+    if len(failures) == workers and len({(type(error), str(error)) for error in failures.values()}) == 1:
+        return _Failed(first)
+    return _Failed(type(first)(f"On worker {worker}: {first}"))
 
 
 # --- plain arguments --------------------------------------------------------------------------------------------------
@@ -117,7 +128,7 @@ def compared(function: Callable[P, R], *, but: Collection[str] = ()) -> Callable
         finally:
             _calls.reset(token)
 
-    return call
+    return hiding_own_lines(call)
 
 
 def _differing_calls(calls_of: Mapping[int, tuple[Call, ...]]) -> str | None:

@@ -14,6 +14,7 @@ from jax import lax
 import distdl_jax as dj
 from distdl_jax.functional import all_sum_reduce, broadcast, repartition
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.transports.agreement import agree
 from distdl_jax.transports.threads import rendezvous
 from distdl_jax.transports.threads.rendezvous import Rendezvous
 
@@ -221,6 +222,26 @@ def test_a_mistake_raises_on_all_workers(name, size, jit):
     assert "test_mistakes.py" in text or "must have the same shape and dtype" in text
     assert any("of dj.simulate" in note or "in dj.simulate" in note for note in error.value.__notes__)
     assert raised
+
+
+@pytest.mark.parametrize(
+    "wrong, sentence", [((0, 1, 2), "a number too large"), ((1,), "On worker 1: a number too large")]
+)
+def test_all_workers_say_the_same_sentence(wrong, sentence):
+    """With the worker whose mistake it is, if it isn't that of all; and a worker's own lines are kept."""
+
+    def number_of(rank):
+        if rank in wrong:
+            raise dj.PlanError("a number too large")
+
+    def program():
+        P = dj.Partition()
+        with pytest.raises(dj.PlanError) as caught:
+            agree(P.world, (0, 1, 2), "a number", lambda: number_of(P.rank))
+        assert (caught.traceback[-1].name == "number_of") == (P.rank in wrong)
+        return str(caught.value)
+
+    assert dj.simulate(3, program) == [sentence] * 3
 
 
 def test_workers_continue_after_a_mistake():

@@ -56,6 +56,38 @@ def test_the_table_grows_while_the_workers_run_and_is_whole_when_they_fail(monke
     assert "one\ntwo" in repr(shown[0].value)
 
 
+def test_an_error_in_a_notebook_takes_few_lines(monkeypatch):
+    """As IPython asks an error for its text; cells have their names."""
+    monkeypatch.setattr("distdl_jax.watchdog.error_text._shows_all", lambda: False)  # as users have it
+
+    def build(P):
+        return dj.nn.DistributedConv2d(P, in_channels=4, out_channels=8, kernel_size=3, padding="SAME")
+
+    def program():
+        return build(dj.Partition().grid([1, 1, 2, 2]))
+
+    with front_end() as shown, pytest.raises(dj.InvalidArgumentError) as caught:
+        sys.modules["IPython"].get_ipython = Shell
+        dj.simulate(4, program)
+    assert not shown
+    with front_end():
+        sys.modules["IPython"].get_ipython = Shell
+        lines = caught.value._render_traceback_()
+    assert len(lines) <= 12 and lines[0] == "Traceback (most recent call last):"
+    assert [line for line in lines if line.startswith("  ") and line[2] != " "][-1].startswith("  Cell In[3], line ")
+    assert "`padding` (='SAME') must be" in lines[-2]
+    assert lines[-1] == "Raised on worker 0 of 4, in dj.simulate. Workers 1-3 raised the same."
+
+
+class Shell:
+    """IPython's, in a kernel, of which all code is cell 3."""
+
+    kernel = compile = property(lambda self: self)
+
+    def format_code_name(self, name):
+        return "Cell", "In[3]"
+
+
 def test_elsewhere_workers_print_as_any_program_does(capsys):
     dj.simulate(2, lambda: print("here\n", end=""))
     assert capsys.readouterr().out == "here\nhere\n"

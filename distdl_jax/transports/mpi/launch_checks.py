@@ -24,6 +24,7 @@ from distdl_jax.validation import difference
 from distdl_jax.watchdog.launch.gpus import WorkerGpu, computes_on_gpu, gpu_in_use, gpu_messages, gpu_problem
 from distdl_jax.watchdog.launch.launcher import MPI_SIZES, job_size
 from distdl_jax.watchdog.launch.packages import FIRST_JAX_NOT_TRIED, PACKAGES, installed_version
+from distdl_jax.watchdog.launch.said_once import set_job
 from distdl_jax.watchdog.watch.log import log
 
 
@@ -66,11 +67,12 @@ def launch_problems() -> Iterator[str]:
 
 
 class Installation(NamedTuple):
-    """Values that must be the same on all workers, by name; the settings; and the worker's GPU."""
+    """Values that must be the same on all workers, by name; the settings; the worker's GPU; and a name for the job."""
 
     versions: Mapping[str, Hashable]
     reading: Reading
     gpu: WorkerGpu
+    job: str = ""
 
 
 def own_installation() -> Installation:
@@ -84,7 +86,7 @@ def own_installation() -> Installation:
         "jax_enable_x64": bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined, unused-ignore]
         "jax_disable_jit": bool(jax.config.jax_disable_jit),  # type: ignore[attr-defined, unused-ignore]
     }
-    return Installation(versions, own_reading(), gpu)
+    return Installation(versions, own_reading(), gpu, os.urandom(16).hex())
 
 
 def disagreements(everyone: Sequence[Installation]) -> Iterator[str]:
@@ -100,6 +102,7 @@ def disagreements(everyone: Sequence[Installation]) -> Iterator[str]:
 def check_workers_agree(comm: MPI.Intracomm) -> None:
     """Reject workers with different software or settings; collective in `comm`, and raises on all of its workers."""
     everyone: list[Installation] = comm.allgather(own_installation())
+    set_job(everyone[0].job)
     readings = [worker.reading for worker in everyone]
     for problem in chain(setting_problems(readings), disagreements(everyone)):
         raise SetupError(problem)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from html import escape
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -16,8 +17,10 @@ import jax
 
 from distdl_jax.errors import InvalidTypeError, SetupError
 from distdl_jax.transports.threads.current_world import simulated_world, where_none_runs
+from distdl_jax.transports.threads.whole_lines import whole_lines
 from distdl_jax.transports.threads.workers import Workers
 from distdl_jax.validation import checked_integer
+from distdl_jax.watchdog.error_text import error_text, show_own_lines
 
 R = TypeVar("R")
 
@@ -64,10 +67,15 @@ def simulate(n: int, program: Callable[..., R], *args: Any) -> list[R]:
     if not callable(program):
         raise InvalidTypeError(f"`program` (={program!r}) must be a function; it is called on every worker.")
     size = checked_integer("n", n, least=1, most=_MOST_WORKERS)
-    with shown_by_worker() as columns:
+    with whole_lines(), shown_by_worker() as columns:
         workers = Workers(size, each_turn=columns.show if columns else None)
         try:
             return workers.run(program, *args)
+        except BaseException as error:
+            show_own_lines(error)
+            if columns:
+                show_as_text(error)
+            raise
         finally:
             workers.close()
             where_none_runs(_free_programs)
@@ -168,6 +176,26 @@ class Columns:
         if self._shown:
             self._shown[0].update(table)
         self._shown = (self._shown[0] if self._shown else display(table, display_id=True), size)
+
+
+def show_as_text(error: BaseException) -> None:
+    """Have IPython show an error as a program in a file would, in few lines, with the names of its cells."""
+    if not isinstance(error, Exception):
+        return
+
+    def lines() -> list[str]:
+        compiler = getattr(sys.modules["IPython"].get_ipython(), "compile", None)
+        name_of = getattr(compiler, "format_code_name", lambda file: None)
+        text = re.sub(
+            r'^  File "(.*)", line (\d+)',
+            lambda found: f"  {' '.join(name)}, line {found[2]}" if (name := name_of(found[1])) else found[0],
+            error_text(error),
+            flags=re.MULTILINE,
+        )
+        return text.rstrip("\n").split("\n")
+
+    with suppress(Exception):  # a class without attributes
+        vars(error)["_render_traceback_"] = lines
 
 
 class Table:

@@ -19,6 +19,8 @@ from distdl_jax.tracing.world import World
 from distdl_jax.transports.threads.current_world import one_more_runs, simulated_world
 from distdl_jax.transports.threads.rendezvous import Rendezvous, WorkerStopped
 from distdl_jax.transports.threads.world import ThreadWorld
+from distdl_jax.watchdog.error_text import comparable, error_text, show_own_lines
+from distdl_jax.watchdog.launch.said_once import same_text
 from distdl_jax.watchdog.watch.abort import say
 from distdl_jax.watchdog.watch.status import acting_as
 
@@ -54,8 +56,7 @@ class Workers:
         self._threads: list[threading.Thread] = []
         self._running: dict[int, threading.Thread] = {}
         self._results: list[Any] = []
-        self._error: BaseException | None = None
-        self._others_fault = False  # whether that error only tells that workers can't continue
+        self._errors: dict[int, BaseException] = {}  # by worker, the first one's first
 
     def run(self, program: Callable[..., Any], *args: Any) -> list[Any]:
         """Run `program(*args)` on each worker and return the results; raise the first error of any, when all have
@@ -70,7 +71,7 @@ class Workers:
         try:
             self._start(program, args)
             # In short intervals: a signal taken by another thread, or known only to Python, does not end a wait.
-            while not self._has_come(lambda: not self._running or self._error is not None, TURN):
+            while not self._has_come(lambda: not self._running or bool(self._errors), TURN):
                 self._each_turn()
                 if line := self._rendezvous.line_about_a_wait():
                     say(line)
@@ -78,10 +79,10 @@ class Workers:
             self._stop("the run was interrupted", TURN)
             self._join()
             raise
-        if self._error is not None:
+        if self._errors:
             self._stop("another worker has failed", GRACE)
             self._join()
-            raise self._error
+            raise self._one_error()
         self._join()
         return self._results
 
@@ -124,14 +125,31 @@ class Workers:
             error = worker.raised if _is_caused_by(raised, worker.raised) else raised
         with self._changed:
             del self._running[rank]
-            # A worker's own error is more informative than the others' that they can't continue, which may come first.
-            is_first = self._error is None or (self._others_fault and error is not worker.raised)
-            if error is not None and is_first and not isinstance(error, WorkerStopped):
-                error.add_note(f"Raised on worker {rank} of {len(self._worlds)}, in dj.simulate.")
-                if isinstance(error, SystemError) and sys.version_info < (3, 11, 8):
-                    error.add_note(OLD_PYTHON)
-                self._error, self._others_fault = error, error is worker.raised
+            if error is not None and not isinstance(error, WorkerStopped):
+                self._errors[rank] = error
             self._changed.notify_all()
+
+    def _one_error(self) -> BaseException:
+        """Return the first error, with notes of the workers that have raised it, and of the other errors."""
+        with self._changed:
+            errors = dict(self._errors)
+        # A worker's own error is more informative than the others' that they can't continue, which may come first.
+        raised = {rank: worker.raised for rank, worker in enumerate(self._rendezvous.workers)}
+        own = {rank: error for rank, error in errors.items() if error is not raised[rank]} or errors
+        for error in own.values():
+            show_own_lines(error)
+        texts = {rank: error_text(error) for rank, error in own.items()}
+        by_text: dict[str, list[int]] = {}
+        for rank, text in texts.items():
+            by_text.setdefault(comparable(text), []).append(rank)
+        (first, *same), *different = map(sorted, by_text.values())
+        error = own[first]
+        error.add_note(f"Raised on worker {first} of {len(self._worlds)}, in dj.simulate. {same_text(same)}".rstrip())
+        if isinstance(error, SystemError) and sys.version_info < (3, 11, 8):
+            error.add_note(OLD_PYTHON)
+        for other, *same in different:
+            error.add_note(f"Worker {other} raised another error:\n{texts[other]}{same_text(same)}".rstrip())
+        return error
 
     def _stop(self, reason: str, grace: float) -> None:
         """End all workers: waiting ones immediately, others where they next communicate, or after `grace` seconds

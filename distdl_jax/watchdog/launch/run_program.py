@@ -26,8 +26,10 @@ if __name__ == "__main__":  # the supervisor's own library, and nothing else fro
     import_module("distdl_jax")
     del sys.path[0]
 
+from distdl_jax.watchdog.error_text import error_text, show_own_lines
 from distdl_jax.watchdog.launch import supervised
-from distdl_jax.watchdog.launch.launcher import job_size
+from distdl_jax.watchdog.launch.launcher import job_rank, job_size
+from distdl_jax.watchdog.launch.said_once import SaidOnce
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -36,6 +38,7 @@ def main(arguments: Sequence[str]) -> None:
     atexit.register(_leave_if_forked, os.getpid())  # first of all, and therefore called last
     if job_size() > 1:
         _show_stacks()
+        _write_whole_lines()
     if arguments[0] in ("-m", "-c"):
         run = run_module if arguments[0] == "-m" else run_code
         run(arguments[1], arguments[2:])
@@ -50,6 +53,13 @@ def _show_stacks() -> None:
         faulthandler.register(signal.SIGTERM, all_threads=False, chain=True)
         # A pool ends its processes by SIGTERM.
         os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGTERM))
+
+
+def _write_whole_lines() -> None:
+    """Have Python write whole lines, also after `python -u`: the launcher puts others' lines between two pieces."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # closed
+            stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
 
 
 def _leave_if_forked(worker: int) -> None:
@@ -152,7 +162,10 @@ def _show(error: BaseException) -> None:
     """Print the error that ended the program, as Python does; a hook may leave by `sys.exit`, or fail."""
     error.__traceback__ = trace = _of_the_program(error.__traceback__)
     try:
-        sys.excepthook(type(error), error, trace)
+        if sys.excepthook is sys.__excepthook__:
+            _print_once(error)
+        else:
+            sys.excepthook(type(error), error, trace)
     except SystemExit:
         raise
     except BaseException as second:
@@ -161,6 +174,27 @@ def _show(error: BaseException) -> None:
             for title, each in (("Error in sys.excepthook:", second), ("\nOriginal exception was:", error)):
                 sys.stderr.write(f"{title}\n")
                 sys.__excepthook__(type(each), each, each.__traceback__)
+
+
+def _print_once(error: BaseException) -> None:
+    """Print an error of a worker that has no partition with others yet; once for all workers of a host."""
+    if job_size() == 1:
+        show_own_lines(error)
+        sys.__excepthook__(type(error), error, error.__traceback__)
+        return
+    text = error_text(error)
+    said = SaidOnce(text, job_rank() or 0)
+    if said.is_first:
+        _write(text)
+    else:
+        supervised.tell(supervised.SAID)
+    _write(said.end())
+
+
+def _write(text: str) -> None:
+    with suppress(Exception):  # nothing to write to
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def _execute(code: CodeType, main: ModuleType) -> None:

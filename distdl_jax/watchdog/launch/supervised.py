@@ -12,12 +12,14 @@ from typing import NamedTuple
 from distdl_jax.watchdog.launch.launcher import job_rank, mark_worker
 
 CHANNEL = "DISTDL_JAX_SUPERVISOR"
-"""The environment variable with the supervisor's process, and the two ends of a pipe: to write, and to read."""
+"""The environment variable with the supervisor's process, the two ends of a pipe (to write, and to read), and the
+launcher's process."""
 
-STARTS_MPI, HAS_MPI, IN_WORLD, ENDS, FAILED = "starts-mpi", "has-mpi", "in-world", "ends", "failed:"
+STARTS_MPI, HAS_MPI, IN_WORLD, ENDS = "starts-mpi", "has-mpi", "in-world", "ends"
+FAILED, SAID = "failed:", "said"
 """The events: the worker starts MPI, in which all wait for all; MPI has started; the worker is in a world with others;
 it has told the others of its end, or the user of the job's; its program has ended with this status, and workers not yet
-at the first partition don't know it."""
+at the first partition don't know it; another worker of its host has printed the same error, with its end."""
 
 exit_status: int | None = None
 """The exit status of the program, once known; plain `python` reports a `SystemExit` to nobody."""
@@ -33,19 +35,25 @@ class _Pipe(NamedTuple):
 
 
 _pipe: _Pipe | None = None
+_launcher = os.getppid()
 
 
 def connect() -> None:
     """Take over the pipe: child processes don't inherit it, and can know that they are inside a worker."""
-    global _pipe
+    global _pipe, _launcher
     if channel := os.environ.pop(CHANNEL, ""):
-        supervisor, own, other = map(int, channel.split(":"))
+        supervisor, own, other, _launcher = map(int, channel.split(":"))
         get_signal_at_end_of_parent(signal.SIGKILL)  # no worker outlives its supervisor
         os.kill(supervisor, 0)  # raises if it has already ended
         os.set_inheritable(own, False)
         _pipe = _Pipe(own, f"/proc/{supervisor}/fd/{other}", _identity(own), os.getpid())
     if job_rank() is not None:
         mark_worker()
+
+
+def launcher_process() -> int:
+    """Return the process that has started this worker, or its supervisor."""
+    return _launcher
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

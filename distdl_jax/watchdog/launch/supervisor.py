@@ -34,6 +34,7 @@ from distdl_jax.watchdog.launch.supervised import (
     ENDS,
     FAILED,
     IN_WORLD,
+    SAID,
     STARTS_MPI,
     get_signal_at_end_of_parent,
 )
@@ -80,7 +81,7 @@ def supervise(command: Sequence[str], start_limit: float | None = None) -> NoRet
     launcher = os.getppid()
     get_signal_at_end_of_parent(signal.SIGCHLD)
     # The worker inherits descriptors of the launcher's (PMI's).
-    environment[CHANNEL] = f"{os.getpid()}:{tells}:{hears}"
+    environment[CHANNEL] = f"{os.getpid()}:{tells}:{hears}:{launcher}"
     worker = subprocess.Popen(command, env=environment, close_fds=False)
     os.close(tells)
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
@@ -213,7 +214,11 @@ def _end_as(worker: subprocess.Popen[bytes], events: list[str]) -> NoReturn:
     if job_size() > 1 and ENDS not in events and (status or in_world):
         if not status:
             time.sleep(GRACE)
-        _say(f"{worker_text(worker.pid)} {_how_it_ended(status, in_world)}; the job ends.\n")
+        if SAID in events:
+            time.sleep(GRACE)  # in which the supervisor of the worker that has said it ends the job
+        else:
+            _say(f"{worker_text(worker.pid)} {_how_it_ended(status, in_world)}; the job ends.\n")
+        _remove_files()
         status = status or 1
         abort_job(status if status > 0 else 128 - status)
     elif not status and in_world:
@@ -226,6 +231,12 @@ def _end_as(worker: subprocess.Popen[bytes], events: list[str]) -> NoReturn:
         os.kill(os.getpid(), -status)
         time.sleep(1)
     os._exit(status if status >= 0 else 128 - status)
+
+
+def _remove_files() -> None:
+    from distdl_jax.watchdog.launch.said_once import remove_files  # which few supervisors need
+
+    remove_files()
 
 
 def _how_it_ended(status: int, in_world: bool) -> str:

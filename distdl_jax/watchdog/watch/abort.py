@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distdl_jax.watchdog.launch import supervised
+from distdl_jax.watchdog.launch.said_once import remove_files
 
 mpi_lock = threading.RLock()
 """Held by the watchdog's thread while it calls MPI: a process that ends in the middle of a call may crash instead."""
@@ -55,8 +56,9 @@ def say(text: str) -> bool:
     return False
 
 
-def end_the_job(text: str, status: int = 1) -> None:
-    """Write `text`, and end all workers with exit status `status`. Does not return, except in a second thread."""
+def end_the_job(text: str, status: int = 1, last: Callable[[], str] = str) -> None:
+    """Write `text`, then what `last` returns, and end all workers with exit status `status`. Does not return, except in
+    a second thread."""
     if is_forked():
         say(text)
         os._exit(status)  # a process forked by a worker is not a worker, and must not end the job
@@ -67,6 +69,7 @@ def end_the_job(text: str, status: int = 1) -> None:
         with contextlib.suppress(Exception):
             if not say(text) and say_elsewhere:
                 say_elsewhere[0](text)
+            say(last())
         supervised.tell(supervised.ENDS)
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -100,9 +103,18 @@ def _abort(status: int) -> None:
             with contextlib.suppress(Exception):  # no thread is available: then MPI must do it
                 threading.Thread(target=_leave_later, args=(status,), daemon=True).start()
             remove_shared_memory()
+            remove_files()
+            _hide_what_mpi_says()
             mpi.COMM_WORLD.Abort(status)
     finally:
         os._exit(status)
+
+
+def _hide_what_mpi_says() -> None:
+    """Leave out MPI's own line about the end of the job, after all has been said."""
+    with contextlib.suppress(OSError):
+        if _has_stderr:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def remove_shared_memory() -> None:

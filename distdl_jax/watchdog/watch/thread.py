@@ -10,7 +10,6 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
@@ -18,7 +17,9 @@ from types import FrameType, TracebackType
 import jax
 
 from distdl_jax.errors import ONE_PROGRAM
+from distdl_jax.watchdog.error_text import error_text
 from distdl_jax.watchdog.launch import run_program, supervised
+from distdl_jax.watchdog.launch.said_once import SaidOnce
 from distdl_jax.watchdog.watch.abort import end_the_job, is_forked, mpi_has_ended, mpi_lock, say, say_elsewhere
 from distdl_jax.watchdog.watch.agent import Agent
 from distdl_jax.watchdog.watch.clock import COMPILATION, FIRST_LINE, AwakeClock, last_line, lines_within, seconds_text
@@ -213,15 +214,18 @@ class _Hook:
             self.previous(kind, error, trace)
             return
         text = ""
+        last: Callable[[], str] = str
         try:
             if self.previous is sys.__excepthook__:
                 status = worker_status()
-                text = f"Worker {status.rank} of {status.size} raised; the job ends.\n"
-                text += "".join(traceback.format_exception(kind, error, trace))
+                text = error_text(error)
+                said = SaidOnce(text, status.rank)
+                text = f"Worker {status.rank} of {status.size} raised; the job ends.\n{text}" if said.is_first else ""
+                last = said.end
             else:
                 self.previous(kind, error, trace)
         finally:
-            end_the_job(text)
+            end_the_job(text, last=last)
 
 
 def _install_hook() -> None:
