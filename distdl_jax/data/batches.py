@@ -18,6 +18,7 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.spec_trees import specs_by_path
 from distdl_jax.partitions.tensors import TensorSpec
+from distdl_jax.transports.threads.one_reader import one_reader
 from distdl_jax.validation import check_key, checked_boolean, checked_integer
 
 _Read = Generator[tuple[Any, Place]]
@@ -78,7 +79,8 @@ def batches(
         check_key("key", key)
         is_new = jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
         words = [int(word) for word in np.asarray(jax.random.key_data(key) if is_new else key).reshape(-1)]
-    reader = _reader(source, spec, batch_size, halo)
+    with one_reader():
+        reader = _reader(source, spec, batch_size, halo)
     epochs = None if epochs is None else checked_integer("epochs", epochs, 0)
     place, order_before = _place(state)
     shown = f"`state` (epoch {place.epoch}, batch {place.batch})"
