@@ -43,13 +43,15 @@ def batches(
 
     - `source`: the samples. One of
 
-      - an array with a sample in each row: any source of `dj.data.read`, of which only this worker's boxes are read;
+      - an array with a sample in each row: any source of `dj.data.read`, of which only this worker's boxes are read,
+        after one element that tells the dtype of its slices;
       - a data set with `len(source)` and `source[i]`, a sample: torch's Dataset, grain's MapDataset. Every worker loads
-        whole samples, and keeps its boxes;
+        whole samples, one thread of a process at a time (`dj.data.one_reader`), and keeps its boxes;
       - an iterable over whole batches: torch's DataLoader, grain's IterDataset. It decides on size and order, which
-        must be the same on all workers; each keeps its boxes.
+        must be the same on all workers; each keeps its boxes. If it calls a library that isn't safe in threads, it must
+        do so within `dj.data.one_reader`.
 
-      Arrays may be in a pytree, and so may samples and batches: images and labels, for instance.
+      Masked entries (`numpy.ma`) become NaN. Arrays may be in a pytree, and so may samples and batches: images and labels, for instance.
     - `spec`: a pytree like it, with a `TensorSpec` for each array: of one sample, so that all of its workers get all
       samples of a batch; or of one batch, of `batch_size` samples, so that the batch may be split, too.
     - `batch_size`: the number of samples in a batch. Not for an iterable.
@@ -65,7 +67,8 @@ def batches(
 
     **Returns:** `Batches`. Not collective; a worker without a part of a spec gets zero-volume arrays.
 
-    **Raises:** `InvalidArgumentError`, `InvalidTypeError` if the arguments are invalid.
+    **Raises:** `InvalidArgumentError`, `InvalidTypeError` if the arguments are invalid; later, for a batch with masked
+    entries in a dtype without NaN, or with slices of another dtype than the first.
 
     >>> import distdl_jax as dj
     >>> P = dj.Partition().grid([1])

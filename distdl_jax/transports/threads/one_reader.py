@@ -29,7 +29,7 @@ def one_reader() -> Iterator[None]:
     **Returns:** a context manager, which may be nested. Not collective. While a worker of `dj.simulate` waits for
     others in the body, these may read.
 
-    >>> import distdl_jax as dj
+    >>> import numpy as np, distdl_jax as dj
     >>> with dj.data.one_reader():  # netCDF4.Dataset("p.nc"), for instance
     ...     dj.data.read(np.arange(6), ((2, 4),)).tolist()
     [2, 3]
