@@ -51,7 +51,8 @@ def batches(
         must be the same on all workers; each keeps its boxes. If it calls a library that isn't safe in threads, it must
         do so within `dj.data.one_reader`.
 
-      Masked entries (`numpy.ma`) become NaN. Arrays may be in a pytree, and so may samples and batches: images and labels, for instance.
+      Masked entries (`numpy.ma`) become NaN. Arrays may be in a pytree, and so may samples and batches: images and
+      labels, for instance.
     - `spec`: a pytree like it, with a `TensorSpec` for each array: of one sample, so that all of its workers get all
       samples of a batch; or of one batch, of `batch_size` samples, so that the batch may be split, too.
     - `batch_size`: the number of samples in a batch. Not for an iterable.

@@ -16,6 +16,9 @@ from distdl_jax.transports.threads.one_reader import one_reader
 _EXACT_AND_SAFE = {"distdl_jax", "h5py", "zarr"}
 """Packages whose slices have the declared dtype, and which threads may call at once."""
 
+_KNOWN = np.ndarray, np.generic, jax.Array
+"""The same of numpy and JAX."""
+
 
 def reader_of(array: Any) -> AbstractContextManager[None]:
     """Return a context in which this thread may use an array: netCDF4 calls its library even for a shape."""
@@ -49,7 +52,7 @@ def plain(name: str, values: np.ndarray[Any, Any], source: Any = None) -> np.nda
 
     **Raises:** `InvalidArgumentError` if entries are missing, but the dtype has no NaN.
     """
-    array, mask = np.ma.getdata(values, subok=False), np.ma.getmask(values)
+    array, mask = np.asarray(values), np.ma.getmask(values)  # of a masked array, what is below its mask
     array = array.astype(_native(array.dtype), copy=False)
     if b"\1" not in mask.tobytes():
         return array
@@ -87,5 +90,4 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _is_exact_and_safe(array: Any) -> bool:
-    package = type(array).__module__.partition(".")[0]
-    return package in _EXACT_AND_SAFE or isinstance(array, np.ndarray | np.generic | jax.Array)
+    return isinstance(array, _KNOWN) or type(array).__module__.partition(".")[0] in _EXACT_AND_SAFE
