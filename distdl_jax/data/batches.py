@@ -21,6 +21,7 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.spec_trees import specs_by_path
 from distdl_jax.partitions.tensors import TensorSpec
+from distdl_jax.transports.threads.one_reader import one_reader
 from distdl_jax.validation import check_key, checked_boolean, checked_integer
 from distdl_jax.watchdog.watch.status import worker_status
 
@@ -46,13 +47,16 @@ def batches(
 
     - `source`: the samples. One of
 
-      - an array with a sample in each row: any source of `dj.data.read`, of which only this worker's boxes are read;
+      - an array with a sample in each row: any source of `dj.data.read`, of which only this worker's boxes are read,
+        after one element that tells the dtype of its slices;
       - a data set with `len(source)` and `source[i]`, a sample: torch's Dataset, grain's MapDataset. Every worker loads
-        whole samples, and keeps its boxes;
+        whole samples, one thread of a process at a time (`dj.data.one_reader`), and keeps its boxes;
       - an iterable over whole batches: torch's DataLoader, grain's IterDataset. It decides on size and order, which
-        must be the same on all workers; each keeps its boxes.
+        must be the same on all workers; each keeps its boxes. If it calls a library that isn't safe in threads, it must
+        do so within `dj.data.one_reader`.
 
-      Arrays may be in a pytree, and so may samples and batches: images and labels, for instance.
+      Masked entries (`numpy.ma`) become NaN. Arrays may be in a pytree, and so may samples and batches: images and
+      labels, for instance.
     - `spec`: a pytree like it, with a `TensorSpec` for each array: of one sample, so that all of its workers get all
       samples of a batch; or of one batch, of `batch_size` samples, so that the batch may be split, too.
     - `batch_size`: the number of samples in a batch. Not for an iterable.
@@ -71,7 +75,8 @@ def batches(
 
     **Raises:** `InvalidArgumentError`, `InvalidTypeError` if the arguments are invalid; `PlanError`, with the first
     batch on all workers of `spec`, if their number of samples, `batch_size`, `key`, `drop_last`, `epochs` or `state`
-    differs.
+    differs; later, an error for a batch with masked entries in a dtype without NaN, or with slices of another dtype
+    than the first.
 
     >>> import distdl_jax as dj
     >>> P = dj.Partition().grid([1])
@@ -86,7 +91,8 @@ def batches(
         is_new = jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
         words = [int(word) for word in np.asarray(jax.random.key_data(key) if is_new else key).reshape(-1)]
     last: dict[int, Samples] = {}
-    reader = _reader(source, spec, batch_size, halo, last)
+    with one_reader():
+        reader = _reader(source, spec, batch_size, halo, last)
     epochs = None if epochs is None else checked_integer("epochs", epochs, 0)
     samples = None
     place, order_before = _place(state)

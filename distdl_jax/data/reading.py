@@ -17,8 +17,10 @@ from jax.tree_util import PyTreeDef
 from distdl_jax.data.common_batches import Samples
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partitions.formats.arrays import Halo, check_array, open_array, read, with_halo
+from distdl_jax.partitions.formats.slices import as_numpy, plain, slice_dtype
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import Box, box_shape
+from distdl_jax.transports.threads.one_reader import one_reader
 from distdl_jax.validation import is_numeric
 
 
@@ -108,7 +110,7 @@ class Layout(NamedTuple):
 
     def cut(self, n: int, batch: Any) -> np.ndarray[Any, Any]:
         """Return this worker's block of a tensor of a whole batch."""
-        batch = np.asarray(batch)
+        batch = plain("source", as_numpy("source", batch))
         box, nothing = self.part(n, batch.shape[1:], len(batch))
         if box is None:
             return np.zeros(nothing, batch.dtype)
@@ -147,10 +149,12 @@ class ArrayReader(RowReader):
     def __init__(self, layout: Layout, arrays: Sequence[Any]) -> None:
         self._layout = layout
         self._arrays = [open_array(array) if isinstance(array, str | os.PathLike) else array for array in arrays]
-        for n, array in enumerate(self._arrays):
+        for array in self._arrays:
             check_array("source", array)
-            if not is_numeric(array.dtype):
-                raise InvalidTypeError(f"`source` must hold numbers, but has an array of dtype {array.dtype}.")
+        self._dtypes = [slice_dtype("source", array) for array in self._arrays]
+        for n, (array, dtype) in enumerate(zip(self._arrays, self._dtypes, strict=True)):
+            if not is_numeric(dtype):
+                raise InvalidTypeError(f"`source` must hold numbers, but has an array of dtype {dtype}.")
             if not array.shape:
                 raise InvalidArgumentError("`source` has an array without dimensions; it must have samples in rows.")
             self._layout.part(n, array.shape[1:], self._layout.batch_size or 1)
@@ -160,20 +164,27 @@ class ArrayReader(RowReader):
                 f"`source` has arrays of {sorted(lengths)} samples; all must have the same number."
             )
         self.samples = lengths.pop()
+        self._shapes = [tuple(array.shape[1:]) for array in self._arrays]
 
     def batch(self, rows: np.ndarray[Any, Any]) -> Any:
         return self._layout.structure.unflatten([self._block(n, array, rows) for n, array in enumerate(self._arrays)])
 
     def _block(self, n: int, array: Any, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        box, nothing = self._layout.part(n, array.shape[1:], len(rows))
+        box, nothing = self._layout.part(n, self._shapes[n], len(rows))
         if box is None:
-            return np.zeros(nothing, np.dtype(array.dtype).newbyteorder("="))
+            return np.zeros(nothing, self._dtypes[n])
         (first, last), *within = box
         rows = rows[first:last]
-        block = np.empty(box_shape(box), np.dtype(array.dtype).newbyteorder("="))
+        block = np.empty(box_shape(box), self._dtypes[n])
         places = np.argsort(rows, kind="stable")
         for start, stop, where in runs_of(rows):
-            block[places[where]] = read(array, ((start, stop), *within))
+            values = read(array, ((start, stop), *within))
+            if not np.can_cast(values.dtype, block.dtype):
+                raise InvalidTypeError(
+                    f"`source` has slices of several dtypes: its first element is of {block.dtype}, its samples "
+                    f"{start} to {stop - 1} are of {values.dtype}. All must have one, on all workers."
+                )
+            block[places[where]] = values
         return block
 
 
@@ -185,13 +196,18 @@ class SampleReader(RowReader):
         self.samples = len(source)
 
     def batch(self, rows: np.ndarray[Any, Any]) -> Any:
-        samples = [self._layout.leaves(self._source[int(row)], "A sample of `source`") for row in rows]
+        samples = [self._sample(int(row)) for row in rows]
         return self._layout.structure.unflatten(
             [
-                self._layout.cut(n, _stacked(rows, [np.asarray(sample[n]) for sample in samples]))
+                self._layout.cut(n, _stacked(rows, [sample[n] for sample in samples]))
                 for n in range(len(self._layout.specs))
             ]
         )
+
+    def _sample(self, row: int) -> list[np.ndarray[Any, Any]]:
+        with one_reader():  # the data set may call any library
+            leaves = self._layout.leaves(self._source[row], "A sample of `source`")
+            return [plain("source", as_numpy("source", leaf)) for leaf in leaves]
 
 
 def _stacked(rows: np.ndarray[Any, Any], samples: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:

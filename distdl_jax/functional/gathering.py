@@ -16,6 +16,7 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.functional.broadcast import plan_broadcast
 from distdl_jax.functional.plan import MovementPlan, Plan, ShapeDtypes, taking_part
 from distdl_jax.functional.repartition import plan_repartition
+from distdl_jax.partitions.formats.slices import plain
 from distdl_jax.partitions.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.partitions.spec_trees import Leaf, check_alike, check_shape, described, leaves_with_specs, specs_by_path
 from distdl_jax.partitions.tensors import TensorSpec, device_array
@@ -65,15 +66,16 @@ def scatter(tree: Any, specs: Any, root: int = 0) -> Any:
 
     **Arguments:**
 
-    - `tree`: a pytree of global tensors on the root; elsewhere one of the same structure, with zero-volume arrays of
-      the same kinds as leaves. Other leaves there are ignored.
+    - `tree`: a pytree of global tensors on the root, of which masked entries of numpy become NaN; elsewhere one of the
+      same structure, with zero-volume arrays of the same kinds as leaves. Other leaves there are ignored.
     - `specs`: a pytree of the same structure with a `TensorSpec` for each leaf, as for `gather`.
     - `root`: the world rank of the worker with the whole tensors.
 
     **Returns:** this worker's pytree of blocks, zero-volume if it holds none. All copies of a block are equal.
 
     **Raises,** on every participating worker and before any communication: `PlanError` if a leaf on the root does not
-    have the shape given by its spec, or trees differ between workers; `InvalidArgumentError` as in `gather`.
+    have the shape given by its spec, or trees differ between workers; `InvalidArgumentError` as in `gather`, and if
+    entries are masked in a dtype without NaN.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> def program():
@@ -191,7 +193,11 @@ def _move(
     team = tuple(sorted({root}.union(*(spec.partition.ranks for spec in given))))
     if world.rank not in team:
         placed = [
-            value if spec is None or np.size(value) == 0 else jnp.zeros((0,), _shape_dtype(f"tree{path}", value).dtype)
+            value
+            if spec is None
+            else _plain(path, value)
+            if np.size(value) == 0
+            else jnp.zeros((0,), _shape_dtype(f"tree{path}", value).dtype)
             for path, value, spec in leaves_with_specs(tree, specs)
         ]
         return jax.tree.unflatten(jax.tree.structure(tree), placed)
@@ -200,7 +206,7 @@ def _move(
 
     def contribute() -> Any:
         leaves.extend(leaves_with_specs(tree, specs))
-        moving.extend((f"tree{path}", value, spec) for path, value, spec in leaves if spec is not None)
+        moving.extend((f"tree{path}", _plain(path, value), spec) for path, value, spec in leaves if spec is not None)
         paths = [(path, described(spec)) for path, _, spec in leaves if spec]
         return paths, [_shape_dtype(name, value) for name, value, _ in moving]
 
@@ -228,6 +234,11 @@ def _checked_root(root: Any, world: World) -> int:
     return number
 
 
+def _plain(path: str, value: Any) -> Any:
+    """Return a leaf without a mask and in this machine's byte order, neither of which JAX takes."""
+    return plain(f"tree{path}", value) if isinstance(value, np.ndarray) else value
+
+
 def _on_device(value: Any) -> Array:
     return device_array(value) if isinstance(value, np.ndarray) else jnp.asarray(value)
 
@@ -235,7 +246,8 @@ def _on_device(value: Any) -> Array:
 def _shape_dtype(name: str, value: Any) -> ShapeDtype:
     """Return the shape and dtype of an array or a number."""
     try:
-        shape, dtype = np.shape(value), np.dtype(jnp.result_type(value))
+        native = np.empty(0, value.dtype.newbyteorder("=")) if isinstance(value, np.ndarray) else value
+        shape, dtype = np.shape(value), np.dtype(jnp.result_type(native))
     except TypeError:
         raise InvalidTypeError(
             f"`{name}` (={value!r}) must be an array of numbers, or a number. None at its place in `specs` leaves it "

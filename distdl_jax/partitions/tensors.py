@@ -14,6 +14,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.partitions.formats.slices import reader_of, slice_dtype, sliced
 from distdl_jax.partitions.partition import CartesianPartition, Partition
 from distdl_jax.plans.alike import ByClass
 from distdl_jax.plans.decomposition import Box, balanced_box, balanced_sizes, box_shape, index_of
@@ -106,14 +107,15 @@ class TensorSpec:
         **Arguments:**
 
         - `array`: of the shape `global_shape` and any dtype of numbers: a numpy or JAX array (also inside jit), or one
-          in a file that is sliced like numpy's (a memory map, an h5py or zarr data set), of which only the block is
-          read.
+          in a file that is sliced like numpy's (a memory map; a data set of h5py, zarr, netCDF4 or xarray), of which
+          only the block is read.
 
-        **Returns:** a JAX array of this dtype, as JAX has it: the block, of `local_shape`; outside the partition a
-        zero-volume array, of `zero_volume_shape`. Along `replicated` dimensions workers get copies.
+        **Returns:** a JAX array of the dtype of the array's slices, as JAX has it: the block, of `local_shape`, with
+        NaN for masked entries; outside the partition a zero-volume array, of `zero_volume_shape`. Along `replicated`
+        dimensions workers get copies.
 
         **Raises:** `InvalidTypeError` if `array` is not one, or doesn't hold numbers; `InvalidArgumentError` if it has
-        another shape.
+        another shape, or entries are masked in a dtype without NaN.
 
         >>> import numpy as np, distdl_jax as dj
         >>> rows = dj.TensorSpec((5, 2), dj.planning_world(3, rank=1).grid([2, 1]))
@@ -122,17 +124,23 @@ class TensorSpec:
         >>> dj.TensorSpec((5, 2), dj.planning_world(3, rank=2).grid([2, 1])).block(np.zeros((5, 2))).shape
         (5, 0)
         """
+        with reader_of(array):
+            return self._block(array)
+
+    def _block(self, array: Any) -> Array:
         if not (hasattr(array, "shape") and hasattr(array, "dtype")):
             raise InvalidTypeError(f"`array` (={array!r}) must be an array.")
         if tuple(array.shape) != self.global_shape:
             raise InvalidArgumentError(
                 f"`array` (of shape {tuple(array.shape)}) must have the global shape, {self.global_shape}."
             )
-        dtype = checked_dtype("array.dtype", array.dtype)
-        if self.box is None:
-            return zero_volume_tensor(like=self, dtype=dtype)
-        block = array[tuple(slice(*bounds) for bounds in self.box)]
-        return block if isinstance(block, Array) else device_array(np.asarray(block, dtype))
+        if self.box is None or isinstance(array, Array):
+            dtype = checked_dtype("array.dtype", slice_dtype("array", array))
+            if self.box is None:
+                return zero_volume_tensor(like=self, dtype=dtype)
+            return array[tuple(slice(*bounds) for bounds in self.box)]
+        block = sliced("array", array, self.box)
+        return device_array(block.astype(checked_dtype("array.dtype", block.dtype), copy=False))
 
     def draw(self) -> Drawing:
         """Draw the owners of the blocks of the whole tensor.

@@ -56,15 +56,23 @@ def test_paths_and_names(tmp_path: Path) -> None:
 
 
 def test_names_in_hdf5_files(tmp_path: Path) -> None:
+    """All names of a data set: by hard links, soft links, and groups with several names; h5py names it by one."""
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["group/x"], file["other"] = np.arange(4), np.zeros(4)
+        file["second"], file["same"], file["root"] = file["group/x"], file["group"], file["/"]
         file["soft"], file["group/beside"] = h5py.SoftLink("/group/x"), h5py.SoftLink("x")
-        file["elsewhere"] = h5py.ExternalLink("y.h5", "x")
-    for name in ("group/x", "/group/x", "soft", "group/beside"):
+        file["far"], file["folder"] = h5py.SoftLink("soft"), h5py.SoftLink("same")
+        file["elsewhere"], file["led"] = h5py.ExternalLink("y.h5", "x"), h5py.SoftLink("elsewhere")
+        file["ring"], file["back"], file["none"] = h5py.SoftLink("back"), h5py.SoftLink("ring"), h5py.SoftLink("no")
+    with h5py.File(tmp_path / "y.h5", "w") as file:
+        file["x"] = np.arange(4)
+    names = ["group/x", "/group/x", "second", "same/x", "root/root/second", "soft", "group/beside", "far", "folder/x"]
+    for name in names:
         assert read(open_array(tmp_path / "x.h5", name), ((1, 3),)).tolist() == [1, 2]
-    with pytest.raises(dj.InvalidArgumentError, match=r"`name` \(='elsewhere'\) must be the name of an array in"):
-        open_array(tmp_path / "x.h5", "elsewhere")
+    for name in ("elsewhere", "led", "ring", "none", "group", "soft/x"):
+        with pytest.raises(dj.InvalidArgumentError, match=rf"`name` \(='{name}'\) must be the name of an array in"):
+            open_array(tmp_path / "x.h5", name)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,7 +95,7 @@ def test_nothing_else_is_read() -> None:
     read(watched, ((1, 3), (2, 2), (4, 6)))
     assert read(watched, ((1, 3), (2, 2), (4, 6)), [(1, 1)] * 3).shape == (4, 0, 3)
     assert read(watched, None).shape == (0,)
-    assert sum(watched.asked) == 8
+    assert watched.asked == [8, 1, 1, 1]  # one element tells the dtype
 
 
 @pytest.mark.parametrize(

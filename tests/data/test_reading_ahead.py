@@ -21,21 +21,22 @@ def test_each_worker_reads_its_own_boxes_only() -> None:
             pass
         return sum(watched.asked), len(watched.asked)
 
-    assert [elements for elements, _ in dj.simulate(3, program)] == [11 * 4 * 2] * 3
+    assert [elements for elements, _ in dj.simulate(3, program)] == [1 + 11 * 4 * 2] * 3  # one tells the dtype
 
 
 @pytest.mark.simulated(1)
 def test_consecutive_samples_are_read_at_once() -> None:
     watched = Watched(IMAGES)
     list(batches(watched, one((4, 6)), 4))
-    assert len(watched.asked) == 3
+    assert watched.asked == [1, 96, 96, 72]
 
 
 @pytest.mark.simulated(1)
 def test_batches_are_read_ahead_by_prefetch() -> None:
     class Slow(Watched):
         def __getitem__(self, at: Any) -> np.ndarray:
-            threads.add(threading.current_thread())
+            if self.asked:  # the first one tells the dtype
+                threads.add(threading.current_thread())
             return super().__getitem__(at)
 
     threads: set[threading.Thread] = set()
@@ -43,11 +44,11 @@ def test_batches_are_read_ahead_by_prefetch() -> None:
     its = batches(slow, one((4, 6)), 1, prefetch=2)
     next(its)
     for _ in range(500):
-        if len(slow.asked) == 4:
+        if len(slow.asked) == 5:
             break
         time.sleep(0.01)
     time.sleep(0.05)
-    assert len(slow.asked) == 4  # one taken, two in the queue, one in the thread's hand
+    assert len(slow.asked) == 5  # its dtype; one taken, two in the queue, one in the thread's hand
     (thread,) = threads
     assert thread is not threading.main_thread()
     its.close()

@@ -19,6 +19,7 @@ from distdl_jax.partitions.formats.boxes_in_files import Pause, box_of_index, fi
 from distdl_jax.partitions.formats.hdf5_zarr import open_hdf5, open_zarr
 from distdl_jax.partitions.formats.plain_files import PlainFile, chosen, damage_in_words, integers, read_exactly
 from distdl_jax.partitions.formats.safetensors import dtype_named, read_header
+from distdl_jax.partitions.formats.slices import reader_of, slice_dtype, sliced
 from distdl_jax.plans.decomposition import Box, box_shape
 from distdl_jax.text import brief, quoted
 
@@ -74,34 +75,41 @@ def read(source: Any, box: Box | None, halo: Halo | None = None) -> np.ndarray[A
     **Arguments:**
 
     - `source`: the result of `open_array`, or the path of a file with one array; a numpy array or memory map, an h5py
-      dataset, a Zarr array, or anything with `shape`, `dtype` and slices. Chunks on disk affect the time, not the
-      result.
+      dataset, a Zarr array, or anything with `shape`, `dtype` and slices that numpy can convert (netCDF4, xarray,
+      torch), of which one thread of the process reads at a time (`dj.data.one_reader`). Chunks on disk affect the time,
+      not the result.
     - `box`: a range `(start, stop)` for each dimension; this worker's is `spec.box` of a `TensorSpec`. None, the box of
       a worker without a part, gives a zero-volume array.
     - `halo`: additional entries to read, `(left, right)` for each dimension; clipped at the array's boundary.
 
-    **Returns:** a numpy array in the source's dtype (in this machine's byte order). Not collective.
+    **Returns:** a numpy array in the dtype of the source's slices (in this machine's byte order), which for packed data
+    isn't the one that the source declares; masked entries are NaN. If nothing is to be read, one element tells the
+    dtype. Not collective.
 
-    **Raises:** `InvalidArgumentError` if the box or the halo don't fit the array; `CheckpointError` if the file
-    is damaged or has changed; `OSError`.
+    **Raises:** `InvalidArgumentError` if the box or the halo don't fit the array, or entries are masked in a dtype
+    without NaN; `CheckpointError` if the file is damaged or has changed; `OSError`.
 
     >>> x = np.arange(12).reshape(3, 4)
     >>> read(x, ((1, 3), (0, 2))).tolist(), read(x, ((1, 3), (0, 2)), halo=((1, 1), (1, 1))).shape
     ([[4, 5], [8, 9]], (3, 3))
     """
     array = open_array(source) if isinstance(source, str | os.PathLike) else source
+    with reader_of(array):
+        return _read(array, box, halo)
+
+
+def _read(array: Any, box: Box | None, halo: Halo | None) -> np.ndarray[Any, Any]:
     check_array("source", array)
-    shape, native = tuple(array.shape), np.dtype(array.dtype).newbyteorder("=")
+    shape = tuple(array.shape)
     if box is None:
-        return np.zeros(0, native)
+        return np.zeros(0, slice_dtype("source", array))
     region = with_halo(_checked_box(box, shape), halo, shape)
     if isinstance(array, ArrayInFile):
         return array.read(region)
     if 0 in box_shape(region):
-        return np.zeros(box_shape(region), native)
+        return np.zeros(box_shape(region), slice_dtype("source", array))
     _check_mapped(array)
-    found = np.asarray(array[tuple(slice(start, stop) for start, stop in region)])
-    return np.ascontiguousarray(found, native).reshape(box_shape(region))
+    return np.ascontiguousarray(sliced("source", array, region)).reshape(box_shape(region))
 
 
 def check_array(name: str, array: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import posixpath
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -21,6 +20,9 @@ from distdl_jax.plans.decomposition import Box
 from distdl_jax.text import brief, quoted
 
 _METADATA = "zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"
+
+_MOST_SOFT_LINKS = 16
+"""In one path, as in HDF5 itself: they may form a ring."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +76,36 @@ def open_hdf5(path: str, name: str | None) -> WatchedArray:
     datasets: dict[str, Any] = {}
     with damage_in_words(path, name):
         content = h5py.File(path, "r", locking="best-effort")
+        # This visits each data set once, by one of its names.
         content.visititems(lambda at, value: datasets.update({at: value}) if isinstance(value, h5py.Dataset) else None)
         file.check_name()
         name = name and name.strip("/")
-        if name and isinstance(link := content.get(name, getlink=True), h5py.SoftLink):
-            name = posixpath.normpath(posixpath.join("/", posixpath.dirname(name), link.path)).strip("/")
+        if name and isinstance(named := _by_links(h5py, content, name.encode()), h5py.Dataset):
+            datasets[name] = named
         array = chosen(path, datasets, name)
         _check_sources(h5py, array, set())
     return WatchedArray(path, array.name, array, (file,))
+
+
+def _by_links(h5py: Any, content: Any, name: bytes) -> Any:
+    """Return what hard and soft links lead to, in this file; None if there is nothing. h5py would follow all links."""
+    here, parts, followed = content, name.split(b"/")[::-1], 0
+    while parts:
+        part = parts.pop()
+        if part in (b"", b"."):
+            continue
+        if not isinstance(here, h5py.Group) or not here.id.links.exists(part):
+            return None
+        kind = here.id.links.get_info(part).type
+        if kind == h5py.h5l.TYPE_HARD:
+            here = here[part]
+        elif kind == h5py.h5l.TYPE_SOFT and followed < _MOST_SOFT_LINKS:
+            target, followed = here.id.links.get_val(part), followed + 1
+            parts += target.split(b"/")[::-1]
+            here = content if target.startswith(b"/") else here
+        else:
+            return None
+    return here
 
 
 def _check_sources(h5py: Any, array: Any, seen: set[tuple[str, str]]) -> None:

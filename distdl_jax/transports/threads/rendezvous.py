@@ -17,6 +17,7 @@ import numpy as np
 
 from distdl_jax.errors import PlanError, SetupError
 from distdl_jax.tracing.world import Workers
+from distdl_jax.transports.threads.one_reader import others_may_read
 from distdl_jax.transports.threads.participant import (
     AGREEMENT,
     Participant,
@@ -57,7 +58,7 @@ class Rendezvous:
         **Raises:** `PlanError`, on all workers, if some of them can never continue; `WorkerStopped` after `stop`.
         """
         me = self.workers[rank]
-        with self._lock:
+        with others_may_read(), self._lock:
             self._raise_if_failed(me)
             if me.operation is not None:
                 raise SetupError(
