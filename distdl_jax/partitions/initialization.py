@@ -181,7 +181,7 @@ def _hashable(initializer: Initializer) -> Initializer:
     try:
         hash(initializer)
     except TypeError:
-        return initializer.__call__
+        return initializer.__call__  # type: ignore[operator]
     return initializer
 
 

@@ -9,10 +9,12 @@ import signal
 import sys
 from typing import NamedTuple
 
+from distdl_jax.watchdog.launch.environment import take_out
 from distdl_jax.watchdog.launch.launcher import job_rank, mark_worker
 
 CHANNEL = "DISTDL_JAX_SUPERVISOR"
-"""The environment variable with the supervisor's process, and the two ends of a pipe: to write, and to read."""
+"""The environment variable with the supervisor's process, the two ends of a pipe, to write and to read, and the names
+of variables that are for the worker alone."""
 
 STARTS_MPI, HAS_MPI, IN_WORLD, ENDS, FAILED = "starts-mpi", "has-mpi", "in-world", "ends", "failed:"
 """The events: the worker starts MPI, in which all wait for all; MPI has started; the worker is in a world with others;
@@ -39,7 +41,9 @@ def connect() -> None:
     """Take over the pipe: child processes don't inherit it, and can know that they are inside a worker."""
     global _pipe
     if channel := os.environ.pop(CHANNEL, ""):
-        supervisor, own, other = map(int, channel.split(":"))
+        numbers, names = channel.split(":")[:3], channel.split(":")[3:]
+        supervisor, own, other = map(int, numbers)
+        take_out(names)
         get_signal_at_end_of_parent(signal.SIGKILL)  # no worker outlives its supervisor
         os.kill(supervisor, 0)  # raises if it has already ended
         os.set_inheritable(own, False)
