@@ -23,6 +23,7 @@ from distdl_jax.functional.statistics import Along, Moments
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.text import documented
+from distdl_jax.tracing.context import in_own_width
 from distdl_jax.tracing.tie import materialize, tie
 from distdl_jax.tracing.world import Workers, World
 from distdl_jax.transports.agreement import compared
@@ -131,6 +132,7 @@ def _largest(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
 
 
 @_largest.defjvp
+@in_own_width
 def _largest_jvp(axes: tuple[int, ...], primals: tuple[Array], tangents: tuple[Array]) -> tuple[Any, Any]:
     """Share the cotangent equally between tied entries."""
     # XLA may compute x twice with different rounding, and then no entry equals the maximum.

@@ -31,6 +31,7 @@ from distdl_jax.plans.broadcasting import reduction_teams, team_at
 from distdl_jax.plans.decomposition import Box, ProductGrid, balanced_ranges, box_shape
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import Workers, union
+from distdl_jax.tracing.context import in_own_width
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import World
 
@@ -237,11 +238,13 @@ def _mean_and_squares(x: Array, entries: Entries, box: Box) -> tuple[Array, Arra
     return mean, entries.sums(box, jnp.square(x - entries.spread(box, mean)))
 
 
+@in_own_width
 def _forward(x: Array, entries: Entries, box: Box) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     mean, squares = _mean_and_squares(x, entries, box)
     return (mean, squares), (x, mean)
 
 
+@in_own_width
 def _backward(
     entries: Entries, box: Box, residuals: tuple[Array, Array], cotangents: tuple[Array, Array]
 ) -> tuple[Array]:

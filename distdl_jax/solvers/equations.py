@@ -17,6 +17,7 @@ from distdl_jax.functional.all_sum_reduce import plan_all_sum_reduce
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.adjoint_order import is_inexact, note_anchor, order_after_previous
+from distdl_jax.tracing.context import in_own_width
 from distdl_jax.tracing.marks import never_transposed, reverse_only
 from distdl_jax.tracing.scopes import body_scope
 from distdl_jax.tracing.tie import nothing, tie
@@ -219,7 +220,7 @@ def _backward(equation: Any, residuals: Any, cotangents: Any) -> Any:
     return equation.pull_back(consts, x, [tie(dx[0], anchor_cotangent), *dx[1:]])
 
 
-_solve.defvjp(_forward, _backward)
+_solve.defvjp(in_own_width(_forward), in_own_width(_backward))
 
 
 def solved(equation: Equation, *args: Any) -> tuple[Leaves, Info]:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
+import jax
+import numpy as np
 from jax import Array
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
+"""The dtypes that JAX would replace by half as wide ones outside of `jax.enable_x64`."""
 
 
 @dataclass
@@ -54,3 +62,21 @@ class TraceContext(threading.local):
 
 
 trace_context = TraceContext()
+
+
+def wide_as(values: Iterable[Any]) -> AbstractContextManager[Any]:
+    """Inside, JAX has 64-bit numbers if one of these arrays, or shapes and dtypes, has them."""
+    if jax.config.jax_enable_x64 or not any(getattr(x, "dtype", None) in WIDE for x in values):  # type: ignore[attr-defined, unused-ignore]
+        return nullcontext()
+    return jax.enable_x64(True)
+
+
+def in_own_width(rule: _F) -> _F:
+    """Decorate a rule of a function: JAX calls it later than the function, outside of a user's `jax.enable_x64`."""
+
+    @wraps(rule)
+    def wide(*args: Any) -> Any:
+        with wide_as(jax.tree.leaves(args)):
+            return rule(*args)
+
+    return wide  # type: ignore[return-value]

@@ -26,7 +26,7 @@ from distdl_jax.tracing.adjoint_order import (
     tie_scalar,
     with_all_adjoints,
 )
-from distdl_jax.tracing.context import trace_context
+from distdl_jax.tracing.context import trace_context, wide_as
 from distdl_jax.tracing.jaxprs import CustomVjp, custom_vjp, defined_at, equations, is_opaque_call
 from distdl_jax.tracing.program_reader import constants_text, line_of_equation, read_program
 from distdl_jax.tracing.traced import Traced
@@ -288,9 +288,10 @@ def _moves(transport: Transport, eqn: Any) -> bool | Exception:
         results, pullback = jax.vjp(lambda *varying: bound_again(eqn, [*consts, *varying]), *varying)
         return pullback([_cotangent(result) for result in results])
 
-    args = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
+    avals = [atom.aval for atom in eqn.invars]
     try:
-        program = jax.make_jaxpr(derivative)(*args)
+        with wide_as(avals):
+            program = jax.make_jaxpr(derivative)(*(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals))
     except PlanError:
         raise
     except Exception as error:

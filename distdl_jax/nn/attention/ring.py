@@ -31,6 +31,7 @@ from distdl_jax.partitions.initialization import initialize_block
 from distdl_jax.plans.decomposition import Range
 from distdl_jax.random import standard_uniform
 from distdl_jax.tracing.adjoint_order import note_anchor, order_after_previous
+from distdl_jax.tracing.context import in_own_width
 from distdl_jax.tracing.marks import never_transposed, reverse_only
 from distdl_jax.tracing.tie import nothing, tie
 from distdl_jax.tracing.world import World
@@ -273,7 +274,7 @@ def _mask_gradient(mask: Array | None, parts: Sequence[tuple[Range, Array | None
     return whole
 
 
-_attended.defvjp(_forward, _backward)
+_attended.defvjp(in_own_width(_forward), in_own_width(_backward))
 
 
 # --- rows in messages ----------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from jax import Array, lax
 
 from distdl_jax.functional.collectives import extreme
 from distdl_jax.nn.kernels.geometry import Pairs, Placement, between_layers
+from distdl_jax.tracing.context import in_own_width
 
 MOST_SLICES = 64
 """The largest window that is computed by slices."""
@@ -118,7 +119,7 @@ def _first_largest(entries: list[Array]) -> Array:
     return left[0][1]
 
 
-_largest.defvjp(lambda x, windows: (_largest(x, windows), x), _largest_backward)
+_largest.defvjp(in_own_width(lambda x, windows: (_largest(x, windows), x)), in_own_width(_largest_backward))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -131,7 +132,7 @@ def _total_backward(windows: Windows, _: None, dy: Array) -> tuple[Array]:
     return (_scatter_sum(lambda _, q: dys[q], windows, dy.dtype),)
 
 
-_total.defvjp(lambda x, windows: (_total(x, windows), None), _total_backward)
+_total.defvjp(in_own_width(lambda x, windows: (_total(x, windows), None)), in_own_width(_total_backward))
 
 
 def _moved(values: Array, fill: int, windows: Windows) -> dict[tuple[int, ...], Array]:

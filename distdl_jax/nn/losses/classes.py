@@ -25,6 +25,7 @@ from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.tensors import TensorSpec, check_spec
 from distdl_jax.plans.decomposition import Box, box_shape, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.tracing.context import in_own_width
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import checked_weights, is_integer, is_real
 
@@ -271,7 +272,7 @@ def _picked_backward(shape: tuple[int, ...], places: Array, dy: Array) -> tuple[
     return jnp.where(jnp.expand_dims(places, 1) == every, jnp.expand_dims(dy, 1), 0), None
 
 
-_picked.defvjp(_picked_forward, _picked_backward)
+_picked.defvjp(in_own_width(_picked_forward), in_own_width(_picked_backward))
 
 
 class DistributedAccuracy(LossOverClasses):

@@ -22,6 +22,7 @@ from distdl_jax.partitions.static import Static
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.text import T, documented
+from distdl_jax.tracing.context import in_own_width
 from distdl_jax.tracing.tie import tie
 from distdl_jax.transports.agreement import exchange_named_shapes
 from distdl_jax.validation import check_function, checked_weights, is_real
@@ -368,6 +369,7 @@ def _log(p: Array) -> Array:
 
 
 @_log.defjvp
+@in_own_width
 def _log_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (p,) = primals
     lowest = (p >= 0) & (p <= np.exp(LOWEST_LOG).astype(p.dtype))  # False for NaN
@@ -381,6 +383,7 @@ def _times_log(t: Array) -> Array:
 
 
 @_times_log.defjvp
+@in_own_width
 def _times_log_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (t,) = primals
     return _times_log(t), (jnp.log(t) + 1) * tangents[0]
@@ -393,5 +396,6 @@ def softplus(x: Array) -> Array:
 
 
 @softplus.defjvp
+@in_own_width
 def _softplus_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     return softplus(*primals), jax.nn.sigmoid(*primals) * tangents[0]

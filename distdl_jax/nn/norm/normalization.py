@@ -26,6 +26,7 @@ from distdl_jax.partitions.partition import check_partitions
 from distdl_jax.partitions.tensors import TensorSpec, zero_volume_tensor
 from distdl_jax.plans.alike import derived
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
+from distdl_jax.tracing.context import in_own_width
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import World
 from distdl_jax.validation import check_key, checked_dtype, is_real
@@ -216,7 +217,7 @@ def _times(x: Array, weight: Array) -> Array:
     return jnp.expand_dims(sums, along)
 
 
-scaled.defvjp(_forward, _backward)
+scaled.defvjp(in_own_width(_forward), in_own_width(_backward))
 
 
 def _summed(x: Array, shape: tuple[int, ...]) -> Array:

@@ -25,6 +25,7 @@ from distdl_jax.partitions.partition import Partition
 from distdl_jax.plans.decomposition import Range, balanced_range
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.tracing.context import in_own_width
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.world import Workers, World
 
@@ -158,7 +159,10 @@ def _applied(taps: Taps, x: Array, d: int) -> Array:
     def gathered(x: Array) -> Array:
         return _summed(taps, x, d)
 
-    gathered.defvjp(lambda x: (gathered(x), None), lambda _, dy: (_applied(taps.adjoint(size), dy, d),))
+    gathered.defvjp(
+        in_own_width(lambda x: (gathered(x), None)),
+        in_own_width(lambda _, dy: (_applied(taps.adjoint(size), dy, d),)),
+    )
     y: Array = gathered(x)
     return y
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from types import ModuleType
+from typing import Any
 
 import jax
 from jax import Array
@@ -15,6 +16,7 @@ from jax import Array
 from distdl_jax.nn.kernels.cpu import plain, products, rule
 from distdl_jax.nn.kernels.cpu.onednn import convolution as onednn
 from distdl_jax.nn.kernels.problem import Direction, Problem
+from distdl_jax.tracing.context import in_own_width
 
 _WAYS: dict[rule.Way, ModuleType] = {"onednn": onednn, "xla": plain, "products": products}
 """The modules that have a function for each direction."""
@@ -44,6 +46,10 @@ def weight_gradient(problem: Problem, x: Array, dy: Array) -> Array:
     return _computed(problem, "weight_gradient", x, dy)
 
 
+def _forward(function: Any, problem: Problem, *operands: Array) -> tuple[Array, tuple[Array, ...]]:
+    return function(problem, *operands), operands
+
+
 def _backward(problem: Problem, operands: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, weight = operands
     return input_gradient(problem, weight, dy), weight_gradient(problem, x, dy)
@@ -59,6 +65,9 @@ def _backward_of_weight_gradient(problem: Problem, operands: tuple[Array, Array]
     return input_gradient(problem, weight, dy), convolution(problem, x, weight)
 
 
-convolution.defvjp(lambda problem, *both: (convolution(problem, *both), both), _backward)
-input_gradient.defvjp(lambda problem, *both: (input_gradient(problem, *both), both), _backward_of_input_gradient)
-weight_gradient.defvjp(lambda problem, *both: (weight_gradient(problem, *both), both), _backward_of_weight_gradient)
+for _function, _rule in (
+    (convolution, _backward),
+    (input_gradient, _backward_of_input_gradient),
+    (weight_gradient, _backward_of_weight_gradient),
+):
+    _function.defvjp(in_own_width(partial(_forward, _function)), in_own_width(_rule))
