@@ -8,11 +8,12 @@ names are imported only on demand. Patches of JAX are in the second part.
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import cache, partial
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -141,6 +142,40 @@ def dispatched_by_this_thread() -> Callable[[], list[Any]]:
 
     of_this_thread = vars(runtime_tokens)
     return lambda: [token._buf for token in list(of_this_thread["current_tokens"].values())]
+
+
+def settings_of_this_thread() -> Callable[[], AbstractContextManager[None]]:
+    """Return a context for other threads, with this thread's settings of JAX: inside `jax.enable_x64`, for instance.
+
+    These are all of JAX's context managers for settings, and `jax.make_user_context`s; not meshes, which name devices.
+    Private: `jax._src.config.config_states`, their `get_local`, and `config_ext.unset`; `UserConfig`, and
+    `trace_context`, which grows with each of these. A copy of a thread's settings, like Python's
+    `contextvars.copy_context`, would replace it.
+    """
+    from jax._src.config import config_ext, config_states, trace_context
+
+    local = {
+        state: state.get_local() for name, state in config_states.items() if name != "jax_thread_guard"
+    }  # a thread's own
+    given = [(state, value) for state, value in local.items() if value is not config_ext.unset]
+    users = [(context, context.value) for context in _user_contexts(len(trace_context()))]
+    given += [(context, value) for context, value in users if value is not context.get_global()]
+
+    @contextmanager
+    def settings() -> Iterator[None]:
+        with ExitStack() as stack:
+            for setting, value in given:
+                stack.enter_context(setting(value))
+            yield
+
+    return settings
+
+
+@lru_cache(maxsize=1)
+def _user_contexts(number: int) -> list[Any]:
+    from jax._src.config import UserConfig
+
+    return [each for each in gc.get_referrers(UserConfig) if type(each) is UserConfig]  # there is no list of them
 
 
 def wait_for_program(effect: Any) -> None:

@@ -108,7 +108,7 @@ def test_no_other_file_reads_the_environment():
     }
     assert {path for path, _ in found if "DISTDL" in _} == set()
     readers = ("watchdog/launch/launcher.py", "watchdog/launch/supervised.py", "watchdog/launch/supervisor.py")
-    readers += ("jax_compat.py",)
+    readers += ("watchdog/launch/environment.py", "jax_compat.py")
     readers += ("transports/threads/workers.py", "transports/mpi/launch_checks.py")
     readers += ("tools/doctor/worker_checks.py", "tools/doctor/job_checks.py")
     readers += ("kernels/onednn_library.py", "kernels/onednn_build.py")

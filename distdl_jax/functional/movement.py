@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
+from distdl_jax.kernels.dtypes import in_own_width
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing import cache_keys
 from distdl_jax.tracing.adjoint_order import note_anchor, order_after_previous
@@ -150,6 +151,7 @@ def _joined(parts: Parts) -> Array:
     return lax.complex(*parts) if len(parts) == 2 else parts[0]
 
 
+@in_own_width
 def _forward(
     world: World, part: Movement, x: Array
 ) -> tuple[tuple[Parts, Array, Array | None], tuple[Array, Array, Array | None]]:
@@ -160,6 +162,7 @@ def _forward(
     return (parts, anchor, residual), (trace_of_x, nothing(parts[0].dtype), residual)
 
 
+@in_own_width
 def _backward(
     world: World, part: Movement, of_x: tuple[Array, Array, Array | None], cotangents: tuple[Parts, Array, Any]
 ) -> tuple[Array]:
@@ -207,6 +210,7 @@ def _movement(world: World, part: Movement, x: Array) -> Array:
         return part.run(world, x)
 
     @run.def_vmap
+    @in_own_width
     def batched(axis_size: int, in_batched: list[bool], x: Array) -> tuple[Any, bool]:
         agree_on_size(world, part, x, axis_size)
         return _run(world, part.batched(axis_size), x), True

@@ -18,6 +18,7 @@ from distdl_jax.functional.block_checks import outside
 from distdl_jax.functional.mark import moved
 from distdl_jax.functional.movement import Movement, adjoint_operations, move
 from distdl_jax.partitions.partition import Partition
+from distdl_jax.partitions.static import Immutable
 from distdl_jax.plans.alike import ByClass, of_team, on_grids, workers_of
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import covers, union
@@ -29,7 +30,7 @@ ShapeDtypes = Mapping[int, ShapeDtype]
 """The shapes and dtypes of workers' blocks, by world rank."""
 
 
-class Plan(ABC):
+class Plan(Immutable, ABC):
     """The effect of an operation on its workers' blocks: an immutable value, the same on every worker."""
 
     inputs: ShapeDtypes

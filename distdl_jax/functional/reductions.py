@@ -20,7 +20,7 @@ from distdl_jax.functional.block_checks import common_dtype, is_differentiable, 
 from distdl_jax.functional.collectives import Operations
 from distdl_jax.functional.plan import BlocksPlan, Computation, ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.functional.statistics import Along, Moments
-from distdl_jax.kernels.dtypes import accumulation_dtype, extreme, mean_dtype
+from distdl_jax.kernels.dtypes import accumulation_dtype, extreme, in_own_width, mean_dtype
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.text import documented
@@ -132,6 +132,7 @@ def _largest(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
 
 
 @_largest.defjvp
+@in_own_width
 def _largest_jvp(axes: tuple[int, ...], primals: tuple[Array], tangents: tuple[Array]) -> tuple[Any, Any]:
     """Share the cotangent equally between tied entries."""
     # XLA may compute x twice with different rounding, and then no entry equals the maximum.

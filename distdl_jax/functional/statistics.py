@@ -25,6 +25,7 @@ from jax import Array, lax
 
 from distdl_jax.functional.all_sum_reduce import AllSumPlan
 from distdl_jax.functional.block_checks import GridBlocks
+from distdl_jax.kernels.dtypes import in_own_width
 from distdl_jax.plans.alike import derived
 from distdl_jax.plans.broadcasting import reduction_teams, team_at
 from distdl_jax.plans.decomposition import Box, ProductGrid, box_shape
@@ -194,12 +195,14 @@ def _deviations(x: Array, centre: Array, entries: Entries, box: Box, alone: bool
     return sums, entries.sums(box, jnp.square(deviations))
 
 
+@in_own_width
 def _forward(
     x: Array, centre: Array, entries: Entries, box: Box, alone: bool
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     return _deviations(x, centre, entries, box, alone), (x, centre)
 
 
+@in_own_width
 def _backward(
     entries: Entries, box: Box, alone: bool, residuals: tuple[Array, Array], cotangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:

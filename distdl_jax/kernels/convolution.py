@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.kernels import onednn, products, xla
-from distdl_jax.kernels.dtypes import accumulation_dtype
+from distdl_jax.kernels.dtypes import accumulation_dtype, in_own_width
 from distdl_jax.kernels.phases import TransposedProblem, by_phases
 from distdl_jax.kernels.problem import Direction, Problem, conv
 from distdl_jax.settings import current_settings
@@ -133,9 +133,16 @@ def _backward_of_weight_gradient(problem: Problem, operands: tuple[Array, Array]
     return _input_gradient(problem, weight, dy), _forward(problem, x, weight)
 
 
-_forward.defvjp(lambda problem, *both: (_forward(problem, *both), both), _backward)
-_input_gradient.defvjp(lambda problem, *both: (_input_gradient(problem, *both), both), _backward_of_input_gradient)
-_weight_gradient.defvjp(lambda problem, *both: (_weight_gradient(problem, *both), both), _backward_of_weight_gradient)
+def _with_operands(function: Callable[..., Array], problem: Problem, *operands: Array) -> tuple[Array, Any]:
+    return function(problem, *operands), operands
+
+
+for _function, _rule in (
+    (_forward, _backward),
+    (_input_gradient, _backward_of_input_gradient),
+    (_weight_gradient, _backward_of_weight_gradient),
+):
+    _function.defvjp(in_own_width(partial(_with_operands, _function)), in_own_width(_rule))
 
 
 def _with_zeros_between(p: TransposedProblem, x: Array, weight: Array) -> Array:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from distdl_jax.kernels.dtypes import accumulation_dtype, extreme
+from distdl_jax.kernels.dtypes import accumulation_dtype, extreme, in_own_width
 from distdl_jax.kernels.geometry import Pairs, Placement, between_layers
 
 MOST_SLICES = 64
@@ -123,7 +123,7 @@ def _first_largest(entries: list[Array]) -> Array:
     return left[0][1]
 
 
-_largest.defvjp(lambda x, windows: (_largest(x, windows), x), _largest_backward)
+_largest.defvjp(in_own_width(lambda x, windows: (_largest(x, windows), x)), in_own_width(_largest_backward))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -136,7 +136,9 @@ def _total_backward(windows: Windows, dtype_of_x: Array, dy: Array) -> tuple[Arr
     return (_scatter_sum(lambda _, q: dys[q], windows, dtype_of_x.dtype),)
 
 
-_total.defvjp(lambda x, windows: (_total(x, windows), jnp.zeros(0, x.dtype)), _total_backward)
+_total.defvjp(
+    in_own_width(lambda x, windows: (_total(x, windows), jnp.zeros(0, x.dtype))), in_own_width(_total_backward)
+)
 
 
 def _moved(values: Array, fill: int, windows: Windows) -> dict[tuple[int, ...], Array]:

@@ -114,7 +114,7 @@ def init_block(initializer: Initializer, key: Array, spec: TensorSpec, dtype: DT
     check_initializer("initializer", initializer, key, spec, np_dtype)
     if spec.box is None:
         return zero_volume_tensor(dtype=dtype)
-    return _make_blocks([key], (_Tensor(initializer, spec.global_shape, spec.box, np_dtype),))[0]
+    return _make_blocks([key], (_Tensor(_hashable(initializer), spec.global_shape, spec.box, np_dtype),))[0]
 
 
 def init(initializers: Any, specs: Any, key: Array, dtype: DTypeLike = jnp.float32) -> Any:
@@ -174,6 +174,15 @@ def check_initializer(name: str, initializer: Any, key: Array, spec: TensorSpec,
             f"`{name}` (={initializer!r}) must return an array of the requested shape, {spec.global_shape}, but "
             f"returns {made}."
         )
+
+
+def _hashable(initializer: Initializer) -> Initializer:
+    """Return an initializer, or its method, which is compared by identity, if it is unhashable, like a dataclass."""
+    try:
+        hash(initializer)
+    except TypeError:
+        return initializer.__call__  # type: ignore[operator]
+    return initializer
 
 
 class _Tensor(NamedTuple):
@@ -302,7 +311,7 @@ def initialize_params(
     # Split here: one program for all layers of two parameters.
     key_of = dict(zip(keyed, jax.random.split(key, len(keyed)), strict=True))
     tensors = {
-        name: _Tensor(initializers[name], spec.global_shape, spec.box, np_dtype)
+        name: _Tensor(_hashable(initializers[name]), spec.global_shape, spec.box, np_dtype)
         for name, spec in specs.items()
         if spec.box is not None
     }

@@ -1,4 +1,4 @@
-"""The base of values that are static to JAX: partitions and layers."""
+"""The bases of values that never change, and of those that are static to JAX: partitions and layers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import inspect
 from abc import ABC, ABCMeta
 from functools import cache
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import jax
 
 from distdl_jax.validation import checked_boolean, python_integers
 from distdl_jax.watchdog.error_text import hiding_own_lines
 
+if TYPE_CHECKING:
+    TypeOfProtocols = ABCMeta
+else:
+    TypeOfProtocols = type(Protocol)  # so that a class may have a layer and `nn.Layer` as its bases
 
-class StaticType(ABCMeta):
+
+class StaticType(TypeOfProtocols):
     """The type of classes of static values: it checks and converts the arguments of the constructor.
 
     Arguments annotated as `bool` must be truth values, which is checked first, and become bools. Others get Python's
@@ -23,6 +28,7 @@ class StaticType(ABCMeta):
     """
 
     if not TYPE_CHECKING:  # signatures are those of `__init__`
+        __instancecheck__ = ABCMeta.__instancecheck__  # protocols' own asks more, of classes that are none
 
         def __setattr__(cls, name, value):
             # Classes of users may be abstract. Others need not define all methods.
@@ -61,7 +67,22 @@ def _parameters(cls: Any) -> tuple[frozenset[str], tuple[str, ...]]:
     return frozenset(name for name, kind in annotations.items() if kind in (bool, "bool")), tuple(positional)
 
 
-class Static(metaclass=StaticType):
+class Immutable:
+    """The base of values that never change: a copy, or deep copy, is the value itself.
+
+    A deep copy of a value that holds functions, as networks do, would not be equal to it: JAX's are copied, too.
+    """
+
+    __slots__ = ()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+class Static(Immutable, metaclass=StaticType):
     """The base of immutable, hashable values without arrays, which are static to JAX.
 
     An instance can be an argument of a jitted function, a leaf of a pytree, for instance of an equinox module, or an

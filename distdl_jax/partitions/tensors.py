@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partitions.formats.slices import reader_of, slice_dtype, sliced
 from distdl_jax.partitions.partition import CartesianPartition, Partition
+from distdl_jax.partitions.static import Immutable
 from distdl_jax.plans.alike import ByClass
 from distdl_jax.plans.decomposition import Box, balanced_box, balanced_sizes, box_shape, index_of
 from distdl_jax.plans.shape_dtype import shape_text
@@ -25,7 +26,7 @@ from distdl_jax.validation import checked_axes, checked_dtype, checked_integer, 
 
 
 @dataclass(frozen=True, init=False)
-class TensorSpec:
+class TensorSpec(Immutable):
     """A distributed tensor as a whole: its global shape and its partition.
 
     **Arguments:**

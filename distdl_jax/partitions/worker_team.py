@@ -70,12 +70,6 @@ class WorkerTeam(Static):
         world = self.world
         return self._rank if world is self._world else broadcasting.place_of(world.rank, self._ranks)
 
-    def __copy__(self) -> WorkerTeam:
-        return self
-
-    def __deepcopy__(self, memo: object) -> WorkerTeam:
-        return self
-
     def __reduce__(self) -> NoReturn:
         raise InvalidTypeError(
             f"{self!r} can't be pickled: it belongs to the workers that are running. Save its `shape` and `ranks`, "

@@ -14,6 +14,7 @@ from jax import Array, lax
 from jax.extend.core import jaxpr_as_fun
 
 from distdl_jax.functional.all_sum_reduce import plan_all_sum_reduce
+from distdl_jax.kernels.dtypes import in_own_width
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.adjoint_order import is_inexact, note_anchor, order_after_previous
@@ -219,7 +220,7 @@ def _backward(equation: Any, residuals: Any, cotangents: Any) -> Any:
     return equation.pull_back(consts, x, [tie(dx[0], anchor_cotangent), *dx[1:]])
 
 
-_solve.defvjp(_forward, _backward)
+_solve.defvjp(in_own_width(_forward), in_own_width(_backward))
 
 
 def solved(equation: Equation, *args: Any) -> tuple[Leaves, Info]:

@@ -14,6 +14,7 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
 
 from distdl_jax.errors import InvalidTypeError
 from distdl_jax.jax_compat import name_and_params, scan_counts
+from distdl_jax.kernels.dtypes import wide_as
 from distdl_jax.watchdog.source_lines import is_library
 
 T = TypeVar("T")
@@ -140,7 +141,8 @@ def evaluate(program: ClosedJaxpr, args: Sequence[Any], rule: Callable[[Any, lis
         return atom.val if isinstance(atom, Literal) else values[atom]
 
     for eqn in jaxpr.eqns:
-        results = rule(eqn, [value(atom) for atom in eqn.invars])
+        with wide_as(atom.aval for atom in (*eqn.invars, *eqn.outvars)):
+            results = rule(eqn, [value(atom) for atom in eqn.invars])
         if len(results) != len(eqn.outvars):
             raise InvalidTypeError(_CHECKED)
         values.update(zip(eqn.outvars, results, strict=True))

@@ -24,6 +24,7 @@ from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import ad, batching, mlir
 
 from distdl_jax.jax_compat import linearize_at_once
+from distdl_jax.kernels.dtypes import in_own_width
 
 
 def tie(x: Array, *others: Array) -> Array:
@@ -48,6 +49,7 @@ def _barrier(context: Any, *values: Any) -> Any:
     return [hlo.OptimizationBarrierOp(values).results[0]]
 
 
+@in_own_width
 def _differentiated(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     y, tangents = _tie.bind(*primals), list(tangents)
     if all(type(dx) is ad.Zero for dx in tangents) or not jnp.issubdtype(y.dtype, jnp.inexact):
@@ -55,10 +57,12 @@ def _differentiated(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[An
     return y, _of_tangents(*tangents)
 
 
+@in_own_width
 def _of_tangents(dx: Any, *others: Any) -> Any:
     return tie(ad.instantiate_zeros(dx), *(tangent for tangent in others if type(tangent) is not ad.Zero))
 
 
+@in_own_width
 def _transposed(dy: Any, x: Any, *others: Any) -> list[Any]:
     if type(dy) is ad.Zero:
         return [ad.Zero(arg.aval) if ad.is_undefined_primal(arg) else None for arg in (x, *others)]
@@ -89,7 +93,7 @@ def materialize(x: Array) -> Array:
     return _through_a_loop(x)
 
 
-materialize.defjvp(lambda primals, tangents: (materialize(*primals), *tangents))
+materialize.defjvp(in_own_width(lambda primals, tangents: (materialize(*primals), *tangents)))
 
 
 def _loop(x: Array) -> Array:

@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr
 
 from distdl_jax.errors import CopiesWarning, InvalidArgumentError, PlanError
 from distdl_jax.jax_compat import bound_again, constant_arguments
+from distdl_jax.kernels.dtypes import wide_as
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.tracing.adjoint_order import (
     AdjointOrder,
@@ -288,9 +289,10 @@ def _moves(transport: Transport, eqn: Any) -> bool | Exception:
         results, pullback = jax.vjp(lambda *varying: bound_again(eqn, [*consts, *varying]), *varying)
         return pullback([_cotangent(result) for result in results])
 
-    args = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in eqn.invars]
+    avals = [atom.aval for atom in eqn.invars]
     try:
-        program = jax.make_jaxpr(derivative)(*args)
+        with wide_as(avals):
+            program = jax.make_jaxpr(derivative)(*(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals))
     except PlanError:
         raise
     except Exception as error:

@@ -17,6 +17,7 @@ from jax import Array
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from distdl_jax.kernels.dtypes import in_own_width
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.tracing.adjoint_order import AdjointOrder, anchors_are_noted, first_link, is_inexact
 from distdl_jax.tracing.marks import reverse_only
@@ -89,7 +90,7 @@ def _bind(transport: Transport, program: ClosedJaxpr, values: list[Any]) -> list
         return tuple(next(found) if differentiated else None for differentiated in inexact)
 
     as_one = jax.custom_vjp(opaque_call)
-    as_one.defvjp(forward, backward)
+    as_one.defvjp(in_own_width(forward), in_own_width(backward))
     # A `cond` must not get an index with a tangent, as JAX gives all results of functions with custom derivatives.
     return [x if is_inexact(x) else jax.lax.stop_gradient(x) for x in as_one(*values)]
 

@@ -97,11 +97,13 @@ def follow(functions: Sequence[Function], x: Any) -> Followed | None:
     return Followed(mixed, partial, value)
 
 
-@lru_cache(maxsize=256)
 def is_elementwise(function: Function, dims: int) -> bool:
     """Say whether a function of JAX's own is known to be elementwise, for blocks of any shape."""
-    if not (getattr(function, "__module__", None) or "").startswith("jax."):
-        return False
+    return (getattr(function, "__module__", None) or "").startswith("jax.") and _keeps_entries(function, dims)
+
+
+@lru_cache(maxsize=256)  # of functions of JAX's own: others may be unhashable
+def _keeps_entries(function: Function, dims: int) -> bool:
     shape = (3,) * dims
     followed = follow([function], jax.ShapeDtypeStruct(shape, np.float32))
     return followed is not None and not followed.mixed and followed.result == block_value(shape)

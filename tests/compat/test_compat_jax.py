@@ -6,6 +6,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import jax
@@ -292,6 +294,45 @@ def test_whether_a_program_is_traced() -> None:
     lax.scan(lambda carry, x: (f(x), None), 0.0, x)
     assert not any(seen[:eager]) and all(seen[eager:]) and len(seen) > eager >= 4
     assert not jax_compat.is_staged()
+
+
+@what_breaks(jax_compat.settings_of_this_thread)
+def test_another_thread_computes_with_the_settings_of_this_one() -> None:
+    mine = jax.make_user_context("nobody's")
+
+    def seen() -> Any:
+        names = ("enable_x64", "debug_nans", "default_matmul_precision", "numpy_rank_promotion", "disable_jit")
+        names += ("numpy_dtype_promotion", "transfer_guard_device_to_host", "default_prng_impl", "check_tracer_leaks")
+        return mine.value, jnp.result_type(float), [getattr(jax.config, f"jax_{name}") for name in names]
+
+    def there(settings: Any) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            with_them, after = (pool.submit(run) for run in (lambda: with_settings(settings), seen))
+            return with_them.result(), after.result()
+
+    def with_settings(settings: Any) -> Any:
+        with settings():
+            return seen()
+
+    usual = seen()
+    assert there(jax_compat.settings_of_this_thread()) == (usual, usual)
+    with ExitStack() as stack:
+        for setting in (
+            jax.enable_x64(not jax.config.jax_enable_x64),  # type: ignore[attr-defined]
+            jax.debug_nans(True),
+            jax.default_matmul_precision("highest"),
+            jax.numpy_rank_promotion("raise"),
+            jax.numpy_dtype_promotion("strict"),
+            jax.transfer_guard("log"),
+            jax.default_prng_impl("rbg"),
+            jax.disable_jit(),
+            jax.checking_leaks(),
+            mine("a user's"),
+        ):
+            stack.enter_context(setting)
+        here, settings = seen(), jax_compat.settings_of_this_thread()
+    assert here[0] == "a user's" and all(a != b for a, b in zip(here[2], usual[2], strict=True))
+    assert there(settings) == (here, usual) and seen() == usual
 
 
 @what_breaks(jax_compat.mapped_sizes)

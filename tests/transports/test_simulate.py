@@ -5,6 +5,7 @@ import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 
 import jax
 import jax.numpy as jnp
@@ -206,3 +207,28 @@ def test_a_thread_that_a_worker_starts_is_no_worker():
         return total()
 
     assert dj.simulate(2, program) == [2.0, 2.0]
+
+
+def test_workers_compute_in_the_contexts_around_the_call():
+    """JAX's, numpy's and Python's, as where each worker runs its program alone."""
+    word = ContextVar("word", default="")
+
+    def program():
+        P = dj.Partition().grid([2])
+        y = all_sum_reduce(jnp.full(1, 1 / 3, float), P, 0)
+        return y.dtype, float(y[0]), jax.config.jax_debug_nans, np.geterr()["invalid"], word.get()
+
+    for wide in (True, False):
+        token = word.set(f"wide {wide}")
+        with jax.enable_x64(wide), jax.debug_nans(wide), np.errstate(invalid="raise"):
+            expected = jnp.result_type(float), float(2 * jnp.full((), 1 / 3, float)), wide, "raise", f"wide {wide}"
+            assert dj.simulate(2, program) == [expected] * 2
+        word.reset(token)
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+        dj.simulate(2, lambda: all_sum_reduce(jnp.log(jnp.full(1, -1.0)), dj.Partition().grid([2]), 0))
+    with jax.disable_jit():
+        assert dj.simulate(2, lambda: float(all_sum_reduce(jnp.ones(1), dj.Partition().grid([2]), 0)[0])) == [2.0, 2.0]
+    with jax.enable_x64(True):  # the threads that count represent workers
+        P = dj.planning_world(2).grid([1, 2])
+        costs = dj.cost(nn.Sequential(nn.AllGather(P, 1), lambda x: x * jnp.ones(4)), dj.TensorSpec((2, 4), P))
+        assert costs.layers

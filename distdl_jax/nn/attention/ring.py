@@ -24,7 +24,7 @@ from jax import Array, lax
 
 from distdl_jax.functional.box_exchange import joined_slices
 from distdl_jax.functional.halo_exchange import RangesPlan
-from distdl_jax.kernels.dtypes import accumulation_dtype
+from distdl_jax.kernels.dtypes import accumulation_dtype, in_own_width
 from distdl_jax.nn.attention.online_softmax import Keys, Running, added, finished, gradients, merged, start
 from distdl_jax.nn.attention.ring_schedule import Turn, sees
 from distdl_jax.partitions.initialization import initialize_block
@@ -273,7 +273,7 @@ def _mask_gradient(mask: Array | None, parts: Sequence[tuple[Range, Array | None
     return whole
 
 
-_attended.defvjp(_forward, _backward)
+_attended.defvjp(in_own_width(_forward), in_own_width(_backward))
 
 
 # --- rows in messages ----------------------------------------------------------------------------------------------

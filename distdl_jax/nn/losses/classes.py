@@ -20,6 +20,7 @@ from distdl_jax.functional.broadcast import plan_broadcast, plan_sum_reduce
 from distdl_jax.functional.collectives import as_indices
 from distdl_jax.functional.largest import argmax_of
 from distdl_jax.functional.plan import ShapeDtypes
+from distdl_jax.kernels.dtypes import in_own_width
 from distdl_jax.nn.losses.loss import Loss, Pair
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.tensors import TensorSpec, check_spec
@@ -271,7 +272,7 @@ def _picked_backward(shape: tuple[int, ...], places: Array, dy: Array) -> tuple[
     return jnp.where(jnp.expand_dims(places, 1) == every, jnp.expand_dims(dy, 1), 0), None
 
 
-_picked.defvjp(_picked_forward, _picked_backward)
+_picked.defvjp(in_own_width(_picked_forward), in_own_width(_picked_backward))
 
 
 class DistributedAccuracy(LossOverClasses):

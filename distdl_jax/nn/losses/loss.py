@@ -15,7 +15,7 @@ from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import common_dtype, outside, owned_grid
-from distdl_jax.kernels.dtypes import accumulation_dtype
+from distdl_jax.kernels.dtypes import accumulation_dtype, in_own_width
 from distdl_jax.nn.base.layer import describe
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.partitions.static import Static
@@ -368,6 +368,7 @@ def _log(p: Array) -> Array:
 
 
 @_log.defjvp
+@in_own_width
 def _log_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (p,) = primals
     lowest = (p >= 0) & (p <= np.exp(LOWEST_LOG).astype(p.dtype))  # False for NaN
@@ -381,6 +382,7 @@ def _times_log(t: Array) -> Array:
 
 
 @_times_log.defjvp
+@in_own_width
 def _times_log_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (t,) = primals
     return _times_log(t), (jnp.log(t) + 1) * tangents[0]
@@ -393,5 +395,6 @@ def softplus(x: Array) -> Array:
 
 
 @softplus.defjvp
+@in_own_width
 def _softplus_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     return softplus(*primals), jax.nn.sigmoid(*primals) * tangents[0]

@@ -18,7 +18,7 @@ from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.functional.all_sum_reduce import ReplicatedPlan
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.functional.statistics import Along, Entries, Moments
-from distdl_jax.kernels.dtypes import accumulation_dtype
+from distdl_jax.kernels.dtypes import accumulation_dtype, in_own_width
 from distdl_jax.nn.base.input_checks import real_grid
 from distdl_jax.nn.base.layer import PartitionedLayer
 from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes, plan_replicated_params
@@ -216,7 +216,7 @@ def _times(x: Array, weight: Array) -> Array:
     return jnp.expand_dims(sums, along)
 
 
-scaled.defvjp(_forward, _backward)
+scaled.defvjp(in_own_width(_forward), in_own_width(_backward))
 
 
 def _summed(x: Array, shape: tuple[int, ...]) -> Array:

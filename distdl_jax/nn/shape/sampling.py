@@ -19,7 +19,7 @@ from distdl_jax.errors import PlanError
 from distdl_jax.functional.block_checks import common_dtype, owned_grid
 from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.functional.plan import Plan, ShapeDtypes, taking_part
-from distdl_jax.kernels.dtypes import accumulation_dtype
+from distdl_jax.kernels.dtypes import accumulation_dtype, in_own_width
 from distdl_jax.kernels.geometry import between_layers
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.plans.decomposition import Range, balanced_range
@@ -158,7 +158,10 @@ def _applied(taps: Taps, x: Array, d: int) -> Array:
     def gathered(x: Array) -> Array:
         return _summed(taps, x, d)
 
-    gathered.defvjp(lambda x: (gathered(x), None), lambda _, dy: (_applied(taps.adjoint(size), dy, d),))
+    gathered.defvjp(
+        in_own_width(lambda x: (gathered(x), None)),
+        in_own_width(lambda _, dy: (_applied(taps.adjoint(size), dy, d),)),
+    )
     y: Array = gathered(x)
     return y
 

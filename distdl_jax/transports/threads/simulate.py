@@ -40,6 +40,9 @@ def simulate(n: int, program: Callable[..., R], *args: Any) -> list[R]:
     An exception on one worker ends the others. As in the comparison of `dj.jit`, a send waits for its receive: a
     program that completes over MPI only because small messages are buffered raises here.
 
+    The contexts around the call hold on every worker: JAX's settings, such as `jax.enable_x64` and `jax.debug_nans`,
+    and Python's and numpy's contexts.
+
     In a Jupyter notebook, the workers' output is shown side by side, one column for each worker. Ctrl-C, or the button
     that interrupts the kernel, ends all workers.
 

@@ -9,12 +9,14 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import copy_context
 from time import monotonic
 from typing import Any
 
 import jax
 
+from distdl_jax.jax_compat import settings_of_this_thread
 from distdl_jax.tracing.world import World
 from distdl_jax.transports.threads.current_world import one_more_runs, simulated_world
 from distdl_jax.transports.threads.rendezvous import Rendezvous, WorkerStopped
@@ -94,26 +96,35 @@ class Workers:
 
     def _start(self, program: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self._threads = []
+        settings = settings_of_this_thread()
         before = threading.stack_size(STACK)
         try:
             with self._changed:
                 for rank, world in enumerate(self._worlds):
                     name = f"worker {rank} of {world.size}"
-                    thread = threading.Thread(target=self._work, args=(rank, program, args), name=name, daemon=True)
+                    work = (self._work, rank, program, args, settings)
+                    thread = threading.Thread(target=copy_context().run, args=work, name=name, daemon=True)
                     self._running[rank] = thread
                     self._threads.append(thread)
                     thread.start()
         finally:
             threading.stack_size(before)
 
-    def _work(self, rank: int, program: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Run one worker's thread."""
+    def _work(
+        self,
+        rank: int,
+        program: Callable[..., Any],
+        args: tuple[Any, ...],
+        settings: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """Run one worker's thread, with the settings of the thread that starts it."""
         worker = self._rendezvous.workers[rank]
         worker.thread = threading.get_ident()
         error: BaseException | None = None
         try:
             with (
                 acting_as(worker.status),
+                settings(),
                 simulated_world(self._worlds[rank]),
                 jax.default_device(self._devices[rank]) if self._devices else nullcontext(),
             ):

@@ -5,7 +5,7 @@ threads, as Python calls in the order of a token.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from jax.interpreters import mlir
 
 from distdl_jax.errors import SetupError
 from distdl_jax.jax_compat import ordered_effect, wait_for_program
+from distdl_jax.kernels.dtypes import wide_as
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.program_reader import place_of
 from distdl_jax.tracing.world import Reduction, Workers, World
@@ -176,11 +177,19 @@ def _first_element(after: Array) -> Array:
 _effect = ordered_effect("simulated messages")
 
 
+class _Results(tuple[np.ndarray]):
+    """The results of a callback. JAX reads them outside of `jax.enable_x64`, and would make 64-bit numbers narrower."""
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        with wide_as(tuple(super().__iter__())):
+            yield from super().__iter__()
+
+
 def _lowered(ctx: Any, x: Any, *, transport: ThreadTransport, operation: Operation, coming: ShapeDtype) -> Any:
     operation = replace(operation, place=place_of("", (str(ctx.name_stack),)))
 
     def call(given: np.ndarray) -> tuple[np.ndarray]:
-        return (transport.perform(operation, given, coming),)
+        return _Results([transport.perform(operation, given, coming)])
 
     results, token, _ = mlir.emit_python_callback(
         ctx, call, ctx.tokens_in.get(_effect), [x], ctx.avals_in, ctx.avals_out, has_side_effect=True
@@ -194,7 +203,8 @@ def _abstract(x: Any, *, coming: ShapeDtype, **_: Any) -> Any:
 
 
 def _eager(x: Any, **params: Any) -> Any:
-    return jax.jit(lambda x: _operation.bind(x, **params))(x)
+    with jax.disable_jit(False):  # it would come back here
+        return jax.jit(lambda x: _operation.bind(x, **params))(x)
 
 
 _operation = Primitive("simulated_operation")

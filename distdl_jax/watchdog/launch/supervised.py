@@ -9,11 +9,12 @@ import signal
 import sys
 from typing import NamedTuple
 
+from distdl_jax.watchdog.launch.environment import take_out
 from distdl_jax.watchdog.launch.launcher import job_rank, mark_worker
 
 CHANNEL = "DISTDL_JAX_SUPERVISOR"
-"""The environment variable with the supervisor's process, the two ends of a pipe (to write, and to read), and the
-launcher's process."""
+"""The environment variable with the supervisor's process, the two ends of a pipe (to write, and to read), the
+launcher's process, and the names of variables that are for the worker alone."""
 
 STARTS_MPI, HAS_MPI, IN_WORLD, ENDS = "starts-mpi", "has-mpi", "in-world", "ends"
 FAILED, SAID = "failed:", "said"
@@ -42,7 +43,9 @@ def connect() -> None:
     """Take over the pipe: child processes don't inherit it, and can know that they are inside a worker."""
     global _pipe, _launcher
     if channel := os.environ.pop(CHANNEL, ""):
-        supervisor, own, other, _launcher = map(int, channel.split(":"))
+        numbers, names = channel.split(":")[:4], channel.split(":")[4:]
+        supervisor, own, other, _launcher = map(int, numbers)
+        take_out(names)
         get_signal_at_end_of_parent(signal.SIGKILL)  # no worker outlives its supervisor
         os.kill(supervisor, 0)  # raises if it has already ended
         os.set_inheritable(own, False)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from distdl_jax.settings import current_settings
+from distdl_jax.watchdog.launch.environment import MALLOC, UCX
 from distdl_jax.watchdog.launch.gpus import choose_gpu, computes_on_gpu, visible_gpus
 from distdl_jax.watchdog.launch.launcher import (
     abort_job,
@@ -76,12 +77,14 @@ def supervise(command: Sequence[str], start_limit: float | None = None) -> NoRet
     os.set_blocking(hears, False)
     os.set_inheritable(tells, True)
     workers_here = local_size()
-    environment = {**os.environ, **worker_environment(os.environ, workers_here, *usable_cores(workers_here)), **_gpu()}
+    added = worker_environment(os.environ, workers_here, *usable_cores(workers_here))
+    environment = {**os.environ, **added, **_gpu()}
     signal.signal(signal.SIGCHLD, lambda *_: None)  # ignored signals never wake a process that waits for signals
     launcher = os.getppid()
     get_signal_at_end_of_parent(signal.SIGCHLD)
     # The worker inherits descriptors of the launcher's (PMI's).
-    environment[CHANNEL] = f"{os.getpid()}:{tells}:{hears}:{launcher}"
+    numbers, names = (os.getpid(), tells, hears, launcher), {MALLOC, UCX} & added.keys()
+    environment[CHANNEL] = ":".join(map(str, (*numbers, *names)))
     worker = subprocess.Popen(command, env=environment, close_fds=False)
     os.close(tells)
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
@@ -97,9 +100,9 @@ def worker_environment(environment: Mapping[str, str], local_workers: int, cores
     - `local_workers`: the number of workers on this host.
     - `cores`: the number of cores that this process may use; `bound`: whether they are for this worker alone.
     """
-    added = {"UCX_DEBUG_SIGNO": "0"}  # to UCX, below MPI, SIGHUP requests debugging, and ends nothing
+    added = {UCX: "0"}  # to UCX, below MPI, SIGHUP requests debugging, and ends nothing
     if sys.platform == "linux" and "MALLOC_ARENA_MAX" not in environment:
-        added["GLIBC_TUNABLES"] = HUGE_PAGES
+        added[MALLOC] = HUGE_PAGES
     if local_workers > 1:
         threads = str(cores if bound else max(1, cores // local_workers))
         added |= {"NPROC": threads, "OMP_NUM_THREADS": threads}  # the pools of XLA and of oneDNN

@@ -23,7 +23,8 @@ def test_a_layer_is_a_static_value(name: str) -> None:
     """Equal where it is made alike, hashable, without leaves, not to be changed; an argument of a jitted function."""
     P = dj.planning_world(4, 1)
     layer, same = LAYERS[name](P), LAYERS[name](P)
-    assert layer is not same and layer == same == copy.copy(layer) and hash(layer) == hash(same)
+    assert layer is not same and layer == same and hash(layer) == hash(same)
+    assert copy.copy(layer) is layer is copy.deepcopy({"layer": [layer]})["layer"][0]
     assert "_built_at" not in repr(layer)
     assert jax.tree.leaves({"layer": layer, "P": P, "P_x": P.grid([2, 2])}) == []
     with pytest.raises((AttributeError, TypeError)):
@@ -97,6 +98,31 @@ def test_layers_without_parameters_are_called_with_x_alone() -> None:
     for layer in (nn.DistributedLayerNorm(P, 5), nn.Sequential(nn.DistributedLayerNorm(P, 5))):
         with pytest.raises(dj.InvalidTypeError, match=rf"{type(layer).__name__} has parameters: call it with them"):
             layer(x)
+
+
+def test_copies_of_a_model_are_of_one_network() -> None:
+    """They can be averaged; a copy of JAX's tanh is not equal to tanh. Specs, plans and functions of blocks alike."""
+    P = dj.planning_world(1).grid([1, 1])
+    network = nn.Sequential(nn.DistributedLinear(P, P, P, 3, 4), jnp.tanh, dj.map_blocks(jax.nn.relu, P))
+    model = {"network": network, "params": network.init(jax.random.key(0))}
+    copied = copy.deepcopy(model)
+    mean = jax.tree.map(lambda a, b: (a + 3 * b) / 4, model, copied)
+    assert mean["network"] is copied["network"] is network and copied["params"] is not model["params"]
+    jax.tree.map(np.testing.assert_array_equal, mean["params"], model["params"])
+    plan = network.plan({0: dj.ShapeDtype((2, 3), np.dtype("float32"))})
+    for value in (plan, *plan.plans, dj.TensorSpec((2, 3), P), network[2], nn.Local(jnp.tanh), P):
+        assert copy.copy(value) is value is copy.deepcopy([value])[0]
+
+
+def test_a_class_may_name_the_contract_as_its_base() -> None:
+    class Mine(nn.DistributedLinear, nn.Layer):
+        """A user's own, which says what it is."""
+
+    P = dj.planning_world(1).grid([1, 1])
+    layer = Mine(P, P, P, np.int64(3), 4)
+    assert isinstance(layer, nn.Layer) and isinstance(layer, nn.DistributedLinear) and isinstance(layer, Mine)
+    assert not isinstance(P, Mine) and not isinstance(P, nn.Layer) and layer == Mine(P, P, P, 3, 4)
+    assert layer(layer.init(jax.random.key(0)), jnp.ones((2, 3))).shape == (2, 4)
 
 
 # Of those that leave their output elsewhere, where it is.

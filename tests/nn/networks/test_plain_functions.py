@@ -1,8 +1,11 @@
 """Plain functions in networks: what works on each block alone is the sequential network's, or is refused."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -319,6 +322,41 @@ def test_map_blocks_refuses_what_uses_a_part_for_the_whole() -> None:
     assert dj.map_blocks(lambda x, w: x @ (w / w.sum(1, keepdims=True)), P_x)(x, weights).shape == (3, 5)
     with pytest.raises(dj.PlanError, match="on worker 2, which is outside of its partition"):
         dj.map_blocks(lambda y: y**2, dj.planning_world(3, 2).grid([2, 1]))(jnp.ones((3, 4)))
+
+
+@dataclass
+class Scaled:
+    """Unhashable, as a dataclass that may change is; a function of an array, or an initializer."""
+
+    factor: float
+
+    def __call__(self, *args: Any) -> jax.Array:
+        return self.factor * (jnp.ones(args[1], args[2]) if len(args) == 3 else args[0])
+
+
+@pytest.mark.simulated(2)
+@pytest.mark.parametrize("function", [Scaled(-3.0), eqx.nn.PReLU(0.5)], ids=["dataclass", "equinox"])
+def test_functions_that_are_unhashable_are_called_like_others(function: Any) -> None:
+    P = dj.Partition()
+    P_x, rows = P.grid([2, 1]), jnp.arange(-3.0, 3).reshape(2, 3) + P.rank
+    network = nn.Sequential(nn.Repartition(P_x, P_x), nn.Sequential(function))
+    params = network.init(jax.random.key(0))
+    for way in (network, nn.Remat(network), nn.Sequential(network[0], nn.Local(function))):
+        for call in (way, dj.jit(way)):
+            np.testing.assert_array_equal(call(params, rows), function(rows))
+    slope = dj.jit(dj.grad(lambda x: jnp.sum(network(params, x))))(rows)
+    np.testing.assert_allclose(slope, jax.grad(lambda x: jnp.sum(function(x)))(rows), 1e-6)
+    for call in (dj.map_blocks(function, P_x), dj.jit(dj.map_blocks(function, P_x))):
+        np.testing.assert_array_equal(call(rows), function(rows))
+    scaling = nn.DistributedSqueezeExcitation(P.grid([1, 2, 1]), 2, 2, activation=function)
+    x = jnp.ones((1, 1, 3))
+    assert dj.jit(scaling)(scaling.init(jax.random.key(0)), x).shape == x.shape
+
+
+def test_an_initializer_may_be_unhashable() -> None:
+    P = dj.planning_world(2, 1).grid([2])
+    block = dj.init_block(Scaled(2.0), jax.random.key(0), dj.TensorSpec((5,), P))
+    np.testing.assert_array_equal(block, [2.0, 2.0])
 
 
 @pytest.mark.simulated(3)

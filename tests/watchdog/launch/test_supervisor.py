@@ -93,6 +93,49 @@ def test_what_it_sets_before_the_worker_starts():
     assert "GLIBC_TUNABLES" not in worker_environment({"GLIBC_TUNABLES": ""}, 1, 8, bound=False)
 
 
+CHILDREN = """
+import multiprocessing, os, subprocess, sys
+NAMES = "GLIBC_TUNABLES", "UCX_DEBUG_SIGNO", "NPROC"
+def seen(*_):
+    return [os.environ.get(name, "-") for name in NAMES]
+if __name__ == "__main__":
+    show = f"import os; print(*(os.environ.get(name, '-') for name in {NAMES}))"
+    def child():
+        return subprocess.check_output([sys.executable, "-c", show], text=True).split()
+    first = child()
+    import distdl_jax as dj
+    rank = dj.Partition().rank
+    pools = [multiprocessing.get_context(way).Pool(1) for way in ("fork", "spawn")]
+    found = [seen(), first, child(), *(pool.map(seen, [0])[0] for pool in pools)]
+    for pool in pools:
+        pool.terminate()
+    tunables = [line for line in open("/proc/self/environ").read().split("\\0") if line.startswith(NAMES[0])]
+    if rank == 0:
+        print(*found, *tunables, sep="\\n", flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("users", [{}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=3", "UCX_DEBUG_SIGNO": "SIGUSR2"}])
+def test_what_is_for_a_worker_alone_is_not_for_what_it_starts(tmp_path, monkeypatch, workers, users):
+    """Before and after MPI starts, and by any way of starting. What the user set is, and what all are to share."""
+    for name in ("GLIBC_TUNABLES", "UCX_DEBUG_SIGNO", "NPROC"):
+        monkeypatch.delenv(name, raising=False)
+    (program := tmp_path / "program.py").write_text(CHILDREN)
+    if workers == 1:
+        done = subprocess.run([*SUPERVISED, program], capture_output=True, text=True, env=environment(**users))
+        status, output = done.returncode, done.stdout
+    else:
+        status, output = run(workers, "-m", "distdl_jax", program, settings=users, anew=True)
+    shared = "-" if workers == 1 else str(max(1, len(os.sched_getaffinity(0)) // workers))
+    expected = str([users.get("GLIBC_TUNABLES", "-"), users.get("UCX_DEBUG_SIGNO", "-"), shared])
+    *found, tunables = output.splitlines()
+    assert (status, found) == (0, [expected] * 5), output
+    # As the process started; glibc cuts what it reads at the first colon.
+    assert tunables == f"GLIBC_TUNABLES={users.get('GLIBC_TUNABLES', HUGE_PAGES.split(':')[0])}"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
 def test_malloc_keeps_large_buffers():
     """Where they are given back, each new one is fresh pages: 16,384 faults for 64 MiB."""
