@@ -349,9 +349,10 @@ class DistributedMultiHeadAttention(PartitionedLayer):
         world = self.P_x.world
         with jax.named_scope("DistributedMultiHeadAttention"):
             params = self._opened(params)
-            attn_mask, mask = (
-                m if m is None or getattr(m, "ndim", 0) != 2 else m[None, None] for m in (attn_mask, mask)
-            )
+            if attn_mask is not None and getattr(attn_mask, "ndim", None) == 2:
+                attn_mask = attn_mask[None, None]
+            if mask is not None and getattr(mask, "ndim", None) == 2:
+                mask = mask[None, None]
             others = {MEMORY: memory, MASK: attn_mask, SEEN: mask, PADDING: key_padding_mask}
             given = {name: value for name, value in others.items() if value is not None}
             plan = self._agree_on_plan(params | entries_of(cache) | given, x)
