@@ -183,10 +183,9 @@ A worker is one core with a box of a volume, nearly a cube, or with consecutive 
 message. "A worker" in a title means weak scaling; the other tables are strong scaling.
 
 A convolution sends the same number of messages on any number of workers, and the bytes of its halos fall with the
-surface of a box. Group norms gather the statistics of all workers: their messages grow with the logarithm of the
-workers, their bytes with the workers, to 100 of the 107 MB in the first table. The FNO's Fourier transforms move the
-whole tensor. Between them it drops the frequencies that it doesn't use, so that several workers together compute less
-than one.
+surface of a box. Group norms sum three numbers for each sample and group over all workers, and two for the gradient:
+neither their messages nor their bytes grow with the workers. The FNO's Fourier transforms move the whole tensor.
+Between them it drops the frequencies that it doesn't use, so that several workers together compute less than one.
 
 `python benchmarks/scaling.py` wrote this page."""
 

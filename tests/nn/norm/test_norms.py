@@ -120,7 +120,7 @@ def test_without_cancellation() -> None:
     single = (1e3 + np.random.default_rng(0).standard_normal((64, 2))).astype(np.float32)
     want = np.asarray(normalised(single.astype(float), (0,), 0.0))
     np.testing.assert_allclose(apply({}, cut(single, P_x, P.rank)), cut(want, P_x, P.rank), atol=5e-4)
-    # Blocks of other means, whose rounding Chan's formula multiplies by their distance. The mean is rounded, too.
+    # Blocks of other means, whose rounding Chan's formula multiplies by their distance. The mean itself is rounded.
     apart = np.float32(1e6 + np.linspace(-2, 2, 64)[:, None] + np.random.default_rng(0).standard_normal((64, 2)))
     ys = P.allgather_data(np.asarray(apply({}, cut(apart, P_x, P.rank)), float))
     np.testing.assert_allclose(np.concatenate(ys).std(0), 1, rtol=1e-5)
