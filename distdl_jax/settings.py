@@ -168,6 +168,11 @@ def shows_progress() -> bool:
     return read_settings(os.environ).settings.progress
 
 
+def traceback_filtering() -> str:
+    """Return JAX's setting of which frames errors show, where JAX is not imported yet."""
+    return os.environ.get("JAX_TRACEBACK_FILTERING", "")
+
+
 def setting_problems(everyone: Sequence[Reading]) -> Iterator[str]:
     """Yield a sentence for each value that is invalid, or differs between workers although it must not.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import traceback
@@ -12,6 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar, cast
 
 from distdl_jax.errors import DistDLError
+from distdl_jax.settings import traceback_filtering
 from distdl_jax.watchdog.source_lines import is_library
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -73,8 +73,7 @@ def hiding_own_lines(fun: F) -> F:
 def _shows_all() -> bool:
     """Return whether the user wants to see all frames, by JAX's setting; this imports no JAX."""
     config: Any = getattr(sys.modules.get("jax"), "config", None)
-    given = os.environ.get("JAX_TRACEBACK_FILTERING", "")
-    return str(getattr(config, "jax_traceback_filtering", given)).lower() == "off"
+    return str(getattr(config, "jax_traceback_filtering", traceback_filtering())).lower() == "off"
 
 
 def _shorten(shown: traceback.TracebackException, error: BaseException) -> None:

@@ -66,6 +66,11 @@ def launch() -> str:
     return ""  # not inherited
 
 
+def common_launch() -> str:
+    """Return the part of `launch()` that all workers of this launch have in common: not a connection."""
+    return "" if "PMI_FD" in os.environ else launch()
+
+
 def mark_worker() -> None:
     """Let this worker's child processes know that they are inside it; not the worker after `os.exec...`."""
     os.environ[LAUNCH] = f"{os.getpid()} {launch()}"

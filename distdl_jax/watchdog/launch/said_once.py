@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from distdl_jax.watchdog.error_text import comparable
 from distdl_jax.watchdog.launch import supervised
-from distdl_jax.watchdog.launch.launcher import launch, local_size
+from distdl_jax.watchdog.launch.launcher import common_launch, local_size
 
 COUNTED = 0.3
 """Seconds in which workers that raise the same are counted, after the first; no more if all of the host have come."""
@@ -123,7 +124,8 @@ def _meeting_place(text: str) -> Path | None:
     """Return the file of an error; None for a worker that is alone, or whose stderr isn't the launcher's."""
     # A file, or /dev/null on all workers but one: the others' output is no place for this worker's error.
     mode = os.fstat(2).st_mode
-    if local_size() == 1 or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(2)):
+    is_launchers = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(2)
+    if local_size() == 1 or sys.stderr is not sys.__stderr__ or not is_launchers:
         return None
     return Path(tempfile.gettempdir()) / f"distdl_jax-{_digest(_job_here())}-{_digest(comparable(text))}"
 
@@ -131,7 +133,7 @@ def _meeting_place(text: str) -> Path | None:
 def _job_here() -> str:
     """Return a name that the workers of this job on this host have in common: before the first partition, of their
     launcher."""
-    return _job or f"{os.getuid()} {supervised.launcher_process()} {'' if 'PMI_FD' in os.environ else launch()}"
+    return _job or f"{os.getuid()} {supervised.launcher_process()} {common_launch()}"
 
 
 def _digest(text: str) -> str:
