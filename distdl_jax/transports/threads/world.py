@@ -178,7 +178,7 @@ _effect = ordered_effect("simulated messages")
 
 
 class _Results(tuple[np.ndarray]):
-    """The results of a callback. JAX, which reads them outside of `jax.enable_x64`, would make 64-bit numbers narrower."""
+    """The results of a callback. Outside of `jax.enable_x64` JAX would make them narrower when it reads them."""
 
     def __iter__(self) -> Iterator[np.ndarray]:
         with wide_as(tuple(super().__iter__())):
