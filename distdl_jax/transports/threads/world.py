@@ -18,8 +18,8 @@ from jax.interpreters import mlir
 
 from distdl_jax.errors import SetupError
 from distdl_jax.jax_compat import ordered_effect, wait_for_program
-from distdl_jax.kernels.dtypes import wide_as
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.tracing.context import wide_as
 from distdl_jax.tracing.program_reader import place_of
 from distdl_jax.tracing.world import Reduction, Workers, World
 from distdl_jax.transports.nan_check import refuse_to_run_again
@@ -178,7 +178,7 @@ _effect = ordered_effect("simulated messages")
 
 
 class _Results(tuple[np.ndarray]):
-    """The results of a callback. JAX reads them outside of `jax.enable_x64`, and would make 64-bit numbers narrower."""
+    """The results of a callback. Outside of `jax.enable_x64` JAX would make them narrower when it reads them."""
 
     def __iter__(self) -> Iterator[np.ndarray]:
         with wide_as(tuple(super().__iter__())):
