@@ -122,7 +122,8 @@ def _parts(node: _Node) -> Iterator[_Node]:
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         yield from (part(f".{name}", child) for name, child in zip(value._fields, value, strict=False))
     elif isinstance(value, list | tuple | deque):
-        yield from (part(f"[{n}]", child, is_position=True) for n, child in enumerate(value))
+        children = ((n, child) for n, child in enumerate(value) if not isinstance(child, _PLAIN))
+        yield from (part(f"[{n}]", child, is_position=True) for n, child in children)
     elif isinstance(value, set | frozenset):
         # Their order means nothing, so they are known by what they contain.
         for label, element in _labelled([(e, e) for e in value] if len(value) <= MOST_ELEMENTS else []):
