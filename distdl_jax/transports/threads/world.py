@@ -18,8 +18,8 @@ from jax.interpreters import mlir
 
 from distdl_jax.errors import SetupError
 from distdl_jax.jax_compat import ordered_effect, wait_for_program
+from distdl_jax.kernels.dtypes import wide_as
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.tracing.context import wide_as
 from distdl_jax.tracing.program_reader import place_of
 from distdl_jax.tracing.world import Reduction, Workers, World
 from distdl_jax.transports.nan_check import refuse_to_run_again
