@@ -151,7 +151,8 @@ class Moments:
         else:
             own = (self._sums(world.rank, x),) * 2
         shift, squares = self.pairs.run(world, jnp.stack(own)) / total
-        return centre + shift, _variance(squares, shift)
+        # Infinities have no deviations from their mean, which is infinite.
+        return jnp.where(jnp.isinf(centre), centre, centre + shift), _variance(squares, shift)
 
     def _sums(self, worker: int, x: Array, of: Callable[[Array], Array] = lambda x: x) -> Array:
         """Return the sums over the block of `worker`; 0 if it is empty, which still depends on `x`."""

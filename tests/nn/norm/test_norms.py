@@ -256,3 +256,15 @@ def test_an_infinity_makes_nan_of_its_row() -> None:
     got = jax.jit(lambda xs: [of_ones(lambda x: layer(params, x))(x) for x in xs])(blocks)
     for mine, whole in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(mine, cut(np.asarray(whole), P_x, P.rank), atol=1e-12)
+
+
+@pytest.mark.simulated(2)
+def test_infinities_have_an_infinite_mean() -> None:
+    """As in plain JAX, in which their variance is NaN; of nothing else."""
+    P, P_x = dj.Partition(), on(2, 1)
+    layer = nn.DistributedBatchNorm(P_x.partition(P), 3, momentum=1.0)
+    x = np.arange(12.0).reshape(4, 3)
+    x[1, 0], x[2, 1], x[3, 1] = np.inf, -np.inf, np.nan
+    _, state = layer(layer.init(), cut(x, P_x, P.rank), state=layer.init_state(), training=True)
+    np.testing.assert_allclose(state["running_mean"], x.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(state["running_var"], jnp.var(jnp.asarray(x), 0, ddof=1), rtol=1e-6)
