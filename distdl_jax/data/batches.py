@@ -197,7 +197,7 @@ class Batches:
         if self._agree is not None:
             current_sizes().begin([its._replace(number=self._batch_size or its.number) for its in samples])
             self._agree = None
-        current_sizes().change(self, samples)
+        current_sizes().change(self, samples, jax.tree.leaves(batch))
         return batch
 
     def _next(self) -> tuple[Any, Sequence[Samples]]:

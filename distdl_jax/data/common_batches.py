@@ -2,8 +2,9 @@
 
 A batch of another size, such as the last one of an epoch, changes the blocks of some workers only if its samples are
 split: of 3 samples in place of 4, two workers hold 2 + 1 in place of 2 + 2. JAX would trace a function again on the
-second worker alone, which would wait for the first. So the size is part of the key of JAX's caches, on all workers,
-while such a batch is an iterator's current one. All functions are then traced and compiled once more.
+second worker alone, which would wait for the first. So the size is part of the key of JAX's caches, on all workers: for
+functions of `dj.jit` that are called with such a batch, whenever that is; and for all functions, which may be called
+with what was made of it, while it is an iterator's current one. These are then traced and compiled once more.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
+from jax import Array
+
 from distdl_jax.errors import PlanError
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.planning import is_for_planning
-from distdl_jax.tracing.cache_keys import batch_sizes
+from distdl_jax.tracing.cache_keys import batch_sizes, note_size
 from distdl_jax.tracing.world import World
 from distdl_jax.validation import difference
 from distdl_jax.watchdog.watch.status import WorkerStatus, worker_status
@@ -72,9 +75,12 @@ class CurrentSizes:
             self._in_key = {its: sizes for its, sizes in self._in_key.items() if its() is not None}
         self._set_key(None)
 
-    def change(self, iterator: Any, batch: Collection[Samples] | None) -> None:
-        """Record that an iterator's current batch has these samples; None at its end."""
+    def change(self, iterator: Any, batch: Collection[Samples] | None, arrays: Iterable[Array] = ()) -> None:
+        """Record that an iterator's current batch has these samples, of these arrays; None at its end."""
         before, sizes = self._in_key.pop(ref(iterator), ()), self._distinguish(batch or ())
+        for array, (number, workers) in zip(arrays, batch or (), strict=False):
+            if workers > 1:
+                note_size(array, number if number in sizes else None)
         if sizes:
             self._in_key[ref(iterator)] = sizes
         if before or self._in_key:

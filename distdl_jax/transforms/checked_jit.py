@@ -26,6 +26,7 @@ from distdl_jax.jax_compat import (
     wait_for_program,
 )
 from distdl_jax.partitions.spec_trees import different_masks, masked_places
+from distdl_jax.tracing.cache_keys import sizes_in_key
 from distdl_jax.tracing.closures import static_arguments
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.effect_free_call import call_without_effect
@@ -177,7 +178,7 @@ class CheckedFunction(Generic[P, R]):
         if transformed and is_staged():  # it is part of another one, and not called any more once that is compiled
             return self._jitted(*args, **kwargs)
         status = worker_status()
-        with status.call(self._name, self._counts_in.get(status)):
+        with status.call(self._name, self._counts_in.get(status)), sizes_in_key((args, kwargs)):
             trace_context.to_compile, trace_context.called_with = False, (args, kwargs)
             try:
                 if transformed or self._alone is None:

@@ -192,6 +192,49 @@ def test_training_and_validation_in_one_loop() -> None:
         total.check(x, X[start : start + 4])
 
 
+@pytest.mark.limit(300)
+@pytest.mark.simulated(3)
+@pytest.mark.parametrize("seed", range(4))
+def test_drawn_programs_of_several_iterators(seed: int) -> None:
+    """Two functions are called with new and old batches of iterators of all sizes, in any order, also after their ends,
+    and with what was made of the newest one."""
+    P, rng = dj.Partition(), np.random.default_rng(seed)
+    functions, kept, its = (Counted(P), Counted(P)), [], []
+    for _ in range(60):
+        function = functions[rng.integers(2)]
+        match int(rng.integers(5)):
+            case 0 | 1 if its:
+                k = int(rng.integers(len(its)))
+                rows, size, done, batch = its[k]
+                try:
+                    x = next(batch)
+                except StopIteration:
+                    del its[k]
+                    continue
+                its[k] = rows, size, done + 1, batch
+                kept = [*kept[-5:], (x, X[:rows][size * done : size * (done + 1)])]
+                if rng.integers(2):
+                    function.check(2 * x, 2 * kept[-1][1])
+                function.check(*kept[-1])
+            case 2 | 3 if kept:
+                function.check(*kept[int(rng.integers(len(kept)))])
+            case _:
+                size, rows = int(rng.integers(3, 6)), int(rng.integers(6, 12))
+                its = [*its[-2:], (rows, size, 0, batches(X[:rows], TensorSpec((size, 6), P.grid([3, 1])), size))]
+
+
+@pytest.mark.simulated(2)
+def test_a_list_of_batches_and_the_last_one_after_its_loop() -> None:
+    P = dj.Partition()
+    spec, total = TensorSpec((4, 6), P.grid([2, 1])), Counted(P)
+    everything = list(batches(X, spec, 4))
+    for start, x in zip((0, 4, 8), everything, strict=True):
+        total.check(x, X[start : start + 4])
+    total.check(everything[-1], X[8:])
+    total.check(everything[0], X[:4])
+    assert total.traces == 2
+
+
 @pytest.mark.simulated(2)
 def test_batches_of_two_sizes() -> None:
     """Full batches of 4 and of 5 look the same to worker 1; those of 5 come from an iterable."""
