@@ -286,8 +286,9 @@ def _check_mask(
         numbers = mask.dtype == np.bool_ or (name == MASK and jnp.issubdtype(mask.dtype, jnp.floating))
         if not fits or mask.shape[2:] != (queries, keys) or not numbers:
             raise PlanError(
-                f"On worker {worker}: `{name}` must be of {kinds}, {queries} x {keys} or {n} x {heads} x "
-                f"{queries} x {keys} (where {n} and {heads} may be 1), but is {mask}."
+                f"On worker {worker}: `{name}` must be of {kinds}, with rows for its own queries and columns for all "
+                f"keys: {queries} x {keys}, or samples x heads x {queries} x {keys} with 1 or {n} samples and 1 or "
+                f"{heads} heads, but is {mask}."
             )
     if len({mask.dtype for mask in masks.values()}) > 1:
         listed = ", ".join(f"{mask.dtype} on worker {worker}" for worker, mask in sorted(masks.items()))

@@ -169,8 +169,10 @@ def test_refusals_when_it_is_called() -> None:
     layer = nn.DistributedMultiHeadAttention(on(1, 2, 1).partition(P), 4, 2)
     params, x, flags = layer.init(jax.random.key(0), float), jnp.ones((1, 2, 4)), np.zeros((2, 4), bool)
     for sentence, told in (
-        ("`attn_mask` must be of bool or floating, 2 x 4 or 1 x 2 x 2 x 4", {"attn_mask": flags[:, :3]}),
-        ("`mask` must be of bool, 2 x 4 or 1 x 2 x 2 x 4", {"mask": flags.astype(float)}),
+        ("`attn_mask` must be of bool or floating, with rows for its own queries and columns for all keys: 2 x 4",
+         {"attn_mask": flags[:, :3]}),
+        ("`mask` must be of bool, with rows for its own queries and columns for all keys: 2 x 4",
+         {"mask": flags.astype(float)}),
         ("`attn_mask` must be an array on all workers if it is on one, but is None",
          {"mask" if P.rank else "attn_mask": flags}),
         ("On worker 1: `attn_mask` must be an array on all workers if it is on one",
