@@ -196,4 +196,4 @@ def test_the_usual_names_of_dimensions() -> None:
     """NumPy's and PyTorch's, for reductions, whose own is `axes`."""
     for name in ("axis", "dim"):
         with pytest.raises(dj.InvalidTypeError, match=f"^mean has no argument `{name}`.*takes `x`, `P_x`, `axes` and"):
-            F.mean(X, dj.Partition(), **{name: 2})
+            F.mean(X, dj.planning_world(1), **{name: 2})
