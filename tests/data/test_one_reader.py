@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from typing import Any
@@ -98,7 +99,7 @@ def test_a_data_set_that_communicates() -> None:
 
 
 FORKED = """
-import os, signal, threading
+import gc, os, signal, threading
 from distdl_jax.data import one_reader
 
 reads, ends = threading.Event(), threading.Event()
@@ -115,7 +116,8 @@ child = os.fork()
 if not child:
     signal.alarm(60)
     with one_reader(), one_reader():
-        os._exit(0)
+        assert not gc.isenabled()
+    os._exit(not gc.isenabled())
 status = os.waitpid(child, 0)[1]
 ends.set()
 thread.join()
@@ -126,6 +128,52 @@ assert status == 0, status
 def test_a_forked_process_waits_for_no_thread_of_its_parent() -> None:
     status, output = run_alone("-c", FORKED)
     assert status == 0, output
+
+
+@pytest.mark.limit(60)
+def test_no_garbage_is_collected_while_a_thread_reads() -> None:
+    """It would close a file by the library that reads. In turn, no thread reads while another one collects."""
+    events = []
+    begins, may_end = threading.Event(), threading.Event()
+
+    class Dropped:
+        def __init__(self) -> None:
+            self.its = self  # a cycle
+
+        def __del__(self) -> None:
+            if threading.current_thread() is collects:
+                begins.set()
+                assert may_end.wait(50)
+                with one_reader():
+                    events.append("closed")
+
+    def collect() -> None:
+        Dropped()
+        gc.collect()
+
+    def use() -> None:
+        with one_reader(), one_reader():
+            events.append("read")
+            many = [[i] for i in range(100_000)]  # which begins a collection
+            assert len(gc.get_objects(0)) > len(many)
+        assert gc.isenabled()
+
+    collects, reads = threading.Thread(target=collect), threading.Thread(target=use)
+    collects.start()
+    assert begins.wait(50)
+    reads.start()
+    time.sleep(0.05)
+    may_end.set()
+    collects.join(50)
+    reads.join(50)
+    assert events == ["closed", "read"]
+    gc.disable()
+    try:
+        with one_reader():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_one_reader_in_one_reader_and_after_an_error() -> None:
