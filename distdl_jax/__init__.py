@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from distdl_jax import checkpoint, data, functional, graphs, machine, nn, optim, random, solvers
+    from distdl_jax.distribute.function import distribute
+    from distdl_jax.distribute.meanings import BLOCKS, COPIES, PARTS, VARIABLE
     from distdl_jax.errors import (
         CheckpointError,
         CopiesWarning,
@@ -56,6 +58,8 @@ _MODULES = {
     "transports.threads.simulate": ("simulate",),
     "transports.open_world": ("close",),
     "transforms.block_functions": ("map_blocks",),
+    "distribute.function": ("distribute",),
+    "distribute.meanings": ("BLOCKS", "COPIES", "PARTS", "VARIABLE"),
     "transforms.checked_jit": ("check", "jit"),
     "errors": (
         "CheckpointError",
@@ -88,6 +92,8 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 _importing = RLock()
 
 __all__ = [
+    "BLOCKS",
+    "COPIES",
     "CartesianPartition",
     "CheckpointError",
     "CopiesWarning",
@@ -95,11 +101,13 @@ __all__ = [
     "InvalidArgumentError",
     "InvalidTypeError",
     "Machine",
+    "PARTS",
     "Partition",
     "PlanError",
     "SetupError",
     "ShapeDtype",
     "TensorSpec",
+    "VARIABLE",
     "advise",
     "all_reduce",
     "check",
@@ -108,6 +116,7 @@ __all__ = [
     "close",
     "cost",
     "data",
+    "distribute",
     "from_torch",
     "functional",
     "gather",

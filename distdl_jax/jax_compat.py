@@ -72,6 +72,17 @@ def bound_again(eqn: Any, args: Sequence[Any]) -> list[Any]:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
+def without_dead_equations(closed: Any) -> Any:
+    """Return a traced program without the equations that contribute to no result.
+
+    Private: `jax._src.interpreters.partial_eval.dce_jaxpr`. XLA does the same later, but messages would stay.
+    """
+    from jax._src.interpreters.partial_eval import dce_jaxpr
+
+    jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    return closed.replace(jaxpr=jaxpr)
+
+
 @contextmanager
 def at_line_of(eqn: Any) -> Iterator[None]:
     """Trace inside with the source line, the scopes and the settings of a previously traced equation.

@@ -219,19 +219,23 @@ def _cumulative(kind: str, x: Array, P_x: Partition, axis: int, reverse: bool) -
     axis, reverse = _checked(P_x, axis, reverse)
     if not P_x.active:
         return outside(P_x.world, x)
-    scan, combine = _KINDS[kind]
     with jax.named_scope(kind):
         label = f"{kind} along {axis}, reverse {reverse}, on {P_x.describe()}"
         blocks = exchange_shapes(P_x.world, tuple(sorted(P_x.ranks)), label, x)
-        plan = plan_cumulative(kind, blocks, P_x, axis, reverse)
-        along = _Along(
-            axis,
-            reverse,
-            lambda leaves: [scan(leaves[0], axis=axis, reverse=reverse)],
-            lambda before, own: [combine(before[0], own[0])],
-        )
-        (y,) = _run((plan,), P_x.world, (x.astype(plan.fetch.dtype),), along)
-        return y.astype(plan.dtype)
+        return running(kind, plan_cumulative(kind, blocks, P_x, axis, reverse), P_x.world, x, axis, reverse)
+
+
+def running(kind: str, plan: ScanPlan, world: World, x: Array, axis: int, reverse: bool) -> Array:
+    """Return this worker's block of the function `kind`, by its plan."""
+    scan, combine = _KINDS[kind]
+    along = _Along(
+        axis,
+        reverse,
+        lambda leaves: [scan(leaves[0], axis=axis, reverse=reverse)],
+        lambda before, own: [combine(before[0], own[0])],
+    )
+    (y,) = _run((plan,), world, (x.astype(plan.fetch.dtype),), along)
+    return y.astype(plan.dtype)
 
 
 class _Along(NamedTuple):

@@ -74,7 +74,7 @@ def initialize_block(
     program = jax.make_jaxpr(lambda key: initializer(key, global_shape, dtype))(key)
     try:
         (result,) = evaluate(program, [key], _BlockEvaluation(global_shape, box).rule)
-    except _NotElementwiseError:
+    except NotElementwiseError:
         result = initializer(key, global_shape, dtype)
     if isinstance(result, _Cut):
         return result.block.reshape(box_shape(box))
@@ -203,7 +203,7 @@ def _make_blocks(keys: list[Array], tensors: tuple[_Tensor, ...]) -> list[Array]
     ]
 
 
-class _NotElementwiseError(Exception):
+class NotElementwiseError(Exception):
     """The program has operations other than elementwise arithmetic on random bits."""
 
 
@@ -229,7 +229,7 @@ class _BlockEvaluation:
         if any(isinstance(arg, _Cut) for arg in args):
             return [_Cut(self._elementwise(eqn, args))]
         if name == "random_bits" and params["shape"] == self.global_shape and not np.shape(args[0]):
-            return [_Cut(_random_bits(args[0], params["bit_width"], self.global_shape, self.box))]
+            return [_Cut(random_bits_of_box(args[0], params["bit_width"], self.global_shape, self.box))]
         if name == "broadcast_in_dim" and params["shape"] == self.global_shape and np.size(args[0]) == 1:
             return [_Cut(jnp.broadcast_to(jnp.reshape(args[0], ()), (math.prod(box_shape(self.box)),)))]
         return bound_again(eqn, args)
@@ -237,17 +237,17 @@ class _BlockEvaluation:
     def _elementwise(self, eqn: Any, args: list[Any]) -> Array:
         whole = [arg for arg in args if not isinstance(arg, _Cut)]
         if eqn.primitive.name not in _ELEMENTWISE or any(np.size(arg) != 1 for arg in whole):
-            raise _NotElementwiseError
+            raise NotElementwiseError
         in_rows = [arg.block if isinstance(arg, _Cut) else jnp.reshape(arg, (1,) * (np.ndim(arg) > 0)) for arg in args]
         (result,) = bound_again(eqn, in_rows)
         return result
 
 
-def _random_bits(key: Array, bit_width: int, global_shape: tuple[int, ...], box: Box) -> Array:
+def random_bits_of_box(key: Array, bit_width: int, global_shape: tuple[int, ...], box: Box) -> Array:
     """Return the block of `jax.random.bits(key, global_shape)`: threefry of each element's row-major number."""
     counts_elements = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined, unused-ignore]
     if str(jax.random.key_impl(key)) != "threefry2x32" or not counts_elements:
-        raise _NotElementwiseError
+        raise NotElementwiseError
     size = math.prod(box_shape(box))
     if size == 0:
         return jnp.zeros(0, f"uint{bit_width}")

@@ -1,0 +1,71 @@
+"""Derivatives from outside of a distributed function: refused, or summed over the copies of variables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from distdl_jax.distribute.movements import Movements
+from distdl_jax.errors import PlanError
+from distdl_jax.functional.block_checks import is_differentiable
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def undifferentiated(sentence: str, x: Any) -> Any:
+    """Return `x`; a derivative through it from outside is an error, `sentence`."""
+    return x
+
+
+def _forward(sentence: str, x: Any) -> tuple[Any, None]:
+    return x.value, None
+
+
+def _backward(sentence: str, _: None, dy: Any) -> tuple[Any]:
+    if isinstance(dy, SymbolicZero):
+        return (None,)
+    raise PlanError(sentence)
+
+
+undifferentiated.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+def is_floating(x: Any) -> bool:
+    """Say whether an array has derivatives."""
+    dtype = jax.typeof(x).dtype
+    return isinstance(dtype, np.dtype) and is_differentiable(dtype)
+
+
+def variables(movements: Movements, axes_of: Sequence[frozenset[int]], xs: Sequence[Any]) -> list[Any]:
+    """Return copies of variables, whose gradients are summed over the workers along their axes.
+
+    All gradients with equal axes and dtype are summed in one movement.
+    """
+
+    @jax.custom_vjp
+    def copies(*xs: Any) -> Any:
+        return xs
+
+    def forward(*xs: Any) -> tuple[Any, None]:
+        return tuple(x.value for x in xs), None
+
+    def backward(_: None, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        found: list[Any] = [None] * len(cotangents)
+        kinds: dict[Any, list[int]] = {}
+        for n, (dy, axes) in enumerate(zip(cotangents, axes_of, strict=True)):
+            if not isinstance(dy, SymbolicZero):
+                kinds.setdefault((axes, np.dtype(dy.dtype)), []).append(n)
+        movements.asked_by = "", "gradients of variables"
+        for (axes, _), numbers in kinds.items():
+            sums = movements.all_sums([cotangents[n] for n in numbers], axes)
+            for n, total in zip(numbers, sums, strict=True):
+                found[n] = total
+        return tuple(found)
+
+    copies.defvjp(forward, backward, symbolic_zeros=True)
+    return list(copies(*map(jnp.asarray, xs)))

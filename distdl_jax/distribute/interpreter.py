@@ -1,0 +1,343 @@
+"""The interpreter: a program on whole arrays, evaluated on blocks, each equation by the rule of its primitive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import Literal
+
+from distdl_jax.distribute.layouts import Axes, Cut, Mesh, axes_in, trimmed, uncut
+from distdl_jax.distribute.movements import Movements
+from distdl_jax.distribute.tensors import Tensor
+from distdl_jax.errors import PlanError
+from distdl_jax.jax_compat import at_line_of, bound_again, name_and_params
+from distdl_jax.kernels.dtypes import accumulation_dtype, wide_as
+from distdl_jax.tracing.jaxprs import Call, structure
+from distdl_jax.tracing.program_reader import line_of_equation
+
+Rule = Callable[..., Any]
+
+RULES: dict[str, Rule] = {}
+"""By primitive: `rule(site, *operands)` returns a Tensor, or a list of them."""
+
+LINEAR: dict[str, Callable[["Site"], Sequence[int] | None]] = {}
+"""By primitive, for an equation: the operands in which it is linear together; None if it is linear in each of them
+alone. A pending sum of them stays pending."""
+
+FUNCTIONS: dict[str, Rule] = {}
+"""Rules of functions, by the name of the jitted function that `with_rule` has made."""
+
+BUCKET_BYTES = 2**25
+"""Sums travel together in messages of at most so many bytes, unless a single one is larger."""
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register the rule of some primitives."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+class Site:
+    """An equation of the program, for its rule.
+
+    - `params`: of the primitive. `outs`: the types of the whole results; `shape`: of the first.
+    - `wanted`: for each result, whether it is to be whole; `wants_whole`: whether all are.
+    - `is_update`: whether it computes what is to be whole element by element; `is_scaling`: whether it does nothing but
+      scale a value that nothing else reads.
+    """
+
+    def __init__(self, run: Run, eqn: Any, wanted: Sequence[bool] = ()) -> None:
+        self.run, self.movements, self.mesh, self.eqn = run, run.movements, run.movements.mesh, eqn
+        self.name, self.params = name_and_params(eqn)
+        self.outs = [var.aval for var in eqn.outvars]
+        self.shape: tuple[int, ...] = self.outs[0].shape if self.outs else ()
+        self.wanted = tuple(wanted)
+        self.wants_whole = bool(wanted) and all(wanted)
+        self.is_update = self.wants_whole and self.name in ELEMENTWISE
+        self.is_scaling = False
+
+    def bind(self, *arrays: Any, **changed: Any) -> Any:
+        """Return the primitive's result for this worker's arrays, with changed parameters."""
+        return self.eqn.primitive.bind(*arrays, **{**self.params, **changed})
+
+    def value(self, block: Any, cut: Iterable[Sequence[int]], pending: Iterable[int] = (), n: int = 0) -> Tensor:
+        """Return result number `n`, from this worker's block of it."""
+        out = self.outs[n]
+        return Tensor(self.movements, out.shape, out.dtype, trimmed(cut, out.shape), block, pending)
+
+    def lazy(self, make: Callable[[Cut], Any], cut: Cut | None = None) -> Tensor:
+        """Return a lazy result; `cut` is the one that it would have."""
+        out = self.outs[0]
+        return Tensor(self.movements, out.shape, out.dtype, cut or uncut(out.shape), make=make)
+
+    def like(self, x: Tensor, block: Any, shape: Sequence[int], cut: Iterable[Sequence[int]]) -> Tensor:
+        """Return a value between operand and result, of x's dtype."""
+        return Tensor(self.movements, shape, x.dtype, trimmed(cut, shape), block)
+
+    def claim(self, wishes: Iterable[tuple[Any, Axes, int]]) -> dict[Any, Axes]:
+        """Grant wishes (dimension, axes, number of elements), the largest first: an axis cuts one dimension."""
+        granted: dict[Any, Axes] = {}
+        taken: set[int] = set()
+        for dimension, axes, _ in sorted(wishes, key=lambda wish: -wish[2]):
+            if axes and dimension not in granted and not taken & set(axes):
+                granted[dimension] = axes
+                taken |= set(axes)
+        return granted
+
+    def refuse(self, why: str, *operands: Tensor) -> PlanError:
+        """Return the error for an equation that can't work on these layouts."""
+        return PlanError(
+            f"`{self.name}`{self._shown(operands)} at {line_of_equation(self.eqn)} {why}. Lay the operands out otherwise "
+            f"by dj.constrain, or let each worker compute it on whole arrays: `gather={self._bytes(operands)}`, or "
+            "`gather=None`, of dj.distribute."
+        )
+
+    def _shown(self, operands: Sequence[Tensor]) -> str:
+        def shown(x: Tensor) -> str:
+            cuts = [f"dimension {d} in {self.mesh.size(axes)}" for d, axes in enumerate(x.cut) if axes]
+            return f"{x.dtype}{list(x.shape)}" + (f", cut along {' and '.join(cuts)}" if cuts else "")
+
+        return f" of {'; '.join(map(shown, operands))}" if operands else ""
+
+    @staticmethod
+    def _bytes(operands: Sequence[Tensor]) -> int:
+        return sum(x.bytes for x in operands if not x.is_everywhere)
+
+
+@dataclass
+class Run:
+    """One program's evaluation.
+
+    - `gather`: the largest number of bytes of operands that are made whole for a primitive that can't work on blocks;
+      None for no limit.
+    - `frames`: the values of the programs that are being evaluated, the outermost first: of functions in functions.
+    """
+
+    movements: Movements
+    gather: int | None
+    frames: list[dict[Any, Tensor]] = field(default_factory=list)
+
+    def evaluate(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Tensor], whole: Sequence[bool] = ()) -> list[Tensor]:
+        """Return the results of a program, from its arguments; `whole`: which results are to be whole."""
+        movements = self.movements
+        env: dict[Any, Tensor] = {
+            var: Tensor.copies(movements, x) for var, x in zip(jaxpr.constvars, consts, strict=True)
+        }
+        env.update(zip(jaxpr.invars, args, strict=True))
+        once = _used_once(jaxpr)
+        wanted, last_use = _wanted_whole(jaxpr, whole or [False] * len(jaxpr.outvars)), _last_uses(jaxpr)
+
+        def read(atom: Any) -> Tensor:
+            return Tensor.copies(movements, atom.val) if isinstance(atom, Literal) else env[atom]
+
+        self.frames.append(env)
+        for number, eqn in enumerate(jaxpr.eqns):
+            for_whole = [var in wanted for var in eqn.outvars]
+            with at_line_of(eqn), wide_as(atom.aval for atom in (*eqn.invars, *eqn.outvars)):
+                site = Site(self, eqn, for_whole)
+                site.is_scaling = site.name in SCALING and all(once.get(atom, True) for atom in _vars(eqn.invars))
+                results = self.apply(site, [read(atom) for atom in eqn.invars])
+            for var, result in zip(eqn.outvars, results, strict=True):
+                result.is_wanted_whole = var in wanted
+                env[var] = result
+            for var in last_use.get(number, ()):
+                env.pop(var, None)
+        results = [read(atom) for atom in jaxpr.outvars]
+        self.frames.pop()
+        return results
+
+    def apply(self, site: Site, args: list[Tensor]) -> list[Tensor]:
+        """Return the results of one equation."""
+        self.movements.asked_by = line_of_equation(site.eqn), site.name
+        found = FUNCTIONS.get(site.params.get("name", "")) if site.name in ("jit", "pjit") else None
+        found = found or RULES.get(site.name)
+        if found is None:
+            return self._on_whole_arrays(site, args, "has no rule for blocks")
+        kept, args = self._kept_pending(site, args)
+        if not kept and site.name not in CALLS:
+            self.settle_together(args)
+            if args and site.name not in ALWAYS_ASKED and all(x.is_everywhere and not x.is_lazy for x in args):
+                return self._bound(site, args)
+        results = found(site, *args)
+        results = list(results) if isinstance(results, list | tuple) else [results]
+        if not kept:
+            return results
+        return [
+            Tensor(self.movements, y.shape, y.dtype, y.cut, y.terms(y.cut, y.pending), y.pending | kept) for y in results
+        ]
+
+    def _on_whole_arrays(self, site: Site, args: Sequence[Tensor], why: str) -> list[Tensor]:
+        """Run the primitive itself on whole operands, on every worker, if that is allowed."""
+        if site.eqn.effects and not all(x.is_everywhere for x in args):
+            raise site.refuse("has an effect, which can't be divided among the workers", *args)
+        large = sum(x.bytes for x in args if not x.is_everywhere)
+        if large and self.gather is not None and large > self.gather:
+            raise site.refuse(why, *args)
+        return self._bound(site, args)
+
+    def whole(self, site: Site, *args: Tensor, why: str) -> list[Tensor]:
+        """Return the results on whole operands, for a rule that can't do with blocks."""
+        return self._on_whole_arrays(site, args, why)
+
+    def _bound(self, site: Site, args: Sequence[Tensor]) -> list[Tensor]:
+        results = bound_again(site.eqn, [x.whole() for x in args])
+        return [site.value(y, uncut(y.shape), n=n) for n, y in enumerate(results)]
+
+    # --- pending sums ----------------------------------------------------------------------------------------------------
+
+    def _kept_pending(self, site: Site, args: list[Tensor]) -> tuple[frozenset[int], list[Tensor]]:
+        """Return the axes along which sums stay pending through a linear equation, and the operands as terms.
+
+        Where results are to be whole, as in an optimizer's update, sums are settled first, together: a gradient that goes
+        into two moments would otherwise be summed twice.
+        """
+        summed = [n for n, x in enumerate(args) if x.pending]
+        if not summed or site.name not in LINEAR or (site.is_update and not site.is_scaling):
+            return frozenset(), args
+        linear = LINEAR[site.name](site)
+        if linear is None:
+            linear = summed if len(summed) == 1 else ()
+        pending = frozenset().union(*(args[n].pending for n in summed))
+        cut = set().union(*(axes_in(x.cut) for x in args))
+        if cut & pending or not set(summed) <= set(linear):
+            return frozenset(), args
+        terms = [
+            Tensor(x.movements, x.shape, x.dtype, x.cut, x.terms(x.cut, pending)) if n in linear else x
+            for n, x in enumerate(args)
+        ]
+        return pending, terms
+
+    def settle_together(self, args: Sequence[Tensor]) -> None:
+        """Settle the sums that are needed on all workers, and those that may travel with them.
+
+        A sum of which a reader will want blocks is left to its rule: it is scattered.
+        """
+        due = [x for x in dict.fromkeys(args) if _settles_whole(x)]
+        if not due:
+            return
+        for axes, dtype in dict.fromkeys((x.pending, np.dtype(x.dtype)) for x in due):
+            alike = [
+                x
+                for x in dict.fromkeys((*due, *(x for frame in self.frames for x in frame.values())))
+                if x.pending == axes and np.dtype(x.dtype) == dtype and _settles_whole(x)
+            ]
+            for bucket in _buckets(alike):
+                sums = self.movements.all_sums([x.terms(x.cut, axes) for x in bucket], axes)
+                for x, total in zip(bucket, sums, strict=True):
+                    x.settled(total)
+
+
+CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_vmap_call"}
+"""Primitives whose body is evaluated in place, with the sums that are pending."""
+
+ALWAYS_ASKED = {"checkpoint", "remat", "remat2", "scan", "while", "cond"} | {
+    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_linear_solve"),
+    *("broadcast_in_dim", "iota", "conv_general_dilated"),
+    *("reduce_window_max", "reduce_window_min", "reduce_window_sum", "select_and_scatter_add"),
+}
+"""Primitives whose rule is asked even if all operands are whole: those with bodies, lazy results, or kernels."""
+
+
+def _settles_whole(x: Tensor) -> bool:
+    """Say whether a pending sum is to be copied to all workers, not scattered."""
+    return bool(x.pending) and x.natural() == x.cut
+
+
+def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    buckets: list[list[Tensor]] = []
+    filled = 0
+    for x in tensors:
+        size = x.size * accumulation_dtype(np.dtype(x.dtype)).itemsize
+        if not buckets or filled + size > BUCKET_BYTES:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(x)
+        filled += size
+    return buckets
+
+
+def _last_uses(jaxpr: Any) -> dict[int, list[Any]]:
+    """Return, by the number of an equation, the values that nothing uses after it."""
+    kept = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
+    last: dict[Any, int] = {}
+    for number, eqn in enumerate(jaxpr.eqns):
+        for atom in (*eqn.invars, *eqn.outvars):
+            if not isinstance(atom, Literal) and atom not in kept:
+                last[atom] = number
+    uses: dict[int, list[Any]] = {}
+    for var, number in last.items():
+        uses.setdefault(number, []).append(var)
+    return uses
+
+
+def _vars(atoms: Iterable[Any]) -> list[Any]:
+    return [atom for atom in atoms if not isinstance(atom, Literal)]
+
+
+def _used_once(jaxpr: Any) -> dict[Any, bool]:
+    """Return for each value whether it is read once."""
+    uses: dict[Any, int] = {}
+    for atom in _vars([*(atom for eqn in jaxpr.eqns for atom in eqn.invars), *jaxpr.outvars]):
+        uses[atom] = uses.get(atom, 0) + 1
+    return {atom: count == 1 for atom, count in uses.items()}
+
+
+SCALING = {"mul", "div", "neg", "convert_element_type", "copy", "copy_p"}
+"""Linear primitives after which a sum has as many terms as before, and nothing added."""
+
+ELEMENTWISE: set[str] = set()
+"""The primitives that work element by element; filled by their rules."""
+
+
+def _wanted_whole(jaxpr: Any, whole: Sequence[bool]) -> set[Any]:
+    """Return the values from which only elementwise functions lead to results that are to be whole.
+
+    They are made whole once: otherwise each of Adam's moments of a gradient that falls cut would be gathered.
+    """
+    wanted = {
+        atom for atom, is_whole in zip(jaxpr.outvars, whole, strict=True) if is_whole and not isinstance(atom, Literal)
+    }
+    spoiled = {
+        atom
+        for atom, is_whole in zip(jaxpr.outvars, whole, strict=True)
+        if not is_whole and not isinstance(atom, Literal)
+    }
+    wanted -= spoiled
+    for eqn in reversed(jaxpr.eqns):
+        for atom, passes in zip(eqn.invars, _leads_whole(eqn, wanted), strict=True):
+            if isinstance(atom, Literal):
+                continue
+            if passes and atom not in spoiled:
+                wanted.add(atom)
+            elif not passes:
+                spoiled.add(atom)
+                wanted.discard(atom)
+    return wanted
+
+
+def _leads_whole(eqn: Any, wanted: set[Any]) -> list[bool]:
+    """Say for each operand whether it leads, element by element, to nothing but results that are to be whole."""
+    match structure(eqn):
+        case Call("jit", body):
+            inside = _wanted_whole(body.jaxpr, [var in wanted for var in eqn.outvars])
+            return [var in inside for var in body.jaxpr.invars]
+    if eqn.primitive.name not in ELEMENTWISE or not all(var in wanted for var in eqn.outvars):
+        return [False] * len(eqn.invars)
+    return [not atom.aval.shape or atom.aval.shape == eqn.outvars[0].aval.shape for atom in eqn.invars]
+
+
+def as_weak(x: Any, out: Any) -> Any:
+    """Return `x` with the weak type of the program's result."""
+    weak = getattr(out, "weak_type", False)
+    if not hasattr(x, "dtype") or weak == getattr(x, "weak_type", weak):
+        return x
+    return lax.convert_element_type_p.bind(jnp.asarray(x), new_dtype=x.dtype, weak_type=weak, sharding=None)

@@ -1,0 +1,13 @@
+"""The rules of JAX's primitives, by family: importing this package registers them."""
+
+from distdl_jax.distribute.rules import (  # noqa: F401
+    derivatives,
+    dimensions,
+    elementwise,
+    indexing,
+    loops,
+    pieces,
+    products,
+    reductions,
+    windows,
+)
