@@ -6,6 +6,7 @@ distributed layers match the sequential ones block for block.
 
 from __future__ import annotations
 
+import sys
 from _thread import RLock
 from importlib import import_module
 
@@ -94,6 +95,8 @@ _importing = RLock()
 __all__ = [
     "BLOCKS",
     "COPIES",
+    "PARTS",
+    "VARIABLE",
     "CartesianPartition",
     "CheckpointError",
     "CopiesWarning",
@@ -101,13 +104,11 @@ __all__ = [
     "InvalidArgumentError",
     "InvalidTypeError",
     "Machine",
-    "PARTS",
     "Partition",
     "PlanError",
     "SetupError",
     "ShapeDtype",
     "TensorSpec",
-    "VARIABLE",
     "advise",
     "all_reduce",
     "check",
@@ -148,6 +149,17 @@ __all__ = [
     "zero_volume_tensor",
 ]
 __version__ = "0.2.0"
+
+
+class _Package(type(sys)):  # type: ignore[misc]
+    """This module, in which `distribute` is the function: Python would replace it by the package of that name."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name != "distribute" or not isinstance(value, type(sys)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

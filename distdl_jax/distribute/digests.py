@@ -13,7 +13,15 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from distdl_jax.jax_compat import name_and_params
 from distdl_jax.tracing.program_reader import line_of_equation
 
-_IGNORED = {"sharding", "out_sharding", "in_shardings", "out_shardings", "in_layouts", "out_layouts", "resource_env"} | {
+_IGNORED = {
+    "sharding",
+    "out_sharding",
+    "in_shardings",
+    "out_shardings",
+    "in_layouts",
+    "out_layouts",
+    "resource_env",
+} | {
     *("name", "device", "devices", "copy_semantics", "srcs", "traceback", "compiler_options_kvs", "ctx_mesh"),
 }
 """Parameters that say where something is computed, or what it is called."""

@@ -18,6 +18,7 @@ from distdl_jax.distribute.interpreter import Run, as_weak
 from distdl_jax.distribute.layouts import Mesh, axes_in, trimmed, uncut
 from distdl_jax.distribute.meanings import Meaning, Spec, check_specs, is_spec, per_leaf, tensor_spec
 from distdl_jax.distribute.movements import Movements
+from distdl_jax.distribute.plan import Plan
 from distdl_jax.distribute.tensors import Tensor
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.jax_compat import without_dead_equations
@@ -43,16 +44,17 @@ def distribute(
 
     - `f`: an ordinary JAX function of arrays and pytrees. Leaves that aren't arrays are passed on as they are.
     - `in_specs`: a pytree, or a prefix of one, with a spec for each argument: a `TensorSpec` (this worker passes its
-      block), None (the whole value, the same on all workers), `dj.VARIABLE` or `dj.COPIES` (the same, if derivatives are
-      taken outside of `f`).
+      block), None (the whole value, the same on all workers), `dj.VARIABLE` or `dj.COPIES` (the same, if derivatives
+      are taken outside of `f`).
     - `out_specs`: likewise for the results: a `TensorSpec` or `dj.BLOCKS` (this worker's block), None (the whole value,
       the same on all workers), and for derivatives outside of `f`: `dj.PARTS` (of a loss, this worker's term) or
       `dj.COPIES`. Default: None.
-    - `gather`: a primitive that can't work on blocks is computed on whole arrays by every worker, if its operands have at
-      most so many bytes; and a whole result is gathered up to so many. 0: never; None: without a limit.
+    - `gather`: a primitive that can't work on blocks is computed on whole arrays by every worker, if its operands have
+      at most so many bytes; and a whole result is gathered up to so many. 0: never; None: without a limit.
 
-    **Returns:** a function of the same arguments, by position. `f.plan(*args)` shows what moves, `f.output_specs(*args)`
-    how results fall. Collective among the workers of the specs, which agree on the program once for each trace.
+    **Returns:** a function of the same arguments, by position. `f.plan(*args)` shows
+    what moves, `f.output_specs(*args)` how results fall. Calls are collective among the workers of the specs, which
+    agree on the program once for each trace.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError` if a spec is none, or doesn't fit; when it is called,
     `PlanError`, on all workers, if their programs differ, or a primitive can't work on blocks: with its line.
@@ -138,9 +140,16 @@ class Distributed:
             traced.results, [traced.statics[n] if n in traced.statics else next(specs) for n in range(number)]
         )
 
+    def plan(self, *args: Any) -> Plan:
+        """Return what this worker sends in a call, line by line of the program. There is no communication.
+
+        `args`: as for a call; `jax.ShapeDtypeStruct`s will do.
+        """
+        return Plan(tuple(self._dry(self._trace(args))[0].moved))
+
     def _dry(self, traced: _Traced) -> tuple[Movements, list[Tensor]]:
         """Evaluate the program on shapes alone."""
-        movements = Movements(traced.mesh)
+        movements = Movements(traced.mesh, notes=True)
         found: list[Tensor] = []
 
         def run(arrays: list[Any]) -> None:
@@ -155,7 +164,7 @@ class Distributed:
             jax.eval_shape(run, [_shape_of(traced.leaves[n]) for n in traced.arrays])
         return movements, found
 
-    # --- the program ---------------------------------------------------------------------------------------------------
+    # --- the program --------------------------------------------------------------------------------------------------
 
     def _agreed(self, args: tuple[Any, ...]) -> _Traced:
         """Trace the function, and agree with the other workers that their programs are the same."""
@@ -193,7 +202,8 @@ class Distributed:
 
     def _digests(self, traced: _Traced) -> list[tuple[str, str]]:
         described = [
-            spec.describe() if isinstance(spec, TensorSpec) else f"{spec}" for spec in (*traced.specs, *traced.out_specs)
+            spec.describe() if isinstance(spec, TensorSpec) else f"{spec}"
+            for spec in (*traced.specs, *traced.out_specs)
         ]
         statics = [quoted(leaf) for n, leaf in enumerate(traced.leaves) if n not in set(traced.arrays)]
         first = combined([(text, "") for text in (*described, *traced.paths, str(self.gather), *statics)])
@@ -208,8 +218,8 @@ class Distributed:
         partitions = list(self._partitions())
         if not partitions:
             raise InvalidArgumentError(
-                "`in_specs` must hold a TensorSpec: its partition says which workers there are. (For a whole result that "
-                "needs none, call the function itself.)"
+                "`in_specs` must hold a TensorSpec: its partition says which workers there are. (For a whole result "
+                "that needs none, call the function itself.)"
             )
         mesh = Mesh(partitions)
         shapes = [_whole_shape(mesh, paths[n], leaves[n], specs[n]) for n in arrays]
@@ -250,7 +260,7 @@ class Distributed:
             )
         return per_leaf("in_specs", tuple(given) if isinstance(given, tuple | list) else given, args)
 
-    # --- arguments and results -----------------------------------------------------------------------------------------
+    # --- arguments and results ----------------------------------------------------------------------------------------
 
     def _evaluated(self, traced: _Traced, movements: Movements) -> list[Tensor]:
         mesh, args = traced.mesh, []
@@ -272,10 +282,10 @@ class Distributed:
             copies = variables(movements, axes, [args[place].at(args[place].cut) for place in summed])
             for place, x in zip(summed, copies, strict=True):
                 args[place] = Tensor(movements, args[place].shape, args[place].dtype, args[place].cut, x)
-        run, whole = Run(movements, self.gather), [spec is None for spec in traced.out_specs]
-        results = run.evaluate(traced.closed.jaxpr, traced.closed.consts, args, whole)
+        run, wanted = Run(movements, self.gather), [spec is None for spec in traced.out_specs]
+        results = run.evaluate(traced.closed.jaxpr, traced.closed.consts, args, wanted)
         movements.asked_by = "", "results"
-        run.settle_together([y for y, is_whole in zip(results, whole, strict=True) if is_whole])
+        run.settle_together([y for y, is_whole in zip(results, wanted, strict=True) if is_whole])
         return results
 
     def _given_back(self, traced: _Traced, n: int, y: Tensor, spec: Spec, out: Any) -> Any:
@@ -301,8 +311,8 @@ class Distributed:
             return as_weak(self._with_copies(n, x, mesh.axes - axes_in(cut)), out)
         if any(y.cut) and not y.is_lazy and self.gather is not None and y.bytes > self.gather:
             raise PlanError(
-                f"Result {n}, {y.dtype}{list(y.shape)}, is cut among the workers: as a whole, {bytes_text(y.bytes)} would "
-                "be gathered on each, more than `gather` allows. Its spec in `out_specs` may be a TensorSpec, or "
+                f"Result {n}, {y.dtype}{list(y.shape)}, is cut among the workers: as a whole, {bytes_text(y.bytes)} "
+                "would be gathered on each, more than `gather` allows. Its spec in `out_specs` may be a TensorSpec, or "
                 "dj.BLOCKS."
             )
         x = y.whole()
@@ -316,10 +326,10 @@ class Distributed:
         if not is_floating(x):
             return x
         return undifferentiated(
-            f"A derivative is taken from outside of a distributed function, through its result {n}, of which all workers "
-            "have copies: it is unclear whether they count once or each. Take the derivative inside of the function, or "
-            "give the result dj.PARTS in `out_specs` (a loss: the workers' terms of one value), or dj.COPIES (each copy "
-            "counts). What isn't part of the loss may pass jax.lax.stop_gradient.",
+            f"A derivative is taken from outside of a distributed function, through its result {n}, of which all "
+            "workers have copies: it is unclear whether they count once or each. Take the derivative inside of the "
+            "function, or give the result dj.PARTS in `out_specs` (a loss: the workers' terms of one value), or "
+            "dj.COPIES (each copy counts). What isn't part of the loss may pass jax.lax.stop_gradient.",
             jnp.asarray(x),
         )
 
@@ -328,10 +338,10 @@ def _undifferentiated_argument(path: str, spec: TensorSpec | None) -> str:
     words = "dj.VARIABLE" if spec is None else "dj.VARIABLE(spec)"
     other = "dj.COPIES" if spec is None else "dj.COPIES(spec)"
     return (
-        f"A derivative is taken from outside of a distributed function, by `{path}`, of which workers have copies: it is "
-        f"unclear what they mean. Take the derivative inside of the function, or give the argument {words} in `in_specs` "
-        f"(one variable, such as a parameter: the sum over the copies), or {other} (a value computed from other workers' "
-        "data: each copy's own term)."
+        f"A derivative is taken from outside of a distributed function, by `{path}`, of which workers have copies: it "
+        f"is unclear what they mean. Take the derivative inside of the function, or give the argument {words} in "
+        f"`in_specs` (one variable, such as a parameter: the sum over the copies), or {other} (a value computed from "
+        "other workers' data: each copy's own term)."
     )
 
 
@@ -343,11 +353,13 @@ def _difference(name: str, lists: dict[int, Sequence[tuple[str, str]]]) -> str:
             continue
         for (ours, where), (theirs, where_there) in zip(lists[first], digests, strict=False):
             if ours != theirs:
-                shown = where if where == where_there else f"{where} on worker {first}, {where_there} on worker {worker}"
+                shown = (
+                    where if where == where_there else f"{where} on worker {first}, {where_there} on worker {worker}"
+                )
                 return f"The workers' programs of {name} differ: first in {shown}. Workers {first} and {worker}."
         return (
-            f"The workers' programs of {name} differ: worker {first} has {len(lists[first])} equations, worker {worker} "
-            f"{len(digests)}."
+            f"The workers' programs of {name} differ: worker {first} has {len(lists[first])} equations, worker "
+            f"{worker} {len(digests)}."
         )
     return f"The workers' programs of {name} differ."
 
@@ -357,7 +369,7 @@ def _with_leaves(traced: _Traced, leaves: list[Any]) -> _Traced:
 
 
 def _is_array(leaf: Any) -> bool:
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)
+    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, bool | int | float | complex)
 
 
 def _shape_of(leaf: Any) -> Any:
@@ -373,10 +385,13 @@ def _whole_shape(mesh: Mesh, path: str, leaf: Any, spec: Spec) -> jax.ShapeDtype
     if found is None:
         return x
     if x.shape != found.local_shape and mesh.index is not None:
-        whole = " That is the whole array: pass this worker's block, spec.block(x)." if x.shape == found.global_shape else ""
+        whole = (
+            " That is the whole array: pass this worker's block, spec.block(x)."
+            if x.shape == found.global_shape
+            else ""
+        )
         raise InvalidArgumentError(
             f"`{path}` has the shape {x.shape}, but this worker's block of {found.describe()} has {found.local_shape}."
             f"{whole}"
         )
     return jax.ShapeDtypeStruct(found.global_shape, x.dtype, weak_type=x.weak_type)
-

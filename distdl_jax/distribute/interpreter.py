@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Literal
 
-from distdl_jax.distribute.layouts import Axes, Cut, Mesh, axes_in, trimmed, uncut
+from distdl_jax.distribute.layouts import Axes, Cut, axes_in, trimmed, uncut
 from distdl_jax.distribute.movements import Movements
 from distdl_jax.distribute.tensors import Tensor
 from distdl_jax.errors import PlanError
@@ -25,7 +25,7 @@ Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 """By primitive: `rule(site, *operands)` returns a Tensor, or a list of them."""
 
-LINEAR: dict[str, Callable[["Site"], Sequence[int] | None]] = {}
+LINEAR: dict[str, Callable[[Site], Sequence[int] | None]] = {}
 """By primitive, for an equation: the operands in which it is linear together; None if it is linear in each of them
 alone. A pending sum of them stays pending."""
 
@@ -96,9 +96,9 @@ class Site:
     def refuse(self, why: str, *operands: Tensor) -> PlanError:
         """Return the error for an equation that can't work on these layouts."""
         return PlanError(
-            f"`{self.name}`{self._shown(operands)} at {line_of_equation(self.eqn)} {why}. Lay the operands out otherwise "
-            f"by dj.constrain, or let each worker compute it on whole arrays: `gather={self._bytes(operands)}`, or "
-            "`gather=None`, of dj.distribute."
+            f"`{self.name}`{self._shown(operands)} at {line_of_equation(self.eqn)} {why}. Lay the operands out "
+            f"otherwise by dj.constrain, or let each worker compute it on whole arrays: "
+            f"`gather={self._bytes(operands)}`, or `gather=None`, of dj.distribute."
         )
 
     def _shown(self, operands: Sequence[Tensor]) -> str:
@@ -126,7 +126,9 @@ class Run:
     gather: int | None
     frames: list[dict[Any, Tensor]] = field(default_factory=list)
 
-    def evaluate(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Tensor], whole: Sequence[bool] = ()) -> list[Tensor]:
+    def evaluate(
+        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Tensor], whole: Sequence[bool] = ()
+    ) -> list[Tensor]:
         """Return the results of a program, from its arguments; `whole`: which results are to be whole."""
         movements = self.movements
         env: dict[Any, Tensor] = {
@@ -157,7 +159,8 @@ class Run:
 
     def apply(self, site: Site, args: list[Tensor]) -> list[Tensor]:
         """Return the results of one equation."""
-        self.movements.asked_by = line_of_equation(site.eqn), site.name
+        if self.movements.notes:
+            self.movements.asked_by = line_of_equation(site.eqn), site.name
         found = FUNCTIONS.get(site.params.get("name", "")) if site.name in ("jit", "pjit") else None
         found = found or RULES.get(site.name)
         if found is None:
@@ -172,7 +175,8 @@ class Run:
         if not kept:
             return results
         return [
-            Tensor(self.movements, y.shape, y.dtype, y.cut, y.terms(y.cut, y.pending), y.pending | kept) for y in results
+            Tensor(self.movements, y.shape, y.dtype, y.cut, y.terms(y.cut, y.pending), y.pending | kept)
+            for y in results
         ]
 
     def _on_whole_arrays(self, site: Site, args: Sequence[Tensor], why: str) -> list[Tensor]:
@@ -192,13 +196,13 @@ class Run:
         results = bound_again(site.eqn, [x.whole() for x in args])
         return [site.value(y, uncut(y.shape), n=n) for n, y in enumerate(results)]
 
-    # --- pending sums ----------------------------------------------------------------------------------------------------
+    # --- pending sums -------------------------------------------------------------------------------------------------
 
     def _kept_pending(self, site: Site, args: list[Tensor]) -> tuple[frozenset[int], list[Tensor]]:
         """Return the axes along which sums stay pending through a linear equation, and the operands as terms.
 
-        Where results are to be whole, as in an optimizer's update, sums are settled first, together: a gradient that goes
-        into two moments would otherwise be summed twice.
+        Where results are to be whole, as in an optimizer's update, sums are settled first, together: a gradient that
+        goes into two moments would otherwise be summed twice.
         """
         summed = [n for n, x in enumerate(args) if x.pending]
         if not summed or site.name not in LINEAR or (site.is_update and not site.is_scaling):

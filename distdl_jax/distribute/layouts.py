@@ -84,8 +84,8 @@ class Mesh:
     def _refuse(self, partitions: Sequence[Partition]) -> None:
         described = dict.fromkeys(P.describe() for P in partitions)
         raise PlanError(
-            f"The grids {' and '.join(described)} have no common refinement, so one distributed function can't use them "
-            "all. Grids of 2 x 2 and of 4 workers have one, 2 x 3 and 3 x 2 have not."
+            f"The grids {' and '.join(described)} have no common refinement, so one distributed function can't use "
+            "them all. Grids of 2 x 2 and of 4 workers have one, 2 x 3 and 3 x 2 have not."
         )
 
     def _along(self, P: Partition, partitions: Sequence[Partition]) -> tuple[Axes, ...]:
@@ -134,7 +134,7 @@ class Mesh:
         place_of = {rank: place for place, rank in enumerate(self.P.ranks)}
         return [place_of[rank] for rank in ranks]
 
-    # --- the workers that share a value with this one ------------------------------------------------------------------
+    # --- the workers that share a value with this one -----------------------------------------------------------------
 
     def _line(self, axes: Sequence[int]) -> list[int]:
         """Return the workers that differ from this one along `axes` only, row-major with these in their order."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.tree_util import PyTreeDef
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partitions.tensors import TensorSpec
@@ -74,7 +75,7 @@ def per_leaf(name: str, specs: Any, tree: Any) -> list[Spec]:
     """Return the spec of each leaf of a tree; a spec in place of a subtree holds for all its leaves."""
     if is_spec(specs):
         return [specs] * len(jax.tree.leaves(tree))
-    structure = jax.tree.structure(specs, is_leaf=is_spec)
+    structure: PyTreeDef = jax.tree.structure(specs, is_leaf=is_spec)
     given: Sequence[Any] = jax.tree.leaves(specs, is_leaf=is_spec)
     try:
         parts = structure.flatten_up_to(tree)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -16,12 +18,14 @@ from distdl_jax.functional.all_sum_reduce import AllSumPlan
 from distdl_jax.functional.block_checks import GridBlocks
 from distdl_jax.functional.halo_exchange import RangesPlan
 from distdl_jax.functional.movement import Movement, move
-from distdl_jax.functional.plan import Plan
+from distdl_jax.functional.plan import MovementPlan
 from distdl_jax.functional.repartition import RepartitionPlan
 from distdl_jax.plans.decomposition import Range
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.tracing.context import trace_context
+from distdl_jax.tracing.program_reader import read_program
 from distdl_jax.watchdog.programs.ir import Operation
 
 Needed = Mapping[int, Sequence[Range]]
@@ -49,36 +53,41 @@ class Moved:
 
 
 class Movements:
-    """The movements of one distributed program; `site` says which equation asks for them."""
+    """The movements of one distributed program.
 
-    def __init__(self, mesh: Mesh) -> None:
-        self.mesh = mesh
+    - `asked_by`: the line and the primitive of the equation that asks for them.
+    - `moved`: what moved, if `notes` are taken.
+    """
+
+    def __init__(self, mesh: Mesh, *, notes: bool = False) -> None:
+        self.mesh, self.notes = mesh, notes
         self.moved: list[Moved] = []
         self.asked_by: tuple[str, str] = ("", "")
 
-    def run(self, plan: Plan, x: Array, what: str, shape: Sequence[int], before: Cut, after: Cut) -> Array:
+    def run(self, plan: MovementPlan, x: Array, what: str, shape: Sequence[int], before: Cut, after: Cut) -> Array:
         """Run a plan of one movement, and note it."""
         world = self.mesh.world
         self._note(plan.part(world.rank), x, what, shape, before, after)
         return plan.run(world, x)
 
-    def _note(
-        self, part: Movement | None, x: Array, what: str, shape: Sequence[int], before: Cut, after: Cut
-    ) -> None:
-        if part is None:
+    def _note(self, part: Movement | None, x: Array, what: str, shape: Sequence[int], before: Cut, after: Cut) -> None:
+        if part is None or not self.notes:
             return
         dtype = np.dtype(x.dtype)
         operations = part.operations(self.mesh.world.rank, ShapeDtype(tuple(x.shape), dtype))
-        numbers = (tuple(self.mesh.size(axes) for axes in cut) for cut in (before, after))
-        self.moved.append(Moved(*self.asked_by, what, tuple(shape), dtype.name, *numbers, operations))
+        numbers = [tuple(self.mesh.size(axes) for axes in cut) for cut in (before, after)]
+        line, primitive = self.asked_by
+        self.moved.append(Moved(line, primitive, what, tuple(shape), dtype.name, numbers[0], numbers[1], operations))
 
     def blocks(self, cut: Cut, shape: Sequence[int], dtype: Any) -> GridBlocks:
         """Return the shapes and dtypes of the blocks of the workers that share a value with this one."""
         return GridBlocks(self.mesh.grid(cut, shape), np.dtype(dtype))
 
-    # --- sums ----------------------------------------------------------------------------------------------------------
+    # --- sums ---------------------------------------------------------------------------------------------------------
 
-    def all_sum(self, x: Array, axes: Iterable[int], shape: Sequence[int] | None = None, cut: Cut | None = None) -> Array:
+    def all_sum(
+        self, x: Array, axes: Iterable[int], shape: Sequence[int] | None = None, cut: Cut | None = None
+    ) -> Array:
         """Return the sum of the workers' arrays along `axes`."""
         team = self.mesh.team(axes)
         if len(team) == 1:
@@ -106,7 +115,7 @@ class Movements:
         before = tuple(() if d in dims else axes for d, axes in enumerate(cut))
         return self.run(plan, x, "scattered sum", shape, before, cut)
 
-    # --- blocks --------------------------------------------------------------------------------------------------------
+    # --- blocks -------------------------------------------------------------------------------------------------------
 
     def gathered(self, x: Array, shape: Sequence[int], cut: Cut, dims: Iterable[int]) -> tuple[Array, Cut]:
         """Return the array with `dims` whole, and its cut."""
@@ -125,7 +134,9 @@ class Movements:
         that share the value.
         """
         x, a = self._sliced(x, shape, a, b)
-        x, a = self.gathered(x, shape, a, [d for d in range(len(shape)) if a[d] != b[d] and not set(a[d]) <= axes_in(b)])
+        x, a = self.gathered(
+            x, shape, a, [d for d in range(len(shape)) if a[d] != b[d] and not set(a[d]) <= axes_in(b)]
+        )
         x, a = self._sliced(x, shape, a, b)
         if axes_in(a) != axes_in(b):
             x, a = self.gathered(x, shape, a, [d for d in range(len(shape)) if a[d] != b[d]])
@@ -152,7 +163,7 @@ class Movements:
         ]
         return lax.slice(x, *zip(*ranges, strict=True)), after
 
-    # --- neighbourhoods --------------------------------------------------------------------------------------------------
+    # --- neighbourhoods -----------------------------------------------------------------------------------------------
 
     def ranges(self, x: Array, shape: Sequence[int], cut: Cut, needed: Needed, periodic: Iterable[int] = ()) -> Array:
         """Return, for this worker, the ranges that its indices need: in `needed` dimensions those, else its own."""
@@ -166,18 +177,29 @@ class Movements:
         self._note(part.adjoint(), y, "added neighbours", shape, cut, cut)
         return move(self.mesh.world, part.adjoint(), y)
 
-    def _ranges(self, dtype: Any, shape: Sequence[int], cut: Cut, needed: Needed, periodic: Iterable[int]) -> RangesPlan:
+    def _ranges(
+        self, dtype: Any, shape: Sequence[int], cut: Cut, needed: Needed, periodic: Iterable[int]
+    ) -> RangesPlan:
         blocks = self.blocks(cut, shape, dtype)
         wanted = tuple(tuple(map(tuple, needed.get(d, own))) for d, own in enumerate(blocks.grid.ranges))
         wraps = tuple(d in set(periodic) for d in range(len(shape)))
         return RangesPlan("windows", blocks, np.dtype(dtype), Halos(blocks.grid, wanted, wraps))  # type: ignore[arg-type]
 
-    # --- plans of several movements -----------------------------------------------------------------------------------------
+    # --- plans of several movements -----------------------------------------------------------------------------------
 
     def compute(self, plan: Any, x: Any, what: str, shape: Sequence[int], before: Cut, after: Cut) -> Any:
         """Run a plan of a computation around movements, and note it."""
-        operations = plan.operations(self.mesh.world.rank) if hasattr(plan, "operations") else ()
-        numbers = (tuple(self.mesh.size(axes) for axes in cut) for cut in (before, after))
-        dtype = np.dtype(plan.dtype if hasattr(plan, "dtype") else jnp.result_type(x)).name
-        self.moved.append(Moved(*self.asked_by, what, tuple(shape), dtype, *numbers, operations))
-        return plan.run(self.mesh.world, x)
+        world = self.mesh.world
+        if self.notes:
+            self.moved.append(self._computed(plan, x, what, shape, before, after))
+        return plan.run(world, x)
+
+    def _computed(self, plan: Any, x: Any, what: str, shape: Sequence[int], before: Cut, after: Cut) -> Moved:
+        with trace_context.set(anchors=None):
+            traced = jax.make_jaxpr(partial(plan.run, self.mesh.world))(x)
+        read = read_program(self.mesh.world.transport, traced.jaxpr)
+        operations = tuple(operation for operation in read if isinstance(operation, Operation))
+        numbers = [tuple(self.mesh.size(axes) for axes in cut) for cut in (before, after)]
+        line, primitive = self.asked_by
+        dtype = np.dtype(jnp.result_type(x)).name
+        return Moved(line, primitive, what, tuple(shape), dtype, numbers[0], numbers[1], operations)

@@ -24,8 +24,8 @@ class Tensor:
 
     - `shape`, `dtype`: of the whole value.
     - `cut`, `pending`: its layout: which axes cut which dimension, and along which axes the arrays are terms of a sum.
-    - `make`: for a *lazy* value, this worker's block in any cut, computed without communication: constants, random bits,
-      enlarging broadcasts, and what is computed from them. So no worker makes the whole array.
+    - `make`: for a *lazy* value, this worker's block in any cut, computed without communication: constants, random
+      bits, enlarging broadcasts, and what is computed from them. So no worker makes the whole array.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Tensor:
         return self.at(uncut(self.shape))
 
     def _settle(self, wanted: Cut) -> None:
-        """Sum the terms: onto blocks where `wanted` cuts a whole dimension along pending axes, otherwise onto copies."""
+        """Sum the terms: onto blocks where `wanted` cuts a dimension along pending axes, otherwise onto copies."""
         x, cut, pending = self._at[self.cut], list(self.cut), set(self.pending)
         dims = []
         for d, axes in enumerate(wanted):
@@ -151,7 +151,7 @@ class Tensor:
         return self._fetched[key]
 
     def whole_along(self, dims: Iterable[int]) -> Cut:
-        """Return the nearest cut in which `dims` are whole: their axes move to the longest free dimension, or are gathered."""
+        """Return the nearest cut with `dims` whole: their axes move to the longest free dimension, or are gathered."""
         cut, dims = list(self.natural()), tuple(dims)
         if self.is_lazy:
             return tuple(() if d in dims else axes for d, axes in enumerate(cut))

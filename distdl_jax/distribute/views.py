@@ -1,8 +1,8 @@
 """Views: slices, pads, concatenations, reversals and rolls of one value, as maps of indices; read by one exchange.
 
-A periodic convolution is written as three concatenations and a window. Each of these maps the indices of its result, one
-dimension at a time, to indices of the value behind; so the maps are composed, and the entries that a worker needs are
-fetched once, where the result is read.
+A periodic convolution is written as three concatenations and a window. Each of these maps the indices of its result,
+one dimension at a time, to indices of the value behind; so the maps are composed, and the entries that a worker needs
+are fetched once, where the result is read.
 """
 
 from __future__ import annotations
@@ -224,4 +224,4 @@ def mapped(x: Tensor, change: Callable[[IndexMap, int], IndexMap], fill: Any = N
 
 def same_fill(a: Any, b: Any) -> bool:
     """Say whether two fills are known to be equal: traced ones only if they are one value."""
-    return a is b or not (isinstance(a, Tracer) or isinstance(b, Tracer)) and bool(a == b)
+    return a is b or (not (isinstance(a, Tracer) or isinstance(b, Tracer)) and bool(a == b))

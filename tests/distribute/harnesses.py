@@ -57,7 +57,9 @@ class Case:
         if not any(self.grids):
             return "equal"
         try:
-            expected = jax.tree.map(np.asarray, [_numbers(y) for y in jax.tree.leaves(self.harness.dyn_fun(*self.args))])
+            expected = jax.tree.map(
+                np.asarray, [_numbers(y) for y in jax.tree.leaves(self.harness.dyn_fun(*self.args))]
+            )
         except Exception as error:
             return f"skipped: {error}"
 
@@ -100,7 +102,9 @@ def different(a: np.ndarray, b: np.ndarray) -> str | None:
     wide = np.complex128 if jnp.issubdtype(a.dtype, jnp.complexfloating) else np.float64
     a, b = a.astype(wide), b.astype(wide)
     finite = np.isfinite(b)
-    if not np.array_equal(np.isnan(a), np.isnan(b)) or not np.array_equal(a[~finite & ~np.isnan(b)], b[~finite & ~np.isnan(b)]):
+    if not np.array_equal(np.isnan(a), np.isnan(b)) or not np.array_equal(
+        a[~finite & ~np.isnan(b)], b[~finite & ~np.isnan(b)]
+    ):
         return "NaN or infinities differ"
     if not finite.any():
         return None

@@ -1,4 +1,4 @@
-"""Rules of functions with a derivative of their own: forward and backward are traced on whole arrays, and interpreted."""
+"""Rules of functions with a derivative of their own: forward and backward are traced on whole arrays, and evaluated."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class _OnBlocks:
         return self._out(self._run().evaluate(program.jaxpr, program.consts, values))
 
     def forward(self, *primals: Any) -> tuple[list[Any], Any]:
-        """Return the results' blocks, and what the backward pass needs: blocks, and which operands are differentiated."""
+        """Return the results' blocks, and what the backward pass needs, with the operands that are differentiated."""
         changing = tuple(bool(primal.perturbed) for primal in primals)
 
         def whole(*args: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -47,7 +48,7 @@ def reshape(site: Site, x: Tensor) -> Tensor:
         x = site.like(x, x.at(own).transpose(order), [x.shape[d] for d in order], [own[d] for d in order])
     shape, cut = site.shape, x.natural()
     if x.is_lazy and (kept := _same_dimensions(x.shape, shape)) is not None:
-        return site.lazy(lambda wanted: _with_ones(site, x, wanted, kept), _moved_cut(cut, kept, shape))
+        return site.lazy(partial(_with_ones, site, x, kept), _moved_cut(cut, kept, shape))
     if not any(cut):
         return site.value(_bound(site, x.at(cut), shape), uncut(shape))
     if (kept := _same_dimensions(x.shape, shape)) is not None:
@@ -67,7 +68,7 @@ def _bound(site: Site, x: Any, shape: Sequence[int]) -> Any:
 
 
 def _same_dimensions(before: Sequence[int], after: Sequence[int]) -> dict[int, int] | None:
-    """Return the new place of each dimension longer than 1, if a reshape only adds or removes dimensions of length 1."""
+    """Return the new place of each dimension longer than 1, if a reshape adds or removes nothing but ones."""
     olds = [d for d, n in enumerate(before) if n != 1]
     news = [d for d, n in enumerate(after) if n != 1]
     if [before[d] for d in olds] != [after[d] for d in news]:
@@ -82,7 +83,7 @@ def _moved_cut(cut: Cut, places: dict[int, int], shape: Sequence[int]) -> Cut:
     return trimmed(after, shape)
 
 
-def _with_ones(site: Site, x: Tensor, wanted: Cut, places: dict[int, int]) -> object:
+def _with_ones(site: Site, x: Tensor, places: dict[int, int], wanted: Cut) -> Any:
     own: list[Axes] = [()] * len(x.shape)
     for old, new in places.items():
         own[old] = wanted[new]

@@ -16,7 +16,7 @@ LINEAR["gather"] = lambda site: (0,)
 
 @rule("gather")
 def gather(site: Site, x: Tensor, indices: Tensor) -> Tensor:
-    """Dimensions that pass whole stay cut, and so do those of the indices; a dimension that is indexed is made whole."""
+    """Dimensions that pass whole stay cut, and so do those of the indices; indexed ones are made whole."""
     numbers, sizes = site.params["dimension_numbers"], list(site.params["slice_sizes"])
     gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     windowed = [d for d in range(len(x.shape)) if d not in gone]

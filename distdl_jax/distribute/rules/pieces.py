@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -49,10 +50,14 @@ def unstack(site: Site, x: Tensor) -> list[Tensor]:
     """A slice each, without the dimension."""
     axis, results = site.params["axis"], []
     for i in range(x.shape[axis]):
-        piece = mapped(x, lambda index_map, d, i=i: index_map.sliced(i, i + 1) if d == axis else index_map)
+        piece = mapped(x, partial(_at, axis, i))
         cut = piece.natural()
         results.append(site.value(lax.squeeze(piece.at(cut), (axis,)), (*cut[:axis], *cut[axis + 1 :]), n=i))
     return results
+
+
+def _at(axis: int, i: int, index_map: IndexMap, d: int) -> IndexMap:
+    return index_map.sliced(i, i + 1) if d == axis else index_map
 
 
 @rule("pad")

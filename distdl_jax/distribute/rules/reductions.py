@@ -40,7 +40,9 @@ def of_a_mapped_axis(site: Site, *xs: Tensor) -> list[Tensor]:
     """A reduction over an axis of `jax.vmap`, which has become a dimension."""
     dims, results = site.params["axes"], []
     if not all(isinstance(d, int) for d in dims):
-        raise site.refuse(f"is a collective along the mesh axes {dims}: a distributed function has none of its own", *xs)
+        raise site.refuse(
+            f"is a collective along the mesh axes {dims}: a distributed function has none of its own", *xs
+        )
     for n, x in enumerate(xs):
         if site.name == "psum":
             cut = x.readable()
@@ -102,7 +104,9 @@ def cumulative(site: Site, x: Tensor) -> Tensor:
     cut, d, reverse = x.readable(), site.params["axis"], site.params["reverse"]
     if not cut[d]:
         return site.value(site.bind(x.at(cut)), cut)
-    plan = plan_cumulative(site.name, site.movements.blocks(cut, x.shape, x.dtype), site.mesh.partition(cut), d, reverse)
+    plan = plan_cumulative(
+        site.name, site.movements.blocks(cut, x.shape, x.dtype), site.mesh.partition(cut), d, reverse
+    )
     y = running(site.name, plan, site.mesh.world, x.at(cut), d, reverse)
     return site.value(y.astype(x.dtype), cut)
 
@@ -122,6 +126,15 @@ def top_k(site: Site, x: Tensor) -> list[Tensor]:
     return [site.value(y.astype(site.outs[n].dtype), after, n=n) for n, y in enumerate(results)]
 
 
+@rule("tridiagonal_solve")
+def tridiagonal_solve(site: Site, *xs: Tensor) -> Tensor:
+    """The right-hand side's last dimension, and leading ones, are a batch."""
+    *diagonals, b = xs
+    n = len(b.shape)
+    cut = list(_claimed_elsewhere(site, b, [n - 2]))
+    return site.value(site.bind(*(x.at(cut[: n - 1]) for x in diagonals), b.at(cut)), cut)
+
+
 def _last_two(site: Site, x: Tensor) -> Sequence[int]:
     return range(len(x.shape) - 2, len(x.shape))
 
@@ -130,9 +143,21 @@ WHOLE_ALONG = {
     "cumlogsumexp": lambda site, x: [site.params["axis"]],
     "sort": lambda site, x: [site.params["dimension"]],
     "fft": lambda site, x: range(len(x.shape) - len(site.params["fft_lengths"]), len(x.shape)),
-    "tridiagonal_solve": lambda site, x: [len(x.shape) - 1],
 } | dict.fromkeys(
-    ("cholesky", "cholesky_update", "qr", "householder_product", "geqrf", "geqp3", "eigh", "lu", "svd", "eig", "hessenberg", "schur"),
+    (
+        "cholesky",
+        "cholesky_update",
+        "qr",
+        "householder_product",
+        "geqrf",
+        "geqp3",
+        "eigh",
+        "lu",
+        "svd",
+        "eig",
+        "hessenberg",
+        "schur",
+    ),
     _last_two,
 )
 """By primitive: the dimensions along which it works; in the others it is elementwise."""
@@ -147,7 +172,10 @@ def on_whole_dimensions(site: Site, *xs: Tensor) -> list[Tensor]:
     results = site.bind(*(x.at(cut[: len(x.shape)]) for x in xs))
     results = results if site.eqn.primitive.multiple_results else [results]
     n = len(xs[0].shape)
-    return [site.value(y, (*cut, *((),) * y.ndim)[: min(y.ndim, n)] + ((),) * (y.ndim - n), n=i) for i, y in enumerate(results)]
+    return [
+        site.value(y, (*cut, *((),) * y.ndim)[: min(y.ndim, n)] + ((),) * (y.ndim - n), n=i)
+        for i, y in enumerate(results)
+    ]
 
 
 def _claimed_elsewhere(site: Site, x: Tensor, dims: Sequence[int]) -> Cut:

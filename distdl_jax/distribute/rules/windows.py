@@ -34,7 +34,7 @@ class Window(NamedTuple):
     taps: tuple[int, int] | None = None
 
     def reads(self, p: int) -> list[tuple[int, int, bool]]:
-        """Return, for each of p workers, the range of the spread, padded operand that it reads, and whether it has work.
+        """Return, for each of p workers, the range of the spread operand that it reads, and whether it has work.
 
         With a cut kernel each worker has its own taps of all windows, and the results are terms of a sum.
         """
@@ -132,7 +132,9 @@ def convolution(site: Site, x: Tensor, w: Tensor) -> Tensor:
         if of_w[ws[k]] and not cut[xs[k]]:  # x has length 1 there: every worker has it, but not its place
             of_w[ws[k]] = ()
     weight = w.at([of_w.get(d, ()) for d in range(len(w.shape))])
-    read = WindowsRead(x, cut, [_window(site, w, k, (d, ws[k], ys[k]), bool(of_w.get(ws[k]))) for k, d in enumerate(xs)])
+    read = WindowsRead(
+        x, cut, [_window(site, w, k, (d, ws[k], ys[k]), bool(of_w.get(ws[k]))) for k, d in enumerate(xs)]
+    )
     out = {yb: cut[xb], yc: of_w[wo], **dict(zip(ys, read.axes, strict=True))}
     out_cut = trimmed([out[d] for d in range(len(site.shape))], site.shape)
     block = read.fetched(0)
@@ -170,9 +172,7 @@ def _window(site: Site, w: Tensor, k: int, places: tuple[int, int, int], is_cut:
     params, taps = site.params, int(w.shape[of_w])
     dilation, (low, high) = int(params["rhs_dilation"][k]), params["padding"][k]
     span, stride, base = (taps - 1) * dilation + 1, int(params["window_strides"][k]), int(params["lhs_dilation"][k])
-    return Window(
-        d, stride, span, int(low), int(high), base, site.shape[of_y], (taps, dilation) if is_cut else None
-    )
+    return Window(d, stride, span, int(low), int(high), base, site.shape[of_y], (taps, dilation) if is_cut else None)
 
 
 _FILLS = {
