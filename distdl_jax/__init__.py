@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from distdl_jax import checkpoint, data, functional, graphs, machine, nn, optim, random, solvers
     from distdl_jax.distribute.function import distribute
+    from distdl_jax.distribute.marks import constrain, with_rule
     from distdl_jax.distribute.meanings import BLOCKS, COPIES, PARTS, VARIABLE
     from distdl_jax.errors import (
         CheckpointError,
@@ -60,6 +61,7 @@ _MODULES = {
     "transports.open_world": ("close",),
     "transforms.block_functions": ("map_blocks",),
     "distribute.function": ("distribute",),
+    "distribute.marks": ("constrain", "with_rule"),
     "distribute.meanings": ("BLOCKS", "COPIES", "PARTS", "VARIABLE"),
     "transforms.checked_jit": ("check", "jit"),
     "errors": (
@@ -115,6 +117,7 @@ __all__ = [
     "check_replicated",
     "checkpoint",
     "close",
+    "constrain",
     "cost",
     "data",
     "distribute",
@@ -146,6 +149,7 @@ __all__ = [
     "total",
     "training_specs",
     "value_and_grad",
+    "with_rule",
     "zero_volume_tensor",
 ]
 __version__ = "0.2.0"

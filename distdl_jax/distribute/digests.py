@@ -11,6 +11,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from distdl_jax.jax_compat import name_and_params
+from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.tracing.program_reader import line_of_equation
 
 _IGNORED = {
@@ -100,6 +101,8 @@ def _value(value: Any) -> bytes:
         return b"(" + b",".join(map(_value, value)) + b")"
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         return _constant(value)
+    if isinstance(value, TensorSpec):
+        return value.describe().encode()
     if callable(value):
         return getattr(value, "__qualname__", type(value).__qualname__).encode()
     text = repr(value)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
-from distdl_jax.distribute import rules  # noqa: F401  registers them
+from distdl_jax.distribute import marks, rules  # noqa: F401  they register rules
 from distdl_jax.distribute.digests import combined, equation_digests
 from distdl_jax.distribute.doors import is_floating, undifferentiated, variables
 from distdl_jax.distribute.interpreter import Run, as_weak
@@ -25,6 +25,7 @@ from distdl_jax.jax_compat import without_dead_equations
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.text import bytes_text, quoted
 from distdl_jax.tracing.context import trace_context
+from distdl_jax.tracing.jaxprs import equations
 from distdl_jax.transports.agreement import agree
 from distdl_jax.validation import check_function, checked_integer
 from distdl_jax.watchdog.source_lines import function_name
@@ -216,13 +217,7 @@ class Distributed:
         arrays = [n for n, leaf in enumerate(leaves) if _is_array(leaf)]
         paths = [f"args{jax.tree_util.keystr(path)}" for path, _ in paths_and_leaves]
         partitions = list(self._partitions())
-        if not partitions:
-            raise InvalidArgumentError(
-                "`in_specs` must hold a TensorSpec: its partition says which workers there are. (For a whole result "
-                "that needs none, call the function itself.)"
-            )
-        mesh = Mesh(partitions)
-        shapes = [_whole_shape(mesh, paths[n], leaves[n], specs[n]) for n in arrays]
+        shapes = [_whole_shape(paths[n], leaves[n], specs[n]) for n in arrays]
         statics: dict[int, Any] = {}
         structure: list[Any] = []
 
@@ -236,6 +231,14 @@ class Distributed:
 
         with trace_context.set(anchors=None, whole_program=True):
             closed = without_dead_equations(jax.make_jaxpr(of_arrays)(*shapes))
+        specs_inside = [eqn.params["spec"] for eqn in equations(closed.eqns) if eqn.primitive.name == "constrain"]
+        partitions += [spec.partition for spec in specs_inside]
+        if not partitions:
+            raise InvalidArgumentError(
+                "`in_specs` must hold a TensorSpec: its partition says which workers there are. (For a whole result "
+                "that needs none, call the function itself.)"
+            )
+        mesh = Mesh(partitions)
         results = structure[-1]
         numbered = jax.tree.unflatten(results, range(results.num_leaves))
         out = per_leaf("out_specs", self.out_specs, numbered)
@@ -379,12 +382,12 @@ def _shape_of(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False))
 
 
-def _whole_shape(mesh: Mesh, path: str, leaf: Any, spec: Spec) -> jax.ShapeDtypeStruct:
+def _whole_shape(path: str, leaf: Any, spec: Spec) -> jax.ShapeDtypeStruct:
     """Return the type of the whole array; reject a block of another shape."""
     x, found = _shape_of(leaf), tensor_spec(spec)
     if found is None:
         return x
-    if x.shape != found.local_shape and mesh.index is not None:
+    if x.shape != found.local_shape and found.partition.active:
         whole = (
             " That is the whole array: pass this worker's block, spec.block(x)."
             if x.shape == found.global_shape

@@ -29,9 +29,6 @@ LINEAR: dict[str, Callable[[Site], Sequence[int] | None]] = {}
 """By primitive, for an equation: the operands in which it is linear together; None if it is linear in each of them
 alone. A pending sum of them stays pending."""
 
-FUNCTIONS: dict[str, Rule] = {}
-"""Rules of functions, by the name of the jitted function that `with_rule` has made."""
-
 BUCKET_BYTES = 2**25
 """Sums travel together in messages of at most so many bytes, unless a single one is larger."""
 
@@ -161,8 +158,7 @@ class Run:
         """Return the results of one equation."""
         if self.movements.notes:
             self.movements.asked_by = line_of_equation(site.eqn), site.name
-        found = FUNCTIONS.get(site.params.get("name", "")) if site.name in ("jit", "pjit") else None
-        found = found or RULES.get(site.name)
+        found = RULES.get(site.name)
         if found is None:
             return self._on_whole_arrays(site, args, "has no rule for blocks")
         kept, args = self._kept_pending(site, args)
@@ -245,7 +241,7 @@ CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_vmap_call"}
 
 ALWAYS_ASKED = {"checkpoint", "remat", "remat2", "scan", "while", "cond"} | {
     *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_linear_solve"),
-    *("broadcast_in_dim", "iota", "conv_general_dilated"),
+    *("broadcast_in_dim", "iota", "conv_general_dilated", "constrain", "with_rule"),
     *("reduce_window_max", "reduce_window_min", "reduce_window_sum", "select_and_scatter_add"),
 }
 """Primitives whose rule is asked even if all operands are whole: those with bodies, lazy results, or kernels."""

@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
+from distdl_jax.errors import PlanError
 from distdl_jax.kernels.dtypes import in_own_width
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing import cache_keys
@@ -118,6 +119,11 @@ def adjoint_operations(part: Movement, worker: int, y: ShapeDtype) -> tuple[Oper
 
 def move(world: World, part: Movement, x: Array) -> Array:
     """Return this worker's block after the movement, given its block before."""
+    if trace_context.whole_program:
+        raise PlanError(
+            "A function of whole arrays, which dj.distribute distributes, must not move data itself, by a function or "
+            "a layer of distdl_jax: it is written for a single process. Call these outside of it."
+        )
     with movement_scope():
         if not part.differentiable:
             return _run(world, part, reverse_only(x))

@@ -91,6 +91,8 @@ def value_and_grad(
     integers, `has_aux` is not True or False, or `partition` not a partition; `PlanError`, on all workers, if their
     programs would not complete together.
 
+    Inside of a function of `dj.distribute`, on whole arrays, it is `jax.value_and_grad`.
+
     Like `jax.jit`, it traces `fun`: once, even if called outside of jit. It warns (`CopiesWarning`) about a loss that
     is the same on all workers of a sum, so that it counts once for each.
 
@@ -107,6 +109,8 @@ def value_and_grad(
 
     @wraps(fun)
     def value_and_gradient(*args: P.args, **kwargs: P.kwargs) -> tuple[Any, Any]:
+        if trace_context.whole_program:
+            return jax.value_and_grad(fun, argnums, has_aux, **options)(*args, **kwargs)
         workers = all_workers() if partition is None else partition
         value, gradient = local(*args, **kwargs)
         value, *aux = value if has_aux else (value,)
@@ -201,6 +205,8 @@ def _derivative_of_sum(
 
     @wraps(fun)
     def differentiated(*args: Any, **kwargs: Any) -> Any:
+        if trace_context.whole_program:  # of which there is one, on whole arrays
+            return local(fun)(*args, **kwargs)
         workers = all_workers() if partition is None else partition
         numbers = argnums if isinstance(argnums, tuple) else (argnums,)
         places = [n + len(args) * (n < 0) for n in numbers]
