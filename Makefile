@@ -76,6 +76,10 @@ test: $(READY) ## Run the whole test suite
 test-long: $(READY) ## Run the test suite with its long cases
 	DISTDL_JAX_TEST_LONG=1 $(TEST) $(ARGS)
 
+.PHONY: test-harnesses
+test-harnesses: $(READY) ## Run all of JAX's own harnesses on blocks, beside one process
+	cd tests && JAX_ENABLE_X64=1 PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(CURDIR)/$(PY) -m distribute.harnesses $(ARGS)
+
 .PHONY: test-openmpi
 test-openmpi: ## Run the primitives' tests under Open MPI
 	$(MAKE) test MPI=openmpi ARGS='-m primitives $(ARGS)'

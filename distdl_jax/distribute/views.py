@@ -222,6 +222,29 @@ def mapped(x: Tensor, change: Callable[[IndexMap, int], IndexMap], fill: Any = N
     return View(base, [change(index_map, d) for d, index_map in enumerate(maps)], fill)
 
 
+def rearranged(x: Tensor, dims: Sequence[int | None]) -> View | None:
+    """Return a view whose dimension i is `dims[i]` of the view `x`, or a new one of length 1; None if it can't be one.
+
+    A dimension that is left out must have length 1 in the value behind it, too.
+    """
+    if not isinstance(x, View):
+        return None
+    base = x.base
+    gone = [d for d in range(len(x.shape)) if d not in dims]
+    if any(base.shape[d] != 1 or x.shape[d] != 1 for d in gone):
+        return None
+    key = "rearranged", tuple(dims)
+    if key not in base._fetched:  # one value for all views of the same base
+        cut, kept = base.natural(), [d for d in dims if d is not None]
+        block = jnp.transpose(base.at(cut), [*kept, *gone])
+        block = block.reshape([1 if d is None else base.at(cut).shape[d] for d in dims])
+        shape = [1 if d is None else base.shape[d] for d in dims]
+        after = [() if d is None else cut[d] for d in dims]
+        base._fetched[key] = Tensor(base.movements, shape, base.dtype, trimmed(after, shape), block)
+    one = IndexMap((Segment(1, 0),))
+    return View(base._fetched[key], [one if d is None else x.maps[d] for d in dims], x.fill)
+
+
 def same_fill(a: Any, b: Any) -> bool:
     """Say whether two fills are known to be equal: traced ones only if they are one value."""
     return a is b or (not (isinstance(a, Tracer) or isinstance(b, Tracer)) and bool(a == b))

@@ -10,6 +10,7 @@ from typing import Any
 from distdl_jax.distribute.interpreter import Site, rule
 from distdl_jax.distribute.layouts import Axes, Cut, trimmed, uncut
 from distdl_jax.distribute.tensors import Tensor
+from distdl_jax.distribute.views import rearranged
 from distdl_jax.functional.reshape import plan_reshape
 
 
@@ -17,6 +18,8 @@ from distdl_jax.functional.reshape import plan_reshape
 def transpose(site: Site, x: Tensor) -> Tensor:
     """The cut is permuted."""
     cut, order = x.natural(), site.params["permutation"]
+    if (view := rearranged(x, order)) is not None:
+        return view
     if x.is_lazy:
         back = [order.index(d) for d in range(len(order))]
         return site.lazy(lambda wanted: site.bind(x.at([wanted[d] for d in back])), tuple(cut[d] for d in order))
@@ -28,6 +31,8 @@ def squeeze(site: Site, x: Tensor) -> Tensor:
     """Dimensions of length 1 are never cut."""
     cut, gone = x.natural(), site.params["dimensions"]
     kept = [d for d in range(len(x.shape)) if d not in gone]
+    if (view := rearranged(x, kept)) is not None:
+        return view
     if x.is_lazy:
 
         def make(wanted: Cut) -> object:
@@ -47,6 +52,11 @@ def reshape(site: Site, x: Tensor) -> Tensor:
         own = x.natural()
         x = site.like(x, x.at(own).transpose(order), [x.shape[d] for d in order], [own[d] for d in order])
     shape, cut = site.shape, x.natural()
+    places = _same_dimensions(x.shape, shape)
+    if places is not None:
+        back = {new: old for old, new in places.items()}
+        if (view := rearranged(x, [back.get(d) for d in range(len(shape))])) is not None:
+            return view
     if x.is_lazy and (kept := _same_dimensions(x.shape, shape)) is not None:
         return site.lazy(partial(_with_ones, site, x, kept), _moved_cut(cut, kept, shape))
     if not any(cut):

@@ -13,6 +13,7 @@ from jax import lax
 from distdl_jax.distribute.interpreter import ELEMENTWISE, LINEAR, Site, rule
 from distdl_jax.distribute.layouts import Cut, trimmed, uncut
 from distdl_jax.distribute.tensors import Tensor
+from distdl_jax.distribute.views import rearranged
 from distdl_jax.partitions.initialization import NotElementwiseError, random_bits_of_box
 
 _NAMES = """
@@ -143,6 +144,10 @@ def of_keys(site: Site, *xs: Tensor) -> list[Tensor]:
 def broadcast_in_dim(site: Site, x: Tensor, *_: Tensor) -> Tensor:
     """A broadcast that enlarges is lazy: each worker makes the part that a reader asks for."""
     shape, places = site.shape, site.params["broadcast_dimensions"]
+    if math.prod(shape) == x.size:
+        back = dict(zip(places, range(len(places)), strict=True))
+        if (view := rearranged(x, [back.get(d) for d in range(len(shape))])) is not None:
+            return view
 
     def make(cut: Cut) -> Any:
         own = [cut[place] if n == shape[place] else () for n, place in zip(x.shape, places, strict=True)]
