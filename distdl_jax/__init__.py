@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from distdl_jax.partitions.planning import planning_world
     from distdl_jax.partitions.tensors import TensorSpec, zero_volume_tensor
     from distdl_jax.plans.shape_dtype import ShapeDtype
-    from distdl_jax.tools.advise.advise import advise
     from distdl_jax.tools.cost.cost import cost
     from distdl_jax.tools.cost.machines import Machine
     from distdl_jax.tools.profile.profile import profile
@@ -78,7 +77,6 @@ _MODULES = {
     "transports.progress": ("progress",),
     "transforms.replica_check": ("check_replicated",),
     "transforms.totals": ("total",),
-    "tools.advise.advise": ("advise",),
     "tools.cost.cost": ("cost",),
     "tools.cost.machines": ("Machine",),
     "partitions.tensors": ("TensorSpec", "zero_volume_tensor"),
@@ -86,6 +84,11 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 _importing = RLock()
+
+# Names of the version before, and what to write in place of them. They go with the next version.
+_REMOVED = {
+    "advise": "count with dj.cost, and time a few partitions in the job, as docs/how-to/choose-a-partition.md shows",
+}
 
 __all__ = [
     "CartesianPartition",
@@ -100,7 +103,6 @@ __all__ = [
     "SetupError",
     "ShapeDtype",
     "TensorSpec",
-    "advise",
     "all_reduce",
     "check",
     "check_replicated",
@@ -143,6 +145,8 @@ __version__ = "0.2.0"
 
 def __getattr__(name: str) -> Any:
     """Import a public name."""
+    if name in _REMOVED:
+        raise AttributeError(f"dj.{name} has been removed: {_REMOVED[name]}.")
     if (module := _MODULE_OF.get(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Threads that import modules of JAX at the same time may get them half made: they import each other in circles.

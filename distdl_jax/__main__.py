@@ -7,8 +7,6 @@ supervisor that sees whatever ends the worker. `-m module` and `-c code` are lik
 
 `mpiexec -n 4 python -m distdl_jax machine` measures the machine, for `dj.cost` to estimate seconds.
 
-`python -m distdl_jax advise network.py --workers 64` prints suitable partitions for the layers of a network.
-
 `python -m distdl_jax doctor`, with or without mpiexec, checks the installation, the launch and the machine.
 """
 
@@ -34,10 +32,6 @@ def main(arguments: Sequence[str]) -> int:
     """Run a command line; return the exit status."""
     if len(arguments) > 1 and arguments[0] in ("-m", "-c"):
         supervise(worker_command(arguments))
-    if arguments[:1] == ["advise"]:
-        from distdl_jax.tools.advise.command import advise_on_file  # imports JAX, which no supervisor needs
-
-        return advise_on_file(arguments[1:])
     if arguments[:1] == ["doctor"] and any(word.startswith("--simulate") for word in arguments):
         from distdl_jax.tools.doctor.__main__ import main as look  # like simulated programs: without a supervisor
 
@@ -47,11 +41,10 @@ def main(arguments: Sequence[str]) -> int:
         supervise(worker_command(["-m", f"distdl_jax.{module}", *arguments[1:]]), seconds)
     parser = argparse.ArgumentParser(
         prog="python -m distdl_jax",
-        usage="%(prog)s [--simulate N] program.py ... | -m module ... | -c code ... | advise | doctor | machine ...",
+        usage="%(prog)s [--simulate N] program.py ... | -m module ... | -c code ... | doctor | machine ...",
         description="Run a program as one worker of a job that a launcher (mpirun, mpiexec, srun) has started; or, "
         "with --simulate, on several workers in this process, each a thread, without a launcher. Or "
-        "diagnose an installation, a launch or a machine, or ask for the partitions of a network: see "
-        "doctor --help and advise --help.",
+        "diagnose an installation, a launch or a machine: see doctor --help.",
     )
     parser.add_argument("--simulate", metavar="N", type=_workers, help="the number of workers, 1 or more")
     parser.add_argument("program", help="the program's file; or -m and a module, or -c and code")

@@ -1,4 +1,4 @@
-"""Machines as five numbers, from which `dj.cost` and `dj.advise` estimate seconds."""
+"""Machines as five numbers, from which `dj.cost` estimates seconds."""
 
 from distdl_jax.tools.cost.machines import Machine, load, measure, names
 

@@ -121,7 +121,6 @@ class Cost:
     _chain: Chain = field(default=(), repr=False, compare=False)
     _x: ShapeDtypes = field(default_factory=dict, repr=False, compare=False)
     _backward: bool = True
-    _of_x: bool = False
 
     @property
     def seconds(self) -> float | None:
@@ -184,8 +183,8 @@ class Cost:
             gradients = {layer.place: int(layer.amounts.gradients[worker]) for layer in self.layers}
             block = self._x[worker]
             x_bytes = block.size * block.dtype.itemsize
-            options = {"backward": self._backward, "of_x": self._of_x}
-            found.append((worker_memory(self._chain, worker, x_bytes, gradients, **options), workers))
+            memory = worker_memory(self._chain, worker, x_bytes, gradients, backward=self._backward)
+            found.append((memory, workers))
         return found
 
     @property
@@ -308,9 +307,8 @@ def count(
     machine: Machine | None = None,
     *,
     backward: bool = True,
-    of_x: bool = False,
 ) -> Cost:
-    """Count a step; `of_x`: with the gradient of x; `copies`: the optimiser's values per parameter."""
+    """Count a step; `copies`: the optimiser's values per parameter."""
     world = _world(network, x_spec)
     size = world.size
     takes_indices = getattr(network, "takes_indices", False)
@@ -328,7 +326,7 @@ def count(
         raise PlanError(
             f"`network` can't be planned: a part of it depends on values ({str(error).splitlines()[0]})."
         ) from error
-    chain = Counter(world, dtype).chain(network, plan, x, has_gradient=of_x)
+    chain = Counter(world, dtype).chain(network, plan, x)
     layers = list(placed_layers(network))
     amounts = {layer.place: Amounts.none(size) for layer in layers}
     for node in nodes_in(chain):
@@ -341,7 +339,7 @@ def count(
         if machine is not None:
             seconds = machine.seconds(own.operations, own.bytes, own.flops, own.memory_traffic)
         costs.append(LayerCost(layer.place, layer.name, own, seconds))
-    return Cost(tuple(costs), Amounts.sum(amounts.values(), size), _chain=chain, _x=x, _backward=backward, _of_x=of_x)
+    return Cost(tuple(costs), Amounts.sum(amounts.values(), size), _chain=chain, _x=x, _backward=backward)
 
 
 def _world(network: Layer, x_spec: TensorSpec) -> World:

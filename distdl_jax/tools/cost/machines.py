@@ -1,4 +1,4 @@
-"""A machine as five numbers, from which `dj.cost` and `dj.advise` estimate seconds: published, measured, or your own.
+"""A machine as five numbers, from which `dj.cost` estimates seconds: published, measured, or your own.
 
 >>> import distdl_jax as dj
 >>> dj.machine.names()

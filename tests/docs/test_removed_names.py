@@ -1,0 +1,26 @@
+"""A name of the version before raises a sentence that says what to write instead."""
+
+import re
+
+import pytest
+
+import distdl_jax as dj
+from distdl_jax import nn
+
+
+def test_a_removed_function_says_what_to_write() -> None:
+    for name, sentence in dj._REMOVED.items():
+        with pytest.raises(AttributeError, match=re.escape(f"dj.{name} has been removed: {sentence}.")):
+            getattr(dj, name)
+        assert name not in dj.__all__
+    with pytest.raises(AttributeError, match="has no attribute 'advice'"):
+        dj.advice  # noqa: B018
+
+
+def test_a_removed_description_names_its_layer() -> None:
+    for name, layer in nn._REMOVED.items():
+        assert isinstance(getattr(nn, layer), type)
+        with pytest.raises(AttributeError, match=f"nn.{name} has been removed.*: write nn.{layer}, "):
+            getattr(nn, name)
+    with pytest.raises(AttributeError, match="has no attribute 'conv5d'"):
+        nn.conv5d  # noqa: B018
