@@ -13,7 +13,7 @@ TYPE_CHECKING = False  # `typing` would come from the folder in which `python -m
 if TYPE_CHECKING:
     from typing import Any
 
-    from distdl_jax import checkpoint, data, functional, graphs, machine, nn, optim, random, solvers
+    from distdl_jax import checkpoint, data, functional, graphs, nn, optim, random, solvers
     from distdl_jax.errors import (
         CheckpointError,
         CopiesWarning,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from distdl_jax.partitions.tensors import TensorSpec, zero_volume_tensor
     from distdl_jax.plans.shape_dtype import ShapeDtype
     from distdl_jax.tools.cost.cost import cost
-    from distdl_jax.tools.cost.machines import Machine
     from distdl_jax.tools.profile.profile import profile
     from distdl_jax.transforms.block_functions import map_blocks
     from distdl_jax.transforms.checked_jit import check, jit
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 # The module of each public name. It is imported when the name is first requested: the supervisors of `python -m
 # distdl_jax` need none of it, nor JAX.
 _MODULES = {
-    "": ("checkpoint", "data", "functional", "graphs", "machine", "nn", "optim", "random", "solvers"),
+    "": ("checkpoint", "data", "functional", "graphs", "nn", "optim", "random", "solvers"),
     "transforms.forward_mode": ("hvp", "jvp", "linear_transpose", "linearize"),
     "transforms.gradients": ("grad", "value_and_grad"),
     "transports.threads.simulate": ("simulate",),
@@ -78,16 +77,21 @@ _MODULES = {
     "transforms.replica_check": ("check_replicated",),
     "transforms.totals": ("total",),
     "tools.cost.cost": ("cost",),
-    "tools.cost.machines": ("Machine",),
     "partitions.tensors": ("TensorSpec", "zero_volume_tensor"),
     "nn.from_torch": ("from_torch",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 _importing = RLock()
 
+_NO_SECONDS = (
+    "print dj.cost(network, x_spec).table(bandwidth='10 GB/s', latency='2 us') for a lower bound of waiting, and time "
+    "steps in the job"
+)
 # Names of the version before, and what to write in place of them. They go with the next version.
 _REMOVED = {
     "advise": "count with dj.cost, and time a few partitions in the job, as docs/how-to/choose-a-partition.md shows",
+    "machine": _NO_SECONDS,
+    "Machine": _NO_SECONDS,
 }
 
 __all__ = [
@@ -97,7 +101,6 @@ __all__ = [
     "DistDLError",
     "InvalidArgumentError",
     "InvalidTypeError",
-    "Machine",
     "Partition",
     "PlanError",
     "SetupError",
@@ -122,7 +125,6 @@ __all__ = [
     "jvp",
     "linear_transpose",
     "linearize",
-    "machine",
     "map_blocks",
     "nn",
     "optim",

@@ -15,7 +15,7 @@ FLOORS = tuple(
 """From the top, the rooms of each floor: the first column of the page's table of rooms."""
 
 FLOOR = {room: number for number, rooms in enumerate(reversed(FLOORS)) for room in rooms}
-DOORS = {"__init__", "__main__", "machine", "onednn"}
+DOORS = {"__init__", "__main__", "onednn"}
 """What users import and start, which may import all."""
 
 

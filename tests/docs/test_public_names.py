@@ -19,7 +19,7 @@ from every_layer import LAYERS
 import distdl_jax as dj
 
 RECORD = Path(__file__).with_name("public_names.json")
-MODULES = ("", "checkpoint", "data", "functional", "graphs", "machine", "nn", "optim", "random", "solvers")
+MODULES = ("", "checkpoint", "data", "functional", "graphs", "nn", "optim", "random", "solvers")
 WORKERS = 4
 
 

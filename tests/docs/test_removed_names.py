@@ -1,6 +1,8 @@
 """A name of the version before raises a sentence that says what to write instead."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -24,3 +26,10 @@ def test_a_removed_description_names_its_layer() -> None:
             getattr(nn, name)
     with pytest.raises(AttributeError, match="has no attribute 'conv5d'"):
         nn.conv5d  # noqa: B018
+
+
+def test_a_removed_command_says_what_to_do() -> None:
+    for name, words in (("advise", "choose-a-partition.md"), ("machine", "latency='2 us'")):
+        command = [sys.executable, "-m", "distdl_jax", name, "network.py"]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert ended.returncode == 2 and f"{name} has been removed: " in ended.stderr and words in ended.stderr

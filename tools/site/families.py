@@ -163,10 +163,10 @@ FAMILIES = (
     ),
     Family(
         "cost",
-        "Cost, machines and profiles",
+        "Cost and profiles",
         "Messages, bytes and memory of a step before it runs, and where a step's time went. Guides: "
         "[cost](../cost.md), [profile](../profile.md).",
-        "cost Machine machine.* profile",
+        "cost profile",
     ),
     Family(
         "errors",
