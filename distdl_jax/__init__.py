@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from distdl_jax.transforms.checked_jit import check, jit
     from distdl_jax.transforms.forward_mode import hvp, jvp, linear_transpose, linearize
     from distdl_jax.transforms.gradients import grad, value_and_grad
+    from distdl_jax.transforms.map_overlap import map_overlap
     from distdl_jax.transforms.replica_check import check_replicated
     from distdl_jax.transforms.totals import total
     from distdl_jax.transports.open_world import close
@@ -55,6 +56,7 @@ _MODULES = {
     "transports.open_world": ("close",),
     "transforms.block_functions": ("map_blocks",),
     "transforms.checked_jit": ("check", "jit"),
+    "transforms.map_overlap": ("map_overlap",),
     "errors": (
         "CheckpointError",
         "CopiesWarning",
@@ -126,6 +128,7 @@ __all__ = [
     "linear_transpose",
     "linearize",
     "map_blocks",
+    "map_overlap",
     "nn",
     "optim",
     "planning_world",
