@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from distdl_jax.partitions.tensors import TensorSpec, zero_volume_tensor
     from distdl_jax.plans.shape_dtype import ShapeDtype
     from distdl_jax.tools.cost.cost import cost
+    from distdl_jax.tools.draw.draw import draw
     from distdl_jax.tools.profile.profile import profile
     from distdl_jax.transforms.block_functions import map_blocks
     from distdl_jax.transforms.checked_jit import check, jit
@@ -79,6 +80,7 @@ _MODULES = {
     "transforms.replica_check": ("check_replicated",),
     "transforms.totals": ("total",),
     "tools.cost.cost": ("cost",),
+    "tools.draw.draw": ("draw",),
     "partitions.tensors": ("TensorSpec", "zero_volume_tensor"),
     "nn.from_torch": ("from_torch",),
 }
@@ -115,6 +117,7 @@ __all__ = [
     "close",
     "cost",
     "data",
+    "draw",
     "from_torch",
     "functional",
     "gather",

@@ -103,7 +103,7 @@ class Drawing:
     It is the same on every worker.
 
     >>> import distdl_jax as dj
-    >>> print(dj.planning_world(6).grid([2, 3]).draw())
+    >>> print(dj.draw(dj.planning_world(6).grid([2, 3])))
     2 x 3 grid of 6 workers
           0     1     2
        +-----+-----+-----+

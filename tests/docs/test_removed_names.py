@@ -33,3 +33,12 @@ def test_a_removed_command_says_what_to_do() -> None:
         command = [sys.executable, "-m", "distdl_jax", name, "network.py"]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert ended.returncode == 2 and f"{name} has been removed: " in ended.stderr and words in ended.stderr
+
+
+def test_a_removed_method_says_what_to_write() -> None:
+    P = dj.planning_world(2).grid([2, 1])
+    layer, spec = nn.Repartition(P, P), dj.TensorSpec((2, 3), P)
+    for value, words in ((P, "dj.draw(P)"), (spec, "dj.draw(spec)"), (layer, "dj.draw(layer, x_spec)")):
+        with pytest.raises(AttributeError, match=re.escape(f".draw has been removed: write {words}.")):
+            value.draw()  # type: ignore[union-attr]
+        assert not hasattr(value, "draw")

@@ -24,7 +24,7 @@ FAMILIES = (
         "Teams of workers on grids, and tensors in blocks over them. Guides: [partitions](../partitions.md), "
         "[primitives](../primitives.md#partitions), [the contract](../contract.md).",
         "Partition CartesianPartition TensorSpec ShapeDtype zero_volume_tensor planning_world gather scatter init "
-        "init_block specs_like training_specs map_blocks map_overlap Drawing random.*",
+        "init_block specs_like training_specs map_blocks map_overlap draw Drawing random.*",
     ),
     Family(
         "programs",

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError, Removed
 from distdl_jax.functional.plan import ShapeDtypes
 from distdl_jax.nn.base.layer import Layer
 from distdl_jax.nn.networks.network import Network
@@ -26,12 +26,11 @@ from distdl_jax.partitions.tensors import TensorSpec, check_spec
 from distdl_jax.plans.alike import ByClass, derived, on_grids
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import worker_ranks
-from distdl_jax.text import Drawing, aligned, number, quoted
+from distdl_jax.text import aligned, number, quoted
 from distdl_jax.tools.cost.amounts import Amounts, alike
 from distdl_jax.tools.cost.classes import groups
 from distdl_jax.tools.cost.layers import Chain, Counter, nodes_in
 from distdl_jax.tools.cost.memory import CompiledMemory, WorkerMemory, compile_step, worker_memory
-from distdl_jax.tools.draw.bars import bars
 from distdl_jax.tracing.world import World
 from distdl_jax.validation import checked_boolean, checked_dtype
 
@@ -272,17 +271,7 @@ class Cost:
         ]
         return json.dumps({"version": VERSION, "workers": _lists(self.workers), "layers": layers})
 
-    def draw(self) -> Drawing:
-        """Return a picture: for each layer a bar of its computation, messages and storage; the table is its text."""
-        activations = self.activations
-        numbers = np.array([layer.numbers(activations[layer.place]) for layer in self.layers])
-        shares = numbers / np.maximum(numbers.sum(0), 1e-30)
-        rows = [
-            ([layer.title, *map(number, entries)], [share[0], share[2], share[3]])
-            for layer, entries, share in zip(self.layers, numbers, shares, strict=True)
-        ]
-        parts = ("share of flops", "of bytes sent", "of bytes stored")
-        return Drawing(bars("A training step", ["layer", *COLUMNS], rows, parts).svg, self.table())
+    draw = Removed("dj.draw(cost)")
 
 
 def _lists(amounts: Amounts) -> dict[str, list[int]]:

@@ -52,7 +52,7 @@ def test_a_number_without_its_unit_is_refused(text: str) -> None:
 def test_a_table_a_picture_and_json_show_each_layer() -> None:
     """The picture is SVG with a row for each layer; JSON has all that the table has."""
     cost = dj.cost(*network(dj.planning_world(4)))
-    drawn = cost.draw()
+    drawn = dj.draw(cost)
     ElementTree.fromstring(drawn.svg)
     written = json.loads(cost.to_json())
     assert written["version"] == 3
