@@ -93,6 +93,15 @@ def aligned(rows: Sequence[Sequence[str]], left: Container[int] = (0,)) -> list[
     ]
 
 
+TINTS = ("#a6d5f2", "#f7cd9c", "#9bd9bf", "#f5eba0", "#b9c3ee", "#f2b5a7", "#e0c0da")
+"""Fills that can be distinguished with any colour vision (after Okabe and Ito, lightened)."""
+
+
+def tint(worker: int) -> str:
+    """Return the fill of a worker."""
+    return TINTS[worker % len(TINTS)]
+
+
 @dataclass(frozen=True)
 class Drawing:
     """A picture: SVG, which Jupyter shows by itself, and text for a terminal, which `print` shows.

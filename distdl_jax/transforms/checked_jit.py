@@ -105,7 +105,7 @@ def check(fun: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Report:
 
     **Returns:** a `Report`, the same on all workers: printed, it lists each worker's operations, messages and bytes;
     `report.ok` tells whether the programs complete together, `report.problem` what doesn't match; `dj.draw(report)`
-    draws the messages in order, `report.picture()` the total between workers.
+    draws the messages in order, and with `in_order=False` the totals between workers.
 
     **Raises:** `InvalidTypeError` if `fun` is not a function; `SetupError` if it communicates in several worlds; and
     errors of `fun` while it is traced.

@@ -18,15 +18,20 @@ from distdl_jax.tools.cost.cost import Cost
 from distdl_jax.tools.draw.bars import draw_cost
 from distdl_jax.tools.draw.grids import draw_blocks, spec_as_blocks, workers_as_blocks
 from distdl_jax.tools.draw.layers import draw_layer
-from distdl_jax.tools.draw.messages import draw_report
-from distdl_jax.validation import checked_dtype
+from distdl_jax.tools.draw.messages import draw_report, draw_totals
+from distdl_jax.validation import checked_boolean, checked_dtype
 from distdl_jax.watchdog.programs.report import Report
 
 KINDS = "a partition, a spec, a layer of the library, the result of dj.check, or that of dj.cost"
 
 
 def draw(
-    x: Any, x_spec: TensorSpec | None = None, *, dtype: DTypeLike = jnp.float32, halos: Mapping[int, Any] | None = None
+    x: Any,
+    x_spec: TensorSpec | None = None,
+    *,
+    dtype: DTypeLike = jnp.float32,
+    halos: Mapping[int, Any] | None = None,
+    in_order: bool = True,
 ) -> Drawing:
     """Draw a partition, a tensor's blocks, a layer, a function's messages, or a cost.
 
@@ -48,6 +53,8 @@ def draw(
     - `x_spec`: for a layer, the global shape and the partition of its input.
     - `dtype`: of a layer's input, for the byte counts; an input of indices has int32.
     - `halos`: for an `nn.HaloExchange`, the widths of workers by world rank. By default all have this worker's.
+
+    - `in_order`: for a report, whether the messages are shown in order, or the totals of each pair of workers.
 
     **Returns:** a `Drawing`: SVG, which Jupyter shows by itself, with `save`; printed, it is text.
 
@@ -77,7 +84,7 @@ def draw(
     >>> print(str(dj.draw(layer, dj.TensorSpec((4, 6), layer.P_x))).splitlines()[-1])
       24 bytes each: 0 → 1, 1 → 0
     """
-    number = checked_dtype("dtype", dtype)
+    number, in_order = checked_dtype("dtype", dtype), checked_boolean("in_order", in_order)
     if isinstance(x, BaseLayer):
         check_spec(x_spec, "x_spec")
         assert x_spec is not None
@@ -93,7 +100,7 @@ def draw(
         case TensorSpec():
             return draw_blocks(spec_as_blocks(x))
         case Report():
-            return draw_report(x)
+            return draw_report(x) if in_order else draw_totals(x)
         case Cost():
             return draw_cost(x)
     raise InvalidTypeError(f"`x` (={quoted(x)}) must be {KINDS}.")

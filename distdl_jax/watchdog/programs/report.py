@@ -1,14 +1,13 @@
-"""The result of `dj.check`: each worker's operations, messages and bytes, as text and as a picture."""
+"""The result of `dj.check`: each worker's operations, messages and bytes, as text."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from distdl_jax.errors import Removed
-from distdl_jax.text import Drawing, aligned
+from distdl_jax.text import aligned
 from distdl_jax.watchdog.programs.diagnosis import describe
 from distdl_jax.watchdog.programs.ir import Program, operations
 
@@ -86,19 +85,7 @@ class Report:
         return "\n".join(lines)
 
     draw = Removed("dj.draw(report)")
-
-    def picture(self, path: str | Path | None = None) -> Drawing:
-        """Draw the messages and bytes between workers; the SVG is also written to `path` if given.
-
-        **Returns:** a `Drawing`; its text is the `matrix`.
-        """
-        from distdl_jax.tools.draw.messages import draw_amounts
-
-        plain = f"{self.name}: bytes sent\n{self.matrix()}"
-        drawing = draw_amounts(self.name, sorted(self.programs), self.messages(), plain)
-        if path is not None:
-            drawing.save(path)
-        return drawing
+    picture = Removed("dj.draw(report, in_order=False)")
 
     def __str__(self) -> str:
         verdict = "completes on all workers" if self.ok else self.problem
