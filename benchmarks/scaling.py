@@ -19,9 +19,6 @@ import distdl_jax as dj
 import jax
 from distdl_jax import nn
 
-MACHINE = "infiniband-hdr"
-"""Of the estimates of seconds."""
-
 Shape = tuple[int, ...]
 
 
@@ -104,7 +101,7 @@ class Study:
 
     def cost(self, workers: int) -> Any:
         """Count a step."""
-        return dj.cost(*self.place(dj.planning_world(workers), self.weak), machine=MACHINE)
+        return dj.cost(*self.place(dj.planning_world(workers), self.weak))
 
 
 CAUSAL = """\
@@ -147,7 +144,7 @@ def row(study: Study, workers: int) -> str:
     except dj.PlanError:
         memory = "not known"
     sends, nbytes, flops = cost.workers.operations.max(), cost.bytes.max() / 1e6, cost.flops.max() / 1e9
-    cells = (f"{workers:,}", f"{sends:,}", short(nbytes), short(flops), memory, short(cost.seconds or 0.0))
+    cells = (f"{workers:,}", f"{sends:,}", short(nbytes), short(flops), memory)
     return f"| {' | '.join(cells)} |"
 
 
@@ -163,21 +160,17 @@ def short(number: float) -> str:
 def section(study: Study) -> str:
     """Return the text of one network."""
     lines = [f"## {study.title}", ""]
-    lines += [
-        "| workers | messages | MB sent | Gflop | GiB | seconds, estimated |",
-        "|---:|---:|---:|---:|---:|---:|",
-    ]
+    lines += ["| workers | messages | MB sent | Gflop | GiB |", "|---:|---:|---:|---:|---:|"]
     lines += [row(study, workers) for workers in study.workers]
     return "\n".join([*lines, *(["", study.note] if study.note else [])])
 
 
-HEAD = f"""# How networks scale
+HEAD = """# How networks scale
 
 <!-- search: strong scaling, weak scaling, efficiency, speedup, thousands of ranks, supercomputer, exascale -->
 
 The messages, bytes, flops and memory of a training step, of the worker with the most, counted by [`dj.cost`](cost.md)
-([how sure](cost.md#how-sure-it-is)). Seconds are an estimate from the five numbers of `{MACHINE}`, a third off or
-more: nothing on this page was run on such a machine.
+([how sure](cost.md#how-sure-it-is)). Nothing on this page was run: there are no times.
 
 A worker is one core with a box of a volume, nearly a cube, or with consecutive tokens. A collective counts as one
 message. "A worker" in a title means weak scaling; the other tables are strong scaling.

@@ -14,7 +14,7 @@ TYPE_CHECKING = False  # `typing` would come from the folder in which `python -m
 if TYPE_CHECKING:
     from typing import Any
 
-    from distdl_jax import checkpoint, data, functional, graphs, machine, nn, optim, random, solvers
+    from distdl_jax import checkpoint, data, functional, graphs, nn, optim, random, solvers
     from distdl_jax.distribute.function import distribute
     from distdl_jax.distribute.marks import constrain, with_rule
     from distdl_jax.distribute.meanings import BLOCKS, COPIES, PARTS, VARIABLE
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from distdl_jax.partitions.planning import planning_world
     from distdl_jax.partitions.tensors import TensorSpec, zero_volume_tensor
     from distdl_jax.plans.shape_dtype import ShapeDtype
-    from distdl_jax.tools.advise.advise import advise
     from distdl_jax.tools.cost.cost import cost
-    from distdl_jax.tools.cost.machines import Machine
+    from distdl_jax.tools.draw.draw import draw
     from distdl_jax.tools.profile.profile import profile
     from distdl_jax.transforms.block_functions import map_blocks
     from distdl_jax.transforms.checked_jit import check, jit
     from distdl_jax.transforms.forward_mode import hvp, jvp, linear_transpose, linearize
     from distdl_jax.transforms.gradients import grad, value_and_grad
+    from distdl_jax.transforms.map_overlap import map_overlap
     from distdl_jax.transforms.replica_check import check_replicated
     from distdl_jax.transforms.totals import total
     from distdl_jax.transports.open_world import close
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 # The module of each public name. It is imported when the name is first requested: the supervisors of `python -m
 # distdl_jax` need none of it, nor JAX.
 _MODULES = {
-    "": ("checkpoint", "data", "functional", "graphs", "machine", "nn", "optim", "random", "solvers"),
+    "": ("checkpoint", "data", "functional", "graphs", "nn", "optim", "random", "solvers"),
     "transforms.forward_mode": ("hvp", "jvp", "linear_transpose", "linearize"),
     "transforms.gradients": ("grad", "value_and_grad"),
     "transports.threads.simulate": ("simulate",),
@@ -64,6 +64,7 @@ _MODULES = {
     "distribute.marks": ("constrain", "with_rule"),
     "distribute.meanings": ("BLOCKS", "COPIES", "PARTS", "VARIABLE"),
     "transforms.checked_jit": ("check", "jit"),
+    "transforms.map_overlap": ("map_overlap",),
     "errors": (
         "CheckpointError",
         "CopiesWarning",
@@ -85,14 +86,24 @@ _MODULES = {
     "transports.progress": ("progress",),
     "transforms.replica_check": ("check_replicated",),
     "transforms.totals": ("total",),
-    "tools.advise.advise": ("advise",),
     "tools.cost.cost": ("cost",),
-    "tools.cost.machines": ("Machine",),
+    "tools.draw.draw": ("draw",),
     "partitions.tensors": ("TensorSpec", "zero_volume_tensor"),
     "nn.from_torch": ("from_torch",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 _importing = RLock()
+
+_NO_SECONDS = (
+    "print dj.cost(network, x_spec).table(bandwidth='10 GB/s', latency='2 us') for a lower bound of waiting, and time "
+    "steps in the job"
+)
+# Names of the version before, and what to write in place of them. They go with the next version.
+_REMOVED = {
+    "advise": "count with dj.cost, and time a few partitions in the job, as docs/how-to/choose-a-partition.md shows",
+    "machine": _NO_SECONDS,
+    "Machine": _NO_SECONDS,
+}
 
 __all__ = [
     "BLOCKS",
@@ -105,13 +116,11 @@ __all__ = [
     "DistDLError",
     "InvalidArgumentError",
     "InvalidTypeError",
-    "Machine",
     "Partition",
     "PlanError",
     "SetupError",
     "ShapeDtype",
     "TensorSpec",
-    "advise",
     "all_reduce",
     "check",
     "check_replicated",
@@ -121,6 +130,7 @@ __all__ = [
     "cost",
     "data",
     "distribute",
+    "draw",
     "from_torch",
     "functional",
     "gather",
@@ -133,8 +143,8 @@ __all__ = [
     "jvp",
     "linear_transpose",
     "linearize",
-    "machine",
     "map_blocks",
+    "map_overlap",
     "nn",
     "optim",
     "planning_world",
@@ -168,6 +178,8 @@ sys.modules[__name__].__class__ = _Package
 
 def __getattr__(name: str) -> Any:
     """Import a public name."""
+    if name in _REMOVED:
+        raise AttributeError(f"dj.{name} has been removed: {_REMOVED[name]}.")
     if (module := _MODULE_OF.get(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Threads that import modules of JAX at the same time may get them half made: they import each other in circles.

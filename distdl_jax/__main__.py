@@ -5,10 +5,6 @@ supervisor that sees whatever ends the worker. `-m module` and `-c code` are lik
 
 `python -m distdl_jax --simulate 4 program.py` runs a program on four workers in one process, without mpirun.
 
-`mpiexec -n 4 python -m distdl_jax machine` measures the machine, for `dj.cost` to estimate seconds.
-
-`python -m distdl_jax advise network.py --workers 64` prints suitable partitions for the layers of a network.
-
 `python -m distdl_jax doctor`, with or without mpiexec, checks the installation, the launch and the machine.
 """
 
@@ -25,38 +21,39 @@ from pathlib import Path
 
 from distdl_jax.watchdog.launch.supervisor import supervise, worker_command
 
-COMMANDS = {"machine": ("tools.cost", None), "doctor": ("tools.doctor", 60.0)}
-"""The commands in place of a program, and their modules; and the seconds for MPI's start: None for
-DISTDL_JAX_TIMEOUT."""
+SECONDS = 60.0
+"""For MPI's start in `doctor`, in place of DISTDL_JAX_TIMEOUT."""
+
+# Commands of the version before, and what to do in place of them. They go with the next version.
+_REMOVED = {
+    "advise": "time a few partitions in the job, as docs/how-to/choose-a-partition.md shows",
+    "machine": "print dj.cost(network, x_spec).table(bandwidth='10 GB/s', latency='2 us')",
+}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run a command line; return the exit status."""
     if len(arguments) > 1 and arguments[0] in ("-m", "-c"):
         supervise(worker_command(arguments))
-    if arguments[:1] == ["advise"]:
-        from distdl_jax.tools.advise.command import advise_on_file  # imports JAX, which no supervisor needs
-
-        return advise_on_file(arguments[1:])
     if arguments[:1] == ["doctor"] and any(word.startswith("--simulate") for word in arguments):
         from distdl_jax.tools.doctor.__main__ import main as look  # like simulated programs: without a supervisor
 
         return look(arguments[1:])
-    if arguments and arguments[0] in COMMANDS:
-        module, seconds = COMMANDS[arguments[0]]
-        supervise(worker_command(["-m", f"distdl_jax.{module}", *arguments[1:]]), seconds)
+    if arguments[:1] == ["doctor"]:
+        supervise(worker_command(["-m", "distdl_jax.tools.doctor", *arguments[1:]]), SECONDS)
     parser = argparse.ArgumentParser(
         prog="python -m distdl_jax",
-        usage="%(prog)s [--simulate N] program.py ... | -m module ... | -c code ... | advise | doctor | machine ...",
+        usage="%(prog)s [--simulate N] program.py ... | -m module ... | -c code ... | doctor ...",
         description="Run a program as one worker of a job that a launcher (mpirun, mpiexec, srun) has started; or, "
         "with --simulate, on several workers in this process, each a thread, without a launcher. Or "
-        "diagnose an installation, a launch or a machine, or ask for the partitions of a network: see "
-        "doctor --help and advise --help.",
+        "check an installation, a launch and a machine: see doctor --help.",
     )
     parser.add_argument("--simulate", metavar="N", type=_workers, help="the number of workers, 1 or more")
     parser.add_argument("program", help="the program's file; or -m and a module, or -c and code")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments in sys.argv, after its name")
     options = parser.parse_args(arguments)
+    if options.program in _REMOVED:
+        parser.error(f"{options.program} has been removed: {_REMOVED[options.program]}.")
     if options.simulate is None:
         supervise(worker_command([options.program, *options.arguments]))
     if not Path(options.program).is_file():

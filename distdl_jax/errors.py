@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import NoReturn
 
 from distdl_jax.text import brief, cut
 
@@ -48,6 +49,26 @@ class CopiesWarning(UserWarning):
 
 class CheckpointError(DistDLError, OSError):
     """A checkpoint (then on every worker) or a file of arrays can't be written or read, is damaged, or was changed."""
+
+
+class Removed:
+    """A method of the version before: it raises a sentence that says what to write instead. It goes with the next.
+
+    >>> class Partition:
+    ...     draw = Removed("dj.draw(P)")
+    >>> Partition().draw()
+    Traceback (most recent call last):
+    AttributeError: Partition.draw has been removed: write dj.draw(P).
+    """
+
+    def __init__(self, instead: str) -> None:
+        self._instead = instead
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"{owner.__name__}.{name}"
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise AttributeError(f"{self._name} has been removed: write {self._instead}.")
 
 
 ONE_PROGRAM = (

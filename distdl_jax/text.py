@@ -93,6 +93,15 @@ def aligned(rows: Sequence[Sequence[str]], left: Container[int] = (0,)) -> list[
     ]
 
 
+TINTS = ("#a6d5f2", "#f7cd9c", "#9bd9bf", "#f5eba0", "#b9c3ee", "#f2b5a7", "#e0c0da")
+"""Fills that can be distinguished with any colour vision (after Okabe and Ito, lightened)."""
+
+
+def tint(worker: int) -> str:
+    """Return the fill of a worker."""
+    return TINTS[worker % len(TINTS)]
+
+
 @dataclass(frozen=True)
 class Drawing:
     """A picture: SVG, which Jupyter shows by itself, and text for a terminal, which `print` shows.
@@ -103,7 +112,7 @@ class Drawing:
     It is the same on every worker.
 
     >>> import distdl_jax as dj
-    >>> print(dj.planning_world(6).grid([2, 3]).draw())
+    >>> print(dj.draw(dj.planning_world(6).grid([2, 3])))
     2 x 3 grid of 6 workers
           0     1     2
        +-----+-----+-----+

@@ -15,19 +15,16 @@ FLOORS = tuple(
 """From the top, the rooms of each floor: the first column of the page's table of rooms."""
 
 FLOOR = {room: number for number, rooms in enumerate(reversed(FLOORS)) for room in rooms}
-DOORS = {"__init__", "__main__", "machine", "onednn"}
+DOORS = {"__init__", "__main__", "onednn"}
 """What users import and start, which may import all."""
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yield the rooms that a module imports from, and whether it does so when a function is called."""
-    tree = ast.parse(path.read_text())
-    inside = {id(node) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for node in ast.walk(f)}
-    for node in ast.walk(tree):
+def imports(path: Path) -> Iterator[str]:
+    """Yield the rooms that a module imports from, also within its functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("distdl_jax"):
             parts = node.module.split(".")
-            for room in [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]:
-                yield room, id(node) in inside
+            yield from [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
 
 
 def test_every_room_stands_on_a_floor() -> None:
@@ -36,14 +33,13 @@ def test_every_room_stands_on_a_floor() -> None:
 
 
 def test_imports_go_down() -> None:
-    """But for the program as a type, which `tracing` has of `watchdog`; and `tools`, which functions import."""
+    """But for the program as a type, which `tracing` has of `watchdog`."""
     found = []
     for path in modules():
         room = path.relative_to(ROOT / "distdl_jax").parts[0].removesuffix(".py")
-        for other, in_a_function in imports(path) if room not in DOORS else ():
-            is_asked_for = other == "tools" and in_a_function
+        for other in imports(path) if room not in DOORS else ():
             is_side = (room, other) == ("tracing", "watchdog") or FLOOR[room] == FLOOR.get(other) == 0
-            if other != room and not is_asked_for and not is_side and FLOOR.get(other, -1) >= FLOOR[room]:
+            if other != room and not is_side and FLOOR.get(other, -1) >= FLOOR[room]:
                 found.append(f"{path.relative_to(ROOT)} imports from {other}")
     assert not found
 

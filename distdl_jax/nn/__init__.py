@@ -54,28 +54,6 @@ from distdl_jax.nn.losses.loss import (
     DistributedMSELoss,
     DistributedPoissonNLLLoss,
 )
-from distdl_jax.nn.networks.descriptions import (
-    avg_pool1d,
-    avg_pool2d,
-    avg_pool3d,
-    batch_norm,
-    conv1d,
-    conv2d,
-    conv3d,
-    conv_transpose1d,
-    conv_transpose2d,
-    conv_transpose3d,
-    describe,
-    flatten,
-    group_norm,
-    instance_norm,
-    layer_norm,
-    linear,
-    max_pool1d,
-    max_pool2d,
-    max_pool3d,
-    skip,
-)
 from distdl_jax.nn.networks.pipeline import Pipeline
 from distdl_jax.nn.networks.remat_precision import Precision, Remat
 from distdl_jax.nn.networks.residual import Residual, Skip
@@ -240,27 +218,32 @@ __all__ = [
     "Transpose",
     "Unflatten",
     "WeightNorm",
-    "avg_pool1d",
-    "avg_pool2d",
-    "avg_pool3d",
-    "batch_norm",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
-    "describe",
-    "flatten",
-    "group_norm",
-    "instance_norm",
-    "layer_norm",
-    "linear",
-    "max_pool1d",
-    "max_pool2d",
-    "max_pool3d",
-    "skip",
 ]
+
+
+# Descriptions of layers of the version before, and the layers. They go with the next version.
+_REMOVED = {
+    "batch_norm": "DistributedBatchNorm",
+    "describe": "Layer",
+    "flatten": "Flatten",
+    "group_norm": "DistributedGroupNorm",
+    "instance_norm": "DistributedInstanceNorm",
+    "layer_norm": "DistributedLayerNorm",
+    "linear": "DistributedLinear",
+    "skip": "Residual",
+}
+for _dims in (1, 2, 3):
+    _REMOVED[f"conv{_dims}d"] = f"DistributedConv{_dims}d"
+    _REMOVED[f"conv_transpose{_dims}d"] = f"DistributedConvTranspose{_dims}d"
+    _REMOVED[f"max_pool{_dims}d"] = f"DistributedMaxPool{_dims}d"
+    _REMOVED[f"avg_pool{_dims}d"] = f"DistributedAvgPool{_dims}d"
+
+
+def __getattr__(name: str) -> None:
+    """Say what to write in place of a name that has been removed."""
+    if layer := _REMOVED.get(name):
+        raise AttributeError(f"nn.{name} has been removed, with dj.advise: write nn.{layer}, with its partition.")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -12,14 +12,13 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, start_of_more
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, Removed, start_of_more
 from distdl_jax.partitions.worker_team import WorkerTeam
 from distdl_jax.plans import broadcasting
 from distdl_jax.plans.broadcasting import BroadcastRule
 from distdl_jax.plans.decomposition import index_of
 from distdl_jax.plans.shape_dtype import listed, ranks_text, shape_text
 from distdl_jax.plans.worker_ranks import worker_ranks
-from distdl_jax.text import Drawing
 from distdl_jax.tracing.world import World
 from distdl_jax.transports.idle_workers import leaves_out
 from distdl_jax.transports.open_world import open_world
@@ -243,28 +242,7 @@ class Partition(WorkerTeam):
         as_root, as_member = (self.of_workers(self._world, team.participants if team else ()) for team in teams)
         return as_root, as_member
 
-    def draw(self) -> Drawing:
-        """Draw the workers with their world ranks, in the team's order: on the grid, if there is one.
-
-        There is no communication, and every worker gets the same picture. Of more than 64 workers, it shows the first
-        ones along each dimension.
-
-        **Returns:** a `Drawing`: SVG, which Jupyter shows by itself, with `save`; printed, it is text.
-
-        >>> import distdl_jax as dj
-        >>> print(dj.planning_world(4).grid([2, 1], [3, 1]).draw())
-        2 x 1 grid of 2 workers
-              0
-           +-----+
-         0 |  3  |
-           +-----+
-         1 |  1  |
-           +-----+
-        Outside: workers 0, 2.
-        """
-        from distdl_jax.tools.draw.grids import draw_blocks, workers_as_blocks
-
-        return draw_blocks(workers_as_blocks(self))
+    draw = Removed("dj.draw(P)")
 
     def broadcast_data(self, data: Any, root: int = 0, P_data: Partition | None = None) -> Any:
         """Broadcast `data`, any picklable object, from one worker to all workers of this partition.

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, Removed
 from distdl_jax.partitions.formats.slices import reader_of, slice_dtype, sliced
 from distdl_jax.partitions.partition import CartesianPartition, Partition
 from distdl_jax.partitions.static import Immutable
@@ -21,7 +21,6 @@ from distdl_jax.plans.alike import ByClass
 from distdl_jax.plans.decomposition import Box, balanced_box, balanced_sizes, box_shape, index_of
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.plans.worker_ranks import positions
-from distdl_jax.text import Drawing
 from distdl_jax.validation import checked_axes, checked_dtype, checked_integer, checked_integers
 
 
@@ -143,28 +142,7 @@ class TensorSpec(Immutable):
         block = sliced("array", array, self.box)
         return device_array(block.astype(checked_dtype("array.dtype", block.dtype), copy=False))
 
-    def draw(self) -> Drawing:
-        """Draw the owners of the blocks of the whole tensor.
-
-        There is no communication, and every worker gets the same picture. Of more than 64 workers, it shows the first
-        ones along each dimension.
-
-        **Returns:** a `Drawing`: SVG, which Jupyter shows by itself, with `save`; printed, it is text.
-
-        >>> import distdl_jax as dj
-        >>> print(dj.TensorSpec((5, 4), dj.planning_world(6).grid([2, 2])).draw())
-        5 x 4 on 4 workers, dimensions 0 and 1 split
-               0:2   2:4
-             +-----+-----+
-         0:3 |  0  |  1  |
-             +-----+-----+
-         3:5 |  2  |  3  |
-             +-----+-----+
-        Without a block: workers 4, 5.
-        """
-        from distdl_jax.tools.draw.grids import draw_blocks, spec_as_blocks
-
-        return draw_blocks(spec_as_blocks(self))
+    draw = Removed("dj.draw(spec)")
 
     @property
     def zero_volume_shape(self) -> tuple[int, ...]:

@@ -104,8 +104,8 @@ def check(fun: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Report:
     - `args`, `kwargs`: its arguments; only the shapes and dtypes of arrays matter.
 
     **Returns:** a `Report`, the same on all workers: printed, it lists each worker's operations, messages and bytes;
-    `report.ok` tells whether the programs complete together, `report.problem` what doesn't match; `report.draw()` draws
-    the messages in order, `report.picture()` the total between workers.
+    `report.ok` tells whether the programs complete together, `report.problem` what doesn't match; `dj.draw(report)`
+    draws the messages in order, and with `in_order=False` the totals between workers.
 
     **Raises:** `InvalidTypeError` if `fun` is not a function; `SetupError` if it communicates in several worlds; and
     errors of `fun` while it is traced.

@@ -1,14 +1,12 @@
-"""The progress of long work, on worker 0 only: a bar on a terminal, plain lines elsewhere."""
+"""The progress of long work, on worker 0 only: by tqdm where it is installed, otherwise a line at the end."""
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from datetime import timedelta
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -22,8 +20,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-EVERY = 10.0
-"""Seconds between two plain lines, and before the first."""
+LONG = 10.0
+"""Seconds of work after which a line is printed at its end, and between two lines of tqdm in a log."""
 
 BAR_AFTER = 1.0
 """Seconds before a bar appears."""
@@ -44,9 +42,9 @@ def progress(
 ) -> Progress[Any]:
     """Return an iterable of the same items, which shows on worker 0 of the job how far its loop is.
 
-    On a terminal it is a bar of [tqdm](https://tqdm.github.io), if tqdm is installed (`pip install
-    'distdl_jax[progress]'`). Elsewhere, for instance in a job's log, it is a plain line on stderr, at most every 10
-    seconds; shorter work writes nothing. Other workers write nothing. `DISTDL_JAX_PROGRESS=0` turns it off.
+    It is a bar of [tqdm](https://tqdm.github.io) on stderr, if tqdm is installed (`pip install
+    'distdl_jax[progress]'`); otherwise a line at the end of work that takes 10 seconds or more. Other workers write
+    nothing. `DISTDL_JAX_PROGRESS=0` turns it off.
 
     It sends no messages, so it may be used on some workers only, inside and outside of `dj.simulate`.
 
@@ -89,8 +87,7 @@ class Progress(Generic[T]):
         """`shows`: whether this worker shows it."""
         self._items, self._total, self._label, self._unit = items, total, label, unit
         self._shows = shows and shows_progress()
-        self._done = 0
-        self._began = self._last = time.monotonic()
+        self._done, self._began = 0, time.monotonic()
         self._bar: Any = None
 
     def __iter__(self) -> Iterator[T]:
@@ -100,45 +97,33 @@ class Progress(Generic[T]):
                 self.advance()
 
     def __enter__(self) -> Progress[T]:
-        self._began = self._last = time.monotonic()
+        self._began = time.monotonic()
         self._bar = _bar(self._total, self._label, self._unit) if self._shows else None
         return self
 
     def advance(self, count: int = 1) -> None:
         """Report that `count` more units are done. Not collective."""
         self._done += count
-        # Whatever stderr is, closed or a program's own object without `flush`: it must not end the work.
-        with suppress(Exception):
-            if self._bar is not None:
+        if self._bar is not None:
+            with suppress(Exception):  # whatever stderr is, a closed one, too: it must not end the work
                 self._bar.update(count)
-            elif self._shows and time.monotonic() - self._last >= EVERY:
-                self._write()
 
     def __exit__(self, *_: object) -> None:
         with suppress(Exception):
+            seconds = time.monotonic() - self._began
             if self._bar is not None:
                 self._bar.close()
-            elif self._last > self._began:  # short work has written nothing
-                self._write()
-
-    def _write(self) -> None:
-        self._last = time.monotonic()
-        if sys.stderr is not None:  # `print` would then write to stdout
-            print(self._line(self._last - self._began), file=sys.stderr, flush=True)
+            elif self._shows and seconds >= LONG and sys.stderr is not None:  # `print` would write to stdout
+                print(self._line(seconds), file=sys.stderr, flush=True)
 
     def _line(self, seconds: float) -> str:
-        """Return a plain line after `seconds`.
+        """Return the line at the end.
 
-        >>> Progress((), 400, "training", "step", False)._line(20.0)
-        'training: 0 of 400 steps, 0:00:20'
+        >>> Progress((), None, "checkpoint", "B", False)._line(20.0)
+        'checkpoint: 0 MiB in 20 s'
         """
-        count = self._done if self._total is None else self._total
-        size, unit = (2**20, "MiB") if self._unit == "B" else (1, self._unit + "s" * (count != 1))
-        total = "" if self._total is None else f" of {self._total / size:.0f}"
-        parts = [f"{self._done / size:.0f}{total} {unit}", str(timedelta(seconds=round(seconds)))]
-        if 0 < self._done < count:
-            parts.append(f"{timedelta(seconds=round(seconds * (count - self._done) / self._done))} left")
-        return ": ".join(filter(None, (self._label, ", ".join(parts))))
+        size, unit = (2**20, "MiB") if self._unit == "B" else (1, self._unit + "s" * (self._done != 1))
+        return f"{self._label}{': ' * bool(self._label)}{self._done / size:.0f} {unit} in {seconds:.0f} s"
 
 
 def bytes_shown(world: World, label: str, total: int) -> Progress[Any]:
@@ -159,17 +144,17 @@ def _is_worker_0() -> bool:
 
 
 def _bar(total: int | None, label: str, unit: str) -> Any:
-    """Return a tqdm bar; None without tqdm, or if stderr is not a terminal of known width."""
-    try:
-        from tqdm import tqdm
-
-        if not os.get_terminal_size(sys.stderr.fileno()).columns:
-            return None
-    except Exception:  # no tqdm, no terminal, or a program's own object in place of stderr
-        return None
-    kind: Any = type("Bar", (tqdm,), {"monitor_interval": 0})  # without its thread
-    kind.set_lock(threading.RLock())  # nor its lock between processes
+    """Return a tqdm bar; None without tqdm, or where it can't write."""
     size: dict[str, Any] = {"unit": f" {unit}"}
     if unit == "B":
         size = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
-    return kind(total=total, desc=label or None, delay=BAR_AFTER, dynamic_ncols=True, **size)
+    try:
+        from tqdm import tqdm
+
+        every = 0.1 if sys.stderr.isatty() else LONG  # a bar in a log is a line each time
+        kind: Any = type("Bar", (tqdm,), {"monitor_interval": 0})  # without its thread
+        kind.set_lock(threading.RLock())  # nor its lock between processes
+        options = {"delay": BAR_AFTER, "mininterval": every, "dynamic_ncols": True, **size}
+        return kind(total=total, desc=label or None, **options)
+    except Exception:  # no tqdm, or a program's own object in place of stderr
+        return None

@@ -27,41 +27,41 @@ P = dj.planning_world(4)
 
 
 def grid() -> Drawing:
-    return P.grid([2, 2]).draw()
+    return dj.draw(P.grid([2, 2]))
 
 
 def blocks() -> Drawing:
-    return dj.TensorSpec((2, 3, 64, 64), P.grid([1, 1, 2, 2])).draw()
+    return dj.draw(dj.TensorSpec((2, 3, 64, 64), P.grid([1, 1, 2, 2])))
 
 
 def volume() -> Drawing:
-    return dj.TensorSpec((1, 1, 64, 64, 64), dj.planning_world(8).grid([1, 1, 2, 2, 2])).draw()
+    return dj.draw(dj.TensorSpec((1, 1, 64, 64, 64), dj.planning_world(8).grid([1, 1, 2, 2, 2])))
 
 
 def repartition() -> Drawing:
     layer = nn.Repartition(P.grid([2, 2]), P.grid([4, 1]))
-    return layer.draw(dj.TensorSpec((8, 8), layer.P_x))
+    return dj.draw(layer, dj.TensorSpec((8, 8), layer.P_x))
 
 
 def halo_exchange() -> Drawing:
     P_x = P.grid([2, 2])
-    return nn.HaloExchange(P_x, ((1, 1), (1, 1))).draw(dj.TensorSpec((8, 8), P_x))
+    return dj.draw(nn.HaloExchange(P_x, ((1, 1), (1, 1))), dj.TensorSpec((8, 8), P_x))
 
 
 def broadcast() -> Drawing:
     layer = nn.Broadcast(P.grid([1, 2]), P.grid([2, 2]))
-    return layer.draw(dj.TensorSpec((4, 6), layer.P_x))
+    return dj.draw(layer, dj.TensorSpec((4, 6), layer.P_x))
 
 
 def sum_reduce() -> Drawing:
     layer = nn.SumReduce(P.grid([2, 2]), P.grid([1, 2]))
-    return layer.draw(dj.TensorSpec((8, 6), layer.P_x))
+    return dj.draw(layer, dj.TensorSpec((8, 6), layer.P_x))
 
 
 def convolution() -> Drawing:
     P_x = P.grid([1, 1, 2, 2])
     layer = nn.DistributedConv2d(P_x, in_channels=1, out_channels=4, kernel_size=3, padding=1)
-    return layer.draw(dj.TensorSpec((1, 1, 8, 8), P_x))
+    return dj.draw(layer, dj.TensorSpec((1, 1, 8, 8), P_x))
 
 
 def messages() -> Drawing:
@@ -74,7 +74,7 @@ def messages() -> Drawing:
             return jnp.sum(conv(params, x) ** 2)
 
         params = conv.init(jax.random.key(0), jnp.float32)
-        return dj.check(dj.value_and_grad(loss), params, x).draw()
+        return dj.draw(dj.check(dj.value_and_grad(loss), params, x))
 
     drawing: Drawing = dj.simulate(4, program)[0]
     return drawing
@@ -210,19 +210,19 @@ def _bars() -> Part:
 
 
 def gallery_rows() -> Drawing:
-    return dj.TensorSpec((10, 4), P.grid([4, 1])).draw()
+    return dj.draw(dj.TensorSpec((10, 4), P.grid([4, 1])))
 
 
 def gallery_halves() -> Drawing:
-    return dj.TensorSpec((1, 1, 28, 28), dj.planning_world(2).grid([1, 1, 1, 2])).draw()
+    return dj.draw(dj.TensorSpec((1, 1, 28, 28), dj.planning_world(2).grid([1, 1, 1, 2])))
 
 
 def gallery_advice() -> Drawing:
-    return dj.TensorSpec((2, 8, 64, 64, 64), dj.planning_world(8).grid([2, 1, 2, 2, 1])).draw()
+    return dj.draw(dj.TensorSpec((2, 8, 64, 64, 64), dj.planning_world(8).grid([2, 1, 2, 2, 1])))
 
 
 def gallery_plate() -> Drawing:
-    return dj.TensorSpec((24, 24), P.grid([2, 2])).draw()
+    return dj.draw(dj.TensorSpec((24, 24), P.grid([2, 2])))
 
 
 PICTURES: dict[str, Callable[[], Drawing]] = {

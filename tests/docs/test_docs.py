@@ -104,7 +104,7 @@ def test_each_layer_is_on_one_page() -> None:
 
     movements = {name for name in nn.__all__ if getattr(nn, name).__module__ == data_movement.__name__}
     on_pages = [name for page in (ROOT / "docs" / "layers").glob("*.md") for name in layers_on(page)]
-    layers = {f"nn.{name}" for name in nn.__all__ if name[0].isupper()} - {"nn.Layer"}  # others are descriptions
+    layers = {f"nn.{name}" for name in nn.__all__} - {"nn.Layer"}
     assert layers - {f"nn.{name}" for name in movements} <= set(on_pages)
     assert len(on_pages) == len(set(on_pages))
 
@@ -137,5 +137,5 @@ def test_every_layer_has_a_row_in_the_benchmark_of_layers(monkeypatch: pytest.Mo
     titles = [case.title for case in importlib.import_module("layer_cases.everything").all_cases(2)]
     assert len(set(titles)) == len(titles)
     movements = {name for name in nn.__all__ if getattr(nn, name).__module__ == data_movement.__name__}
-    layers = {name for name in nn.__all__ if isinstance(getattr(nn, name), type)}  # not functions, which describe them
+    layers = {name for name in nn.__all__ if isinstance(getattr(nn, name), type)}  # not functions, which make them
     assert {title.split(",")[0] for title in titles} >= layers - movements - {"Layer", "Input", "Local"}

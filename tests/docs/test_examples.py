@@ -340,11 +340,3 @@ def test_whole_networks_beside_plain_jax(example: Example, ends: Ends, folder: P
     found = differences(output, "their .*")
     assert len(found) == (3 if example.name in ("moe_transformer", "resnet") else 2) and max(found) < 1e-10
     assert is_drawn(example, folder)
-
-
-def test_advice_for_a_u_net() -> None:
-    """The example runs, and the network has its eight workers and all of its layers."""
-    status, output = run(1, EXAMPLES / "advise_unet3d.py")
-    assert status == 0, output
-    assert "The first convolution on two workers" in output
-    assert re.search(r"^0 +conv3d batch_norm relu +2 x 8 x 64 x 64 x 64 .* 8 ", output, re.MULTILINE), output

@@ -55,7 +55,7 @@ def test_public_names_are_imported_by_one_thread_at_a_time(monkeypatch: pytest.M
         return import_module(name)
 
     monkeypatch.setattr(dj, "import_module", slowly)
-    names = ("Machine", "Partition", "TensorSpec", "nn")
+    names = ("ShapeDtype", "Partition", "TensorSpec", "nn")
     with ThreadPoolExecutor(len(names)) as threads:
         values = [*threads.map(dj.__getattr__, names)]
     assert values == [getattr(dj, name) for name in names] and most == [1] * len(names)

@@ -17,9 +17,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from every_layer import LAYERS
 
 import distdl_jax as dj
+from distdl_jax.errors import Removed
 
 RECORD = Path(__file__).with_name("public_names.json")
-MODULES = ("", "checkpoint", "data", "functional", "graphs", "machine", "nn", "optim", "random", "solvers")
+MODULES = ("", "checkpoint", "data", "functional", "graphs", "nn", "optim", "random", "solvers")
 WORKERS = 4
 
 
@@ -49,6 +50,8 @@ def _signatures(name: str, value: Any) -> dict[str, str]:
     if inspect.isclass(value):
         for method in dir(value):
             attribute = inspect.getattr_static(value, method)
+            if isinstance(attribute, Removed):
+                continue
             public = method[0] != "_" or method == "__call__"
             if public and not hasattr(OSError, method):
                 function = getattr(attribute, "__func__", attribute)

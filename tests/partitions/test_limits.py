@@ -23,7 +23,6 @@ def simulated(function):
 cases = {
     "`n` of planning_world": lambda: dj.planning_world(HUGE),
     "`n` of simulate": lambda: dj.simulate(HUGE, lambda: 0),
-    "`workers`": lambda: dj.advise([nn.conv2d(out_channels=8, kernel_size=3)], (4, 3, 16, 16), workers=HUGE),
     "`parts`": lambda: dj.graphs.order_nodes([[0.0, 0.0], [1.0, 0.5]], HUGE),
     "`ranks`": lambda: P.create_partition_inclusive(range(HUGE)),
     "`ranks` of grid": lambda: P.grid([4], range(HUGE)),

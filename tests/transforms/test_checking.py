@@ -150,8 +150,8 @@ def test_a_report_lists_counts_and_draws(P, spread):
     text = str(report)
     assert "completes on all workers" in text and "(5 times)" in text and "allreduce in the team [0, 1, 2, 3]" in text
     assert "test_checking.py" in report.listing(0)
-    assert str(report.picture()).endswith(report.matrix())
-    root = ET.fromstring(report.picture().svg)
+    assert str(dj.draw(report, in_order=False)).endswith(report.matrix())
+    root = ET.fromstring(dj.draw(report, in_order=False).svg)
     titles = [element.text for element in root.iter("{http://www.w3.org/2000/svg}title")]
     for (source, dest), (count, size) in messages.items():
         assert f"{source} to {dest}: {count:,} messages, {size:,} bytes" in titles

@@ -24,7 +24,7 @@ FAMILIES = (
         "Teams of workers on grids, and tensors in blocks over them. Guides: [partitions](../partitions.md), "
         "[primitives](../primitives.md#partitions), [the contract](../contract.md).",
         "Partition CartesianPartition TensorSpec ShapeDtype zero_volume_tensor planning_world gather scatter init "
-        "init_block specs_like training_specs map_blocks Drawing random.*",
+        "init_block specs_like training_specs map_blocks map_overlap draw Drawing random.*",
     ),
     Family(
         "programs",
@@ -137,12 +137,6 @@ FAMILIES = (
         "nn.Layer nn.Sequential nn.Input nn.Local nn.Residual nn.Skip nn.Pipeline nn.Remat nn.Precision",
     ),
     Family(
-        "descriptions",
-        "Layers without partitions",
-        "Descriptions of layers for which `dj.advise` chooses the partitions. Guide: [advise](../advise.md).",
-        "nn.describe nn.[a-z]*",
-    ),
-    Family(
         "optim",
         "Optimizers",
         "The parts of an optimiser that need whole tensors. Guide: [optimisers](../optimisers.md).",
@@ -169,10 +163,10 @@ FAMILIES = (
     ),
     Family(
         "cost",
-        "Cost, advice, machines and profiles",
-        "Times and memory of a step before it runs, partitions that are fast, and where a step's time went. Guides: "
-        "[cost](../cost.md), [advise](../advise.md), [profile](../profile.md).",
-        "cost advise Machine machine.* profile",
+        "Cost and profiles",
+        "Messages, bytes and memory of a step before it runs, and where a step's time went. Guides: "
+        "[cost](../cost.md), [profile](../profile.md).",
+        "cost profile",
     ),
     Family(
         "errors",

@@ -25,7 +25,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.errors import InvalidArgumentError, Removed
 from distdl_jax.functional.block_checks import by_class, check_placeholders, outside
 from distdl_jax.functional.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.nn.base.calls import layer_call
@@ -36,7 +36,6 @@ from distdl_jax.partitions.static import Static
 from distdl_jax.partitions.tensors import TensorSpec, check_spec
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import union
-from distdl_jax.text import Drawing
 from distdl_jax.tracing.marks import passed_to
 from distdl_jax.tracing.scopes import name_and_line
 from distdl_jax.tracing.world import Workers
@@ -204,27 +203,7 @@ class BaseLayer(Static):
         x = {worker: ShapeDtype(x_spec.shape_on(worker), dtype) for worker in range(P_x.world.size)}
         return spec_of_blocks(name_and_line(self), self.plan(x).after(x), self.output_partition or P_x, self._copied)
 
-    def draw(self, x_spec: TensorSpec, *, dtype: DTypeLike = jnp.float32) -> Drawing:
-        """Draw the layer, from its plan: the owners of all blocks before and after, and the boxes sent, with bytes.
-
-        There is no communication, and every worker gets the same picture. Only the first 64 workers are drawn.
-
-        - `x_spec`: the global shape and the partition of the input.
-        - `dtype`: of the input, for the byte counts; an input of indices has int32.
-
-        **Returns:** a `Drawing`: SVG, which Jupyter shows by itself, with `save`; printed, it is text.
-
-        **Raises:** `InvalidTypeError` if `x_spec` is not a spec; `PlanError` if x does not fit.
-
-        >>> import distdl_jax as dj
-        >>> P = dj.planning_world(2)
-        >>> layer = dj.nn.Repartition(P.grid([2, 1]), P.grid([1, 2]))
-        >>> print(str(layer.draw(dj.TensorSpec((4, 6), layer.P_x))).splitlines()[-1])
-          24 bytes each: 0 → 1, 1 → 0
-        """
-        from distdl_jax.tools.draw.layers import draw_layer
-
-        return draw_layer(self, x_spec, dtype)
+    draw = Removed("dj.draw(layer, x_spec)")
 
     @property
     def _expected_partition(self) -> Partition | None:

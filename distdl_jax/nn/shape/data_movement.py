@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
 from jax import Array
-from jax.typing import DTypeLike
 
 import distdl_jax.functional as functional
 from distdl_jax.errors import InvalidArgumentError, PlanError
@@ -37,9 +35,7 @@ from distdl_jax.functional.take import (
 )
 from distdl_jax.nn.base.layer import Ends, ParameterFreeLayer
 from distdl_jax.partitions.partition import Partition, check_partitions
-from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.broadcasting import reduction_axes
-from distdl_jax.text import Drawing
 from distdl_jax.validation import checked_axes, checked_axis, checked_booleans
 
 
@@ -217,17 +213,6 @@ class HaloExchange(_Primitive, function=functional.halo_exchange, plan=plan_halo
             )
         pairs = {worker: checked_halo(halos[worker], self.P_x.dim) for worker in self.P_x.ranks}
         return plan_halo_exchange(x, self.P_x, pairs, periodic=self.periodic)
-
-    def draw(
-        self, x_spec: TensorSpec, *, dtype: DTypeLike = jnp.float32, halos: Mapping[int, Halo] | None = None
-    ) -> Drawing:
-        """Draw the halos, and their messages, like any layer's `draw`.
-
-        `halos` are the widths of all workers of P_x, by world rank. By default all have this worker's.
-        """
-        from distdl_jax.tools.draw.layers import draw_layer
-
-        return draw_layer(self, x_spec, dtype, halos=dict.fromkeys(self.P_x.ranks, self.halo) | dict(halos or {}))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ class Amounts:
     - `parameters`, `gradients`, `optimiser`: of the parameters, their gradients, and the optimiser state.
     - `bytes_forward`, `bytes_backward`: in messages that the worker sends.
     - `team_bytes_forward`, `team_bytes_backward`: passed to collective operations.
-    - `memory_traffic`: read and written in memory by arithmetic; each array that is read, or written, counts once.
 
     Counts:
 
@@ -49,7 +48,6 @@ class Amounts:
     collectives_backward: np.ndarray
     team_bytes_forward: np.ndarray
     team_bytes_backward: np.ndarray
-    memory_traffic: np.ndarray
 
     @classmethod
     def none(cls, workers: int) -> Amounts:
@@ -73,14 +71,10 @@ class Amounts:
         of_x = layer.has_gradient
         for workers, trace in layer.classes:
             self.flops_forward[workers] += trace.flops
-            passes = 1
             if backward and of_x:
                 self.flops_input[workers] += trace.flops_x
-                passes += 1
             if backward and layer.uses_params:
                 self.flops_parameters[workers] += trace.flops_params
-                passes += 1
-            self.memory_traffic[workers] += passes * (trace.read + trace.written)
         self._count_communication("forward", [(workers, trace.forward) for workers, trace in layer.classes])
         if backward and (of_x or layer.uses_params):
             self._count_communication("backward", [(each.workers, each.trace.backward(of_x)) for each in layer.classes])
@@ -90,11 +84,8 @@ class Amounts:
         for worker, workers in groups(join.y):
             y = join.y[worker]
             self.flops_forward[workers] += y.size * (join.kind != "concatenation")
-            passes = 1 + (backward and join.has_gradient)
-            if join.kind == "product" and passes > 1:
+            if join.kind == "product" and backward and join.has_gradient:
                 self.flops_input[workers] += 2 * y.size
-            self.memory_traffic[workers] += 3 * passes * y.size * y.dtype.itemsize
-
         for movement, has_gradient in join.movements:
             everyone = np.arange(len(self.parameters))
             self._count_communication("forward", [(everyone, (Mark(movement, False),))])

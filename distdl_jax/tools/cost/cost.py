@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
+from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError, Removed
 from distdl_jax.functional.plan import ShapeDtypes
 from distdl_jax.nn.base.layer import Layer
 from distdl_jax.nn.networks.network import Network
@@ -24,24 +26,19 @@ from distdl_jax.partitions.tensors import TensorSpec, check_spec
 from distdl_jax.plans.alike import ByClass, derived, on_grids
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import worker_ranks
-from distdl_jax.text import Drawing, aligned, number
+from distdl_jax.text import aligned, number, quoted
 from distdl_jax.tools.cost.amounts import Amounts, alike
 from distdl_jax.tools.cost.classes import groups
 from distdl_jax.tools.cost.layers import Chain, Counter, nodes_in
-from distdl_jax.tools.cost.machines import Machine, given_machine
 from distdl_jax.tools.cost.memory import CompiledMemory, WorkerMemory, compile_step, worker_memory
-from distdl_jax.tools.draw.bars import bars
 from distdl_jax.tracing.world import World
 from distdl_jax.validation import checked_boolean, checked_dtype
 
-VERSION = 2
+VERSION = 3
 """Of the JSON format."""
 
 COLUMNS = ("Mflop", "messages", "MB sent", "MB stored")
 """Of the table: the largest amounts that a worker computes, sends and stores."""
-
-ESTIMATE = "estimated ms"
-NOTE = "The estimate is off by about a third: not suited for ranking partitions."
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,13 +47,11 @@ class LayerCost:
 
     - `place`, `name`: where it is in the network, "3.body.0", and its class.
     - `amounts`: the storage, computation and messages of each worker for it.
-    - `seconds`: of each worker, an estimate; None without a machine.
     """
 
     place: str
     name: str
     amounts: Amounts
-    seconds: np.ndarray | None = None
 
     @property
     def title(self) -> str:
@@ -72,6 +67,36 @@ class LayerCost:
 def in_columns(amounts: Amounts, stored: int) -> list[float]:
     """Return the entries of a row, for the worker with the most, with the bytes that it stores."""
     return [amounts.flops.max() / 1e6, amounts.operations.max(), amounts.bytes.max() / 1e6, stored / 1e6]
+
+
+WAITING = "ms waiting"
+NOTE = "Waiting is a lower bound, messages x latency + bytes / bandwidth: without arithmetic, and without late workers."
+
+_BANDWIDTHS = {
+    "B/s": 1.0,
+    "kB/s": 1e3,
+    "MB/s": 1e6,
+    "GB/s": 1e9,
+    "GiB/s": 2.0**30,
+    "Mbit/s": 1e6 / 8,
+    "Gbit/s": 1e9 / 8,
+}
+_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+"""Units in bytes per second, and in seconds."""
+
+
+def _quantity(name: str, text: object, units: Mapping[str, float], example: str) -> float:
+    """Return the value of a positive number with a unit, such as "10 GB/s", in the unit whose factor is 1."""
+    if not isinstance(text, str):
+        raise InvalidTypeError(f"`{name}` (={text!r}) must be a string like {example!r}.")
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(\D+?)\s*", text)
+    with suppress(ValueError):
+        if match and match[2] in units and 0 < (value := float(match[1]) * units[match[2]]) < inf:
+            return value
+    raise InvalidArgumentError(
+        f"`{name}` (={quoted(text)}) must be a positive number with a unit, like {example!r}; units are "
+        f"{', '.join(units)}."
+    )
 
 
 OPTIMISERS = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "lion": 1, "adam": 2, "adamw": 2}
@@ -121,16 +146,6 @@ class Cost:
     _chain: Chain = field(default=(), repr=False, compare=False)
     _x: ShapeDtypes = field(default_factory=dict, repr=False, compare=False)
     _backward: bool = True
-    _of_x: bool = False
-
-    @property
-    def seconds(self) -> float | None:
-        """The seconds of a step on the slowest worker, estimated from five numbers; None without a machine.
-
-        Measured steps took about a third more or less, and the estimate ranked partitions no better than chance.
-        """
-        estimates = [layer.seconds for layer in self.layers if layer.seconds is not None]
-        return float(np.sum(estimates, axis=0).max()) if estimates else None
 
     @property
     def flops(self) -> np.ndarray:
@@ -184,8 +199,8 @@ class Cost:
             gradients = {layer.place: int(layer.amounts.gradients[worker]) for layer in self.layers}
             block = self._x[worker]
             x_bytes = block.size * block.dtype.itemsize
-            options = {"backward": self._backward, "of_x": self._of_x}
-            found.append((worker_memory(self._chain, worker, x_bytes, gradients, **options), workers))
+            memory = worker_memory(self._chain, worker, x_bytes, gradients, backward=self._backward)
+            found.append((memory, workers))
         return found
 
     @property
@@ -197,20 +212,50 @@ class Cost:
             stored[workers] += block.size * block.dtype.itemsize + memory.live
         return stored
 
-    def table(self) -> str:
-        """Return a table as text: a row for each layer; bytes and counts of the worker with the most."""
-        activations, seconds = self.activations, self.seconds
+    def __str__(self) -> str:
+        return self.table()
+
+    def table(self, *, bandwidth: str | None = None, latency: str | None = None) -> str:
+        """Return a table as text: a row for each layer; bytes and counts of the worker with the most.
+
+        **Arguments:**
+
+        - `bandwidth`, `latency`: of a worker's messages, such as "10 GB/s" or "100 Gbit/s", and "2 us". With either of
+          them there is one more column, messages x latency + bytes / bandwidth: a lower bound of waiting. It leaves out
+          arithmetic, other workers that are late, and messages of several workers that share a link.
+
+        **Returns:** the text.
+
+        **Raises:** `InvalidTypeError`, `InvalidArgumentError` for something else than a number with a unit.
+
+        >>> import distdl_jax as dj
+        >>> P = dj.planning_world(4).grid([1, 1, 4, 1])
+        >>> pool = dj.nn.DistributedMaxPool2d(P, 3, stride=1, padding=1)
+        >>> print(dj.cost(pool, dj.TensorSpec((1, 8, 64, 64), P)).table(bandwidth="1 GB/s", latency="2 us"))
+        layer                 Mflop  messages  MB sent  MB stored  ms waiting
+        ---------------------------------------------------------------------
+        DistributedMaxPool2d  0.066         2    0.004          0       0.008
+        ---------------------------------------------------------------------
+        all layers            0.066         2    0.004      0.112       0.008
+        <BLANKLINE>
+        Waiting is a lower bound, messages x latency + bytes / bandwidth: without arithmetic, and without late workers.
+        """
+        activations, waits = self.activations, bandwidth is not None or latency is not None
+        per_byte = 0.0 if bandwidth is None else 1 / _quantity("bandwidth", bandwidth, _BANDWIDTHS, "10 GB/s")
+        per_message = 0.0 if latency is None else _quantity("latency", latency, _TIMES, "2 us")
         rows = [["layer", *COLUMNS]]
         rows += ([each.title, *map(number, each.numbers(activations[each.place]))] for each in self.layers)
         rows.append(["all layers", *map(number, in_columns(self.workers, self._most_live.max()))])
-        if seconds is not None:
-            estimates = [each.seconds.max() for each in self.layers if each.seconds is not None]
-            cells = (ESTIMATE, *(number(1e3 * estimate) for estimate in (*estimates, seconds)))
-            rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
+        if waits:
+            all_amounts = [*(each.amounts for each in self.layers), self.workers]
+            seconds = [float(np.max(each.operations * per_message + each.bytes * per_byte)) for each in all_amounts]
+            rows = [
+                [*row, cell] for row, cell in zip(rows, (WAITING, *(number(1e3 * s) for s in seconds)), strict=True)
+            ]
         lines = aligned(rows)
         lines.insert(1, "-" * max(map(len, lines)))
         lines.insert(-1, lines[1])
-        return "\n".join(line.rstrip() for line in [*lines, *([] if seconds is None else ["", NOTE])])
+        return "\n".join(line.rstrip() for line in [*lines, *(["", NOTE] if waits else [])])
 
     def to_json(self) -> str:
         """Return all numbers as JSON, in the format of docs/cost.md."""
@@ -221,24 +266,12 @@ class Cost:
                 "name": layer.name,
                 "amounts": _lists(layer.amounts),
                 "activations": activations[layer.place].tolist(),
-                "seconds": None if layer.seconds is None else layer.seconds.tolist(),
             }
             for layer in self.layers
         ]
-        content = {"version": VERSION, "workers": _lists(self.workers), "seconds": self.seconds, "layers": layers}
-        return json.dumps(content)
+        return json.dumps({"version": VERSION, "workers": _lists(self.workers), "layers": layers})
 
-    def draw(self) -> Drawing:
-        """Return a picture: for each layer a bar of its computation, messages and storage; the table is its text."""
-        activations = self.activations
-        numbers = np.array([layer.numbers(activations[layer.place]) for layer in self.layers])
-        shares = numbers / np.maximum(numbers.sum(0), 1e-30)
-        rows = [
-            ([layer.title, *map(number, entries)], [share[0], share[2], share[3]])
-            for layer, entries, share in zip(self.layers, numbers, shares, strict=True)
-        ]
-        parts = ("share of flops", "of bytes sent", "of bytes stored")
-        return Drawing(bars("A training step", ["layer", *COLUMNS], rows, parts).svg, self.table())
+    draw = Removed("dj.draw(cost)")
 
 
 def _lists(amounts: Amounts) -> dict[str, list[int]]:
@@ -249,7 +282,6 @@ def cost(
     network: Callable[..., Any],
     x_spec: TensorSpec,
     *,
-    machine: Machine | str | None = None,
     optimiser: str = "adam",
     backward: bool = True,
     dtype: DTypeLike = jnp.float32,
@@ -266,7 +298,6 @@ def cost(
 
     - `network`: a layer, or a network of layers.
     - `x_spec`: the global shape and the partition of its input.
-    - `machine`: for an estimate of seconds: a `Machine`, or a name for `dj.machine.load`. None: no seconds.
     - `optimiser`: for its state: "adam", "adamw", "sgd", "momentum", "rmsprop", "adagrad" or "lion".
     - `backward`: whether gradients are computed and parameters updated; otherwise only the forward pass.
     - `dtype`: of the input and of the parameters; an input of indices has int32.
@@ -276,7 +307,7 @@ def cost(
     **Returns:** the `Cost`.
 
     **Raises:** `InvalidTypeError` if `network` is not a layer or `x_spec` not a spec; `InvalidArgumentError` if
-    `optimiser` is not one of these, or there is no such machine; `PlanError` if x does not fit, or a layer that has to
+    `optimiser` is not one of these; `PlanError` if x does not fit, or a layer that has to
     be traced for each worker is on too many.
 
     >>> import distdl_jax as dj
@@ -291,9 +322,8 @@ def cost(
     if not isinstance(optimiser, str) or optimiser not in OPTIMISERS:
         raise InvalidArgumentError(f"`optimiser` (={optimiser!r}) must be one of {', '.join(OPTIMISERS)}.")
     number, backward = checked_dtype("dtype", dtype), checked_boolean("backward", backward)
-    estimates_on = None if machine is None else given_machine(machine)
     copies = OPTIMISERS[optimiser]
-    result = count(network, x_spec, number, copies, estimates_on, backward=backward)
+    result = count(network, x_spec, number, copies, backward=backward)
     if checked_boolean("compiled", compiled):
         args = network, result._x, _world(network, x_spec), result.fullest, number, copies, backward
         result = replace(result, compiled=compile_step(*args))
@@ -305,12 +335,10 @@ def count(
     x_spec: TensorSpec,
     dtype: np.dtype,
     copies: int,
-    machine: Machine | None = None,
     *,
     backward: bool = True,
-    of_x: bool = False,
 ) -> Cost:
-    """Count a step; `of_x`: with the gradient of x; `copies`: the optimiser's values per parameter."""
+    """Count a step; `copies`: the optimiser's values per parameter."""
     world = _world(network, x_spec)
     size = world.size
     takes_indices = getattr(network, "takes_indices", False)
@@ -328,7 +356,7 @@ def count(
         raise PlanError(
             f"`network` can't be planned: a part of it depends on values ({str(error).splitlines()[0]})."
         ) from error
-    chain = Counter(world, dtype).chain(network, plan, x, has_gradient=of_x)
+    chain = Counter(world, dtype).chain(network, plan, x)
     layers = list(placed_layers(network))
     amounts = {layer.place: Amounts.none(size) for layer in layers}
     for node in nodes_in(chain):
@@ -337,11 +365,8 @@ def count(
     for layer in layers:
         own = amounts[layer.place]
         _count_parameters(layer, own, dtype.itemsize, copies, backward)
-        seconds = None
-        if machine is not None:
-            seconds = machine.seconds(own.operations, own.bytes, own.flops, own.memory_traffic)
-        costs.append(LayerCost(layer.place, layer.name, own, seconds))
-    return Cost(tuple(costs), Amounts.sum(amounts.values(), size), _chain=chain, _x=x, _backward=backward, _of_x=of_x)
+        costs.append(LayerCost(layer.place, layer.name, own))
+    return Cost(tuple(costs), Amounts.sum(amounts.values(), size), _chain=chain, _x=x, _backward=backward)
 
 
 def _world(network: Layer, x_spec: TensorSpec) -> World:
@@ -366,4 +391,3 @@ def _count_parameters(layer: PlacedLayer, amounts: Amounts, itemsize: int, copie
     if backward:
         amounts.gradients[...] = amounts.parameters
         amounts.optimiser[...] = copies * amounts.parameters
-        amounts.memory_traffic += 2 * amounts.optimiser + 3 * amounts.parameters  # read and written by the update

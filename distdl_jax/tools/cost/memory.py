@@ -68,18 +68,16 @@ class _Operation:
 
 
 def worker_memory(
-    chain: Chain, worker: int, x_bytes: int, gradients: Mapping[str, int], *, backward: bool = True, of_x: bool = False
+    chain: Chain, worker: int, x_bytes: int, gradients: Mapping[str, int], *, backward: bool = True
 ) -> WorkerMemory:
     """Return the memory of `worker` in a training step: of a loss, its gradients, and the optimiser's update.
 
     - `x_bytes`: of its block of the network's input.
     - `gradients`: by the place of a layer, the bytes of its parameters' gradients on this worker.
-    - `backward`: whether gradients are computed. `of_x`: including the input's, which then is one of the arrays.
+    - `backward`: whether gradients are computed.
     """
-    tape, x = _Tape(worker, gradients), _Block(x_bytes, of_x)
-    if of_x:
-        tape.operations.append(_Operation((), (x,)))
-    y = tape.run(chain, x)
+    tape = _Tape(worker, gradients)
+    y = tape.run(chain, _Block(x_bytes))
     tape.operations.append(_Operation((y,), ()))
     if backward:
         tape.go_back(y)

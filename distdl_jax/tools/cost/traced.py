@@ -70,8 +70,7 @@ class _Tracer:
         both = self._backward((*argnums, 1), y) if of_x else alone
         more = [0 if it is None else max(flops_in(it) - flops - 3 * y.size, 0) for it in (alone, both)]
         of_params, of_both = (() if it is None else self._operations(it)[len(sent) :] for it in (alone, both))
-        read = sum(map(_nbytes, (self.x, *jax.tree.leaves(self.params))))
-        numbers = flops, max(more[1] - more[0], 0), more[0], read, _nbytes(y)
+        numbers = flops, max(more[1] - more[0], 0), more[0], _nbytes(y)
         return Trace(*numbers, self._stored(), tuple(sent), tuple(of_params), tuple(of_both))
 
     def _apply(self, params: Any, x: Array) -> Array:

@@ -55,7 +55,7 @@ class Trace(NamedTuple):
 
     - `flops`, `flops_x`, `flops_params`: multiplications and additions of the forward pass, and of the gradients of x
       and of the parameters, as XLA counts them.
-    - `read`, `written`: bytes of the arguments, and of the result.
+    - `written`: bytes of the result; 0 of a movement.
     - `stored`: what is stored for the backward pass.
     - `forward`: the communication in the forward pass, in order.
     - `of_params`, `of_both`: the same for the gradient of the parameters, and for those of both x and parameters.
@@ -64,7 +64,6 @@ class Trace(NamedTuple):
     flops: int = 0
     flops_x: int = 0
     flops_params: int = 0
-    read: int = 0
     written: int = 0
     stored: Stored = Stored()
     forward: Communication = ()
@@ -201,7 +200,6 @@ class _Tracer:
             flops,
             flops_x,
             flops_params,
-            bytes_of(both.x, *both.params),
             bytes_of(both.y),
             _stored(both),
             *map(tuple, marks),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distdl_jax.text import Drawing, aligned
+import numpy as np
+
+from distdl_jax.text import Drawing, aligned, number
+from distdl_jax.tools.cost.cost import COLUMNS, Cost
 from distdl_jax.tools.draw import svg
 from distdl_jax.tools.draw.svg import Part
 
@@ -59,6 +62,19 @@ def bars(
     lines = [f"{line}  {bar}".rstrip() for line, bar in zip(aligned(cells), signs, strict=True)]
     about = "; ".join(", ".join(texts) for texts, _ in rows)
     return Drawing(svg.document(title, about, picture), "\n".join([title, *lines, *notes]))
+
+
+def draw_cost(cost: Cost) -> Drawing:
+    """Draw for each layer a bar of its computation, messages and storage; the table is the text."""
+    activations = cost.activations
+    numbers = np.array([layer.numbers(activations[layer.place]) for layer in cost.layers])
+    shares = numbers / np.maximum(numbers.sum(0), 1e-30)
+    rows = [
+        ([layer.title, *map(number, entries)], [share[0], share[2], share[3]])
+        for layer, entries, share in zip(cost.layers, numbers, shares, strict=True)
+    ]
+    parts = ("share of flops", "of bytes sent", "of bytes stored")
+    return Drawing(bars("A training step", ["layer", *COLUMNS], rows, parts).svg, cost.table())
 
 
 def _legend(parts: Sequence[str]) -> Part:

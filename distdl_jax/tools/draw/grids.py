@@ -17,7 +17,7 @@ from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import Box, Range, rank_of
 from distdl_jax.plans.shape_dtype import shape_text
-from distdl_jax.text import Drawing
+from distdl_jax.text import Drawing, tint
 from distdl_jax.tools.draw import svg
 from distdl_jax.tools.draw.svg import Area, Part
 
@@ -321,7 +321,7 @@ def _face(area: Area, shown: str, worker: int, about: str) -> str:
     x, y, w, h = area
     size = min(13.0, max(8.0, (w - 4) / (0.58 * len(shown))))
     middle = svg.text(x + w / 2, y + h / 2 + size * 0.36, shown, size)
-    return svg.element("g", "", svg.rect(area, svg.tint(worker), about=about) + middle, class_="block")
+    return svg.element("g", "", svg.rect(area, tint(worker), about=about) + middle, class_="block")
 
 
 def _ticks(places: dict[int, float], gap: float, are_cells: bool, at: float, *, is_across: bool) -> list[str]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from distdl_jax.plans.decomposition import Box, Range, intersect
-from distdl_jax.text import bytes_text
+from distdl_jax.text import bytes_text, tint
 from distdl_jax.tools.draw import svg
 from distdl_jax.tools.draw.grids import Blocks, Grid, lay_out, titled
 from distdl_jax.tools.draw.messages import Event
@@ -43,7 +43,7 @@ def _sent(area: Area) -> str:
 
 
 def _arrived(area: Area, piece: Event) -> str:
-    fill = svg.rect(area, svg.tint(piece.team[0]), "") + svg.rect(area, svg.HATCH, svg.INK, piece.about)
+    fill = svg.rect(area, tint(piece.team[0]), "") + svg.rect(area, svg.HATCH, svg.INK, piece.about)
     return svg.element("g", "", fill, class_="strip")
 
 

@@ -22,7 +22,7 @@ from distdl_jax.functional.halo_exchange import HaloExchangePlan, RangesPlan
 from distdl_jax.functional.plan import MovementPlan, Plan
 from distdl_jax.functional.repartition import RepartitionPlan
 from distdl_jax.nn.base.output_specs import spec_of_blocks
-from distdl_jax.partitions.tensors import TensorSpec, check_spec
+from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import intersect
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.text import Drawing
@@ -57,7 +57,6 @@ NAMES = {"all_sum": "all_sum_reduce", "extremum": "all_reduce"}
 
 def draw_layer(layer: Any, x_spec: TensorSpec, dtype: DTypeLike, **options: Any) -> Drawing:
     """Draw the effect of one of the library's layers on a tensor; `options` are additional arguments of its plan."""
-    check_spec(x_spec, "x_spec")
     x_dtype = np.dtype(np.int32 if layer.takes_indices else dtype)
     x = {worker: ShapeDtype(x_spec.shape_on(worker), x_dtype) for worker in range(x_spec.partition.world.size)}
     plan = layer.plan(x, **options)

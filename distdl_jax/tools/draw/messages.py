@@ -7,10 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from distdl_jax.plans.decomposition import Box
-from distdl_jax.text import Drawing, bytes_text
+from distdl_jax.text import Drawing, bytes_text, tint
 from distdl_jax.tools.draw import svg
 from distdl_jax.tools.draw.grids import MOST, named
 from distdl_jax.tools.draw.svg import Part
+from distdl_jax.watchdog.programs.diagnosis import describe
+from distdl_jax.watchdog.programs.ir import Operation, operations
+from distdl_jax.watchdog.programs.matching import play_back
+from distdl_jax.watchdog.programs.report import Report
 
 Amounts = Mapping[tuple[int, int], tuple[int, int]]
 """The number of messages, and of bytes, from one worker to another."""
@@ -129,7 +133,7 @@ def message_lines(events: Sequence[Event], workers: Sequence[int], waiting: Mapp
     body = []
     for worker, x in x_of.items():
         body.append(svg.line((x, 22), (x, bottom), svg.FAINT, 1.5))
-        body.append(svg.rect((x - 12, 0, 24, 22), svg.tint(worker)) + svg.text(x, 15.5, worker, 12))
+        body.append(svg.rect((x - 12, 0, 24, 22), tint(worker)) + svg.text(x, 15.5, worker, 12))
     texts = ["; ".join(names) for names in labels]
     shown = ""
     for row, what in enumerate(texts):
@@ -182,11 +186,38 @@ def draw_messages(
     return Drawing(svg.document(title, about, picture), "\n".join([*plain, *notes]))
 
 
-def draw_amounts(title: str, workers: Sequence[int], amounts: Amounts, plain: str) -> Drawing:
-    """Draw the amounts sent between workers."""
+def draw_totals(report: Report) -> Drawing:
+    """Draw the messages and bytes of a report between each pair of workers; the text is its matrix."""
+    amounts = report.messages()
     count, size = (sum(each[place] for each in amounts.values()) for place in (0, 1))
     total = svg.words([f"{count:,} messages, {size:,} bytes; darker for more bytes"])
-    head = svg.heading(f"{title}: bytes sent, rows to columns")
-    picture = svg.below([head, message_squares(workers, amounts), total], 10)
+    head = svg.heading(f"{report.name}: bytes sent, rows to columns")
+    picture = svg.below([head, message_squares(sorted(report.programs), amounts), total], 10)
     about = "A square for each pair of workers: rows send, columns receive."
-    return Drawing(svg.document(f"{title}: messages between workers", about, picture), plain)
+    plain = f"{report.name}: bytes sent\n{report.matrix()}"
+    return Drawing(svg.document(f"{report.name}: messages between workers", about, picture), plain)
+
+
+def draw_report(report: Report) -> Drawing:
+    """Draw a report's messages in order: a line for each worker, and an arrow for each message, with its bytes.
+
+    If the programs don't complete, it shows how far they get, and in which operations workers wait.
+    """
+    happened, waiting = play_back(report.programs)
+    listed = {rank: list(operations(program, first_branch=True)) for rank, program in report.programs.items()}
+    events = [
+        Event("message" if op.is_message else op.kind, tuple(team), op.bytes_sent, _what(*listed[team[0]][place - 1]))
+        for op, team, place in happened
+    ]
+    amounts = report.messages().values()
+    total, count = sum(size for _, size in amounts), sum(count for count, _ in amounts)
+    title = f"{report.name}: {count:,} messages, {total:,} bytes, in order"
+    waits = {worker: describe(op) for worker, op in waiting.items()}
+    return draw_messages(title, sorted(report.programs), events, waits, [report.problem] if report.problem else [])
+
+
+def _what(op: Operation, times: int | None) -> str:
+    """Return the layer that an operation is part of, whether backward, and how often."""
+    parts = [op.place.layer.rsplit("/", 1)[-1], "backward" * op.place.backward]
+    often = "" if times == 1 else "as often as the data decide" if times is None else f"{times} times"
+    return ", ".join(part for part in (*parts, often) if part)

@@ -13,8 +13,6 @@ from textwrap import wrap
 from typing import NamedTuple
 
 PAPER, INK, GREY, FAINT, STRONG = "#ffffff", "#1b1f24", "#57606a", "#b6bdc6", "#b3261e"
-TINTS = ("#a6d5f2", "#f7cd9c", "#9bd9bf", "#f5eba0", "#b9c3ee", "#f2b5a7", "#e0c0da")
-"""Fills that can be distinguished with any colour vision (after Okabe and Ito, lightened)."""
 
 HATCH = "url(#dj-hatch)"
 """The fill of received data."""
@@ -22,11 +20,6 @@ HATCH = "url(#dj-hatch)"
 Point = tuple[float, float]
 Area = tuple[float, float, float, float]
 """A rectangle: x, y, width and height."""
-
-
-def tint(worker: int) -> str:
-    """Return the fill of a worker."""
-    return TINTS[worker % len(TINTS)]
 
 
 def number(x: float) -> str:

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
+from distdl_jax.errors import SetupError
 from distdl_jax.text import aligned, number
-from distdl_jax.tools.cost.cost import Cost
-from distdl_jax.tools.profile.activities import BACKWARD, MESSAGE, PACKING, UPDATE, Activities, activities_of
+from distdl_jax.tools.profile.activities import BACKWARD, MESSAGE, PACKING, Activities, activities_of
 from distdl_jax.tools.profile.recording import record
 from distdl_jax.tools.profile.times import LayerProfile, PassTimes, add_up, meet
 from distdl_jax.transports.open_world import open_world
@@ -22,7 +21,6 @@ from distdl_jax.validation import check_function, checked_integer
 
 _HEADER = ("layer", "forward", "backward", "packing", "transfer", "waiting (least mean most)", "hidden")
 _AMOUNTS = ("messages", "MB", "share")
-_ESTIMATED = ("estimated", "ratio")
 
 OFTEN = 0.05
 """A worker is named if it accounts for at least this share of all waiting."""
@@ -35,13 +33,6 @@ def _row(title: str, forward: np.ndarray, backward: np.ndarray, times: PassTimes
     share = f"{took.mean() / step:.1%}" if step else ""
     amounts = f"{times.messages.max():.4g}", number(times.bytes.max() / 1e6)
     return [title, *means, waiting, number(1e3 * times.hidden.mean()), *amounts, share]
-
-
-def _compared(seconds: np.ndarray, estimate: np.ndarray | None) -> list[str]:
-    """Return the estimate, and the ratio of the time to it."""
-    if estimate is None or not estimate.mean():
-        return ["", ""]
-    return [number(1e3 * estimate.mean()), f"{seconds.mean() / estimate.mean():.2f}"]
 
 
 def _blamed(layers: Sequence[LayerProfile], waited_for: np.ndarray) -> list[str]:
@@ -121,7 +112,7 @@ class Profile:
     - `idle`: the seconds of a step in which nothing of the compiled program ran: Python, JAX's call, XLA's start.
     - `waited_for`: a row for each worker, a column for each worker that it waited for: seconds of a step.
     - `matched`: whether all messages were matched with their partners; otherwise all waiting counts as transfer.
-    - `steps`: the number of recorded steps. `cost`: the prediction; None if not given.
+    - `steps`: the number of recorded steps.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -130,7 +121,6 @@ class Profile:
     waited_for: np.ndarray
     matched: bool
     steps: int
-    cost: Cost | None = None
     _recorded: Mapping[int, Activities] = field(default_factory=dict, repr=False, compare=False)
 
     def table(self) -> str:
@@ -139,13 +129,10 @@ class Profile:
         Times are in ms, means over the workers; messages and bytes are the largest of any worker.
         """
         step = float(self.seconds.mean())
-        rows = [[*_HEADER, *_AMOUNTS, *(_ESTIMATED if self.cost is not None else ())]]
-        estimates = {} if self.cost is None else {layer.place: layer.seconds for layer in self.cost.layers}
+        rows = [[*_HEADER, *_AMOUNTS]]
         for layer in self.layers:
             times = layer.both
             rows.append(_row(layer.title, layer.forward.arithmetic, layer.backward.arithmetic, times, step))
-            if self.cost is not None:
-                rows[-1] += _compared(times.total, None if layer.name == UPDATE else estimates.get(layer.place))
         nothing = PassTimes.none(len(self.seconds))
         rows.append(_row("call", self.idle, nothing.arithmetic, nothing, step))
         total = sum((layer.both for layer in self.layers), nothing)
@@ -155,9 +142,6 @@ class Profile:
         ] or [nothing.arithmetic] * 2
         rows.append(_row("a step", passes[0] + self.idle, passes[1], total, step))
         rows[-1][len(_HEADER) + 2] = "100.0%"
-        if self.cost is not None:
-            rows[-2] += ["", ""]
-            rows[-1] += _compared(self.seconds, None if self.cost.seconds is None else np.array([self.cost.seconds]))
         lines = aligned(rows)
         lines.insert(1, "-" * max(map(len, lines)))
         lines.insert(-1, lines[1])
@@ -199,7 +183,7 @@ class Profile:
             write_trace(path, self._recorded)
 
 
-def profile(step: Callable[..., Any], *args: Any, steps: int = 20, cost: Cost | None = None) -> Profile:
+def profile(step: Callable[..., Any], *args: Any, steps: int = 20) -> Profile:
     """Run a training step several times under JAX's profiler, and report its times on all workers.
 
     Collective: all workers of the job call it, each with its own arguments. It runs two steps first, since the first
@@ -214,12 +198,11 @@ def profile(step: Callable[..., Any], *args: Any, steps: int = 20, cost: Cost | 
     - `step`: the function to run, with all its calls of jitted functions: from `dj.jit`, `jax.jit` or plain Python.
     - `args`: its arguments.
     - `steps`: the number of recorded steps.
-    - `cost`: the prediction of `dj.cost` for the same network, with a machine, for comparison.
 
     **Returns:** a `Profile`, with the same numbers on all workers.
 
-    **Raises:** `InvalidTypeError` if `step` can't be called or `cost` is not a `Cost`; `InvalidArgumentError` if
-    `steps` is below 1 or `cost` has no times; `SetupError` in `dj.simulate`, whose workers share one process.
+    **Raises:** `InvalidTypeError` if `step` can't be called; `InvalidArgumentError` if `steps` is below 1; `SetupError`
+    in `dj.simulate`, whose workers share one process.
 
     >>> import jax, jax.numpy as jnp, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -232,10 +215,6 @@ def profile(step: Callable[..., Any], *args: Any, steps: int = 20, cost: Cost | 
     """
     check_function("step", step)
     steps = checked_integer("steps", steps, 1)
-    if cost is not None and not isinstance(cost, Cost):
-        raise InvalidTypeError(f"`cost` (={cost!r}) must be the result of `dj.cost`, or None.")
-    if cost is not None and cost.seconds is None:
-        raise InvalidArgumentError("`cost` must have times: pass a `machine` to `dj.cost`.")
     world = open_world()
     if not world.may_measure:
         raise SetupError(
@@ -259,4 +238,4 @@ def profile(step: Callable[..., Any], *args: Any, steps: int = 20, cost: Cost | 
         return Profile(*add_up(contributions, steps), steps)
 
     found: Profile = world.agree(everyone, "dj.profile", mine, decide)
-    return replace(found, cost=cost, _recorded=recorded)
+    return replace(found, _recorded=recorded)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import jax
 
 from distdl_jax.errors import InvalidTypeError, SetupError
+from distdl_jax.text import tint
 from distdl_jax.transports.threads.current_world import simulated_world, where_none_runs
 from distdl_jax.transports.threads.whole_lines import whole_lines
 from distdl_jax.transports.threads.workers import Workers
@@ -208,8 +209,6 @@ class Table:
         self._texts = texts
 
     def _repr_html_(self) -> str:
-        from distdl_jax.tools.draw.svg import tint
-
         heads = (f'<th style="{CELL}; background: {tint(w)}; color: black">worker {w}</th>' for w in self._texts)
         cells = (
             f'<td style="{CELL}"><pre style="{TEXT}">{escape(text.rstrip())}</pre></td>'

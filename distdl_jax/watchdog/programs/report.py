@@ -1,16 +1,15 @@
-"""The result of `dj.check`: each worker's operations, messages and bytes, as text and as a picture."""
+"""The result of `dj.check`: each worker's operations, messages and bytes, as text."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from distdl_jax.text import Drawing, aligned
+from distdl_jax.errors import Removed
+from distdl_jax.text import aligned
 from distdl_jax.watchdog.programs.diagnosis import describe
-from distdl_jax.watchdog.programs.ir import Operation, Program, operations
-from distdl_jax.watchdog.programs.matching import play_back
+from distdl_jax.watchdog.programs.ir import Program, operations
 
 SHOWN_OPERATIONS = 12
 """The number of each worker's operations in the printed report."""
@@ -85,43 +84,8 @@ class Report:
             lines.append(f"       ... and {len(found) - limit} more")
         return "\n".join(lines)
 
-    def draw(self) -> Drawing:
-        """Draw the messages in order: a line for each worker, and an arrow for each message, with its bytes.
-
-        If the programs don't complete, it shows how far they get, and in which operations workers wait. A loop's body
-        is drawn once, with the number of passes; for a conditional, the first branch. There is no communication, and
-        every worker gets the same picture. It shows at most 64 workers and 160 messages.
-
-        **Returns:** a `Drawing`: SVG, which Jupyter shows by itself, with `save`; printed, it is text.
-        """
-        from distdl_jax.tools.draw.messages import Event, draw_messages
-
-        happened, waiting = play_back(self.programs)
-        listed = {rank: list(operations(program, first_branch=True)) for rank, program in self.programs.items()}
-        events = [
-            Event(
-                "message" if op.is_message else op.kind, tuple(team), op.bytes_sent, _what(*listed[team[0]][place - 1])
-            )
-            for op, team, place in happened
-        ]
-        total = sum(size for _, size in self.messages().values())
-        count = sum(count for count, _ in self.messages().values())
-        title = f"{self.name}: {count:,} messages, {total:,} bytes, in order"
-        waits = {worker: describe(op) for worker, op in waiting.items()}
-        return draw_messages(title, sorted(self.programs), events, waits, [self.problem] if self.problem else [])
-
-    def picture(self, path: str | Path | None = None) -> Drawing:
-        """Draw the messages and bytes between workers; the SVG is also written to `path` if given.
-
-        **Returns:** a `Drawing`, as in `draw`; its text is the `matrix`.
-        """
-        from distdl_jax.tools.draw.messages import draw_amounts
-
-        plain = f"{self.name}: bytes sent\n{self.matrix()}"
-        drawing = draw_amounts(self.name, sorted(self.programs), self.messages(), plain)
-        if path is not None:
-            drawing.save(path)
-        return drawing
+    draw = Removed("dj.draw(report)")
+    picture = Removed("dj.draw(report, in_order=False)")
 
     def __str__(self) -> str:
         verdict = "completes on all workers" if self.ok else self.problem
@@ -132,10 +96,3 @@ class Report:
             if listing := self.listing(worker, SHOWN_OPERATIONS):
                 parts.append(f"Worker {worker}:\n{listing}")
         return "\n\n".join(parts)
-
-
-def _what(op: Operation, times: int | None) -> str:
-    """Return the layer that an operation is part of, whether backward, and how often."""
-    parts = [op.place.layer.rsplit("/", 1)[-1], "backward" * op.place.backward]
-    often = "" if times == 1 else "as often as the data decide" if times is None else f"{times} times"
-    return ", ".join(part for part in (*parts, often) if part)

@@ -56,7 +56,7 @@ def test_amounts_by_class_are_those_of_every_worker(seed: int) -> None:
     for node, tracer in leaves(network, network.plan(x).plans, x, chain, world):
         for worker in workers:
             own, of_class = tracer.trace(worker, node.y[worker]), node.trace(worker)
-            for name in ("flops", "flops_x", "flops_params", "read", "written", "stored"):
+            for name in ("flops", "flops_x", "flops_params", "written", "stored"):
                 assert getattr(own, name) == getattr(of_class, name), (node.place, worker, name)
             for direction in ("forward", "of_params", "of_both"):
                 mine, of_all = (list(communicated(getattr(trace, direction), worker)) for trace in (own, of_class))

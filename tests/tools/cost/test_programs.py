@@ -140,4 +140,4 @@ def test_a_spec_of_another_planning_world_will_do() -> None:
     layers = nn.Sequential(nn.Repartition(P_x, P.grid([1, 4])), nn.AllSumReduce(P.grid([1, 4]), axes_reduce=1))
     own, foreign = (dj.TensorSpec((3, 28), each) for each in (P_x, other))
     assert dj.cost(layers, foreign).to_json() == dj.cost(layers, own).to_json()
-    assert layers.draw(foreign).text == layers.draw(own).text
+    assert dj.draw(layers, foreign).text == dj.draw(layers, own).text

@@ -30,7 +30,7 @@ def test_a_check_is_drawn_alike_on_all_workers() -> None:
         return jax.lax.scan(step, 0.0, None, length=5)[0]
 
     report = dj.check(fun, dj.TensorSpec((4, 4), P_x).block(jnp.ones((4, 4))))
-    drawing = report.draw()
+    drawing = dj.draw(report)
     root = parsed(drawing.svg)
     assert len(of_class(root, "arrow")) == 4
     assert "5 times" in drawing.text and "allreduce of workers 0-3" in drawing.text
@@ -62,7 +62,7 @@ def test_messages_are_in_an_order_in_which_they_can_go() -> None:
 def test_workers_that_wait_are_marked() -> None:
     """A worker sends to one whose program is over."""
     programs: dict[int, Program] = {0: (message(0, 1, "send"), message(0, 1, "send")), 1: (message(0, 1, "recv"),)}
-    drawing = report(programs, "worker 1's plan ends").draw()
+    drawing = dj.draw(report(programs, "worker 1's plan ends"))
     assert drawn_bytes_of(report(programs)) == {(0, 1): 12}
     assert "worker 0 waits: send to worker 1 (3 x float32)" in drawing.text
     assert drawing.text.endswith("worker 1's plan ends")
@@ -72,7 +72,7 @@ def test_workers_that_wait_are_marked() -> None:
 def test_loops_are_drawn_once_and_branches_the_first() -> None:
     inner: dict[int, Program] = {0: (message(0, 1, "send"),), 1: (message(0, 1, "recv"),)}
     programs: dict[int, Program] = {w: (Loop(7, inner[w]), Loop(None, (Cond((inner[w], ())),))) for w in (0, 1)}
-    drawing = report(programs).draw()
+    drawing = dj.draw(report(programs))
     assert len(of_class(parsed(drawing.svg), "arrow")) == 2
     assert "7 times" in drawing.text and "as often as the data decide" in drawing.text
 
@@ -95,10 +95,10 @@ def test_many_messages_and_workers_are_summed_up() -> None:
 def drawn_bytes_of(report: Report) -> dict[tuple[int, int], int]:
     """Return the bytes of each arrow's title: `source → dest  n bytes`."""
     found: dict[tuple[int, int], int] = {}
-    for line in report.draw().text.splitlines()[1:]:
+    for line in dj.draw(report).text.splitlines()[1:]:
         words = line.split()
         if len(words) > 5 and words[2] == "→":
             pair = int(words[1]), int(words[3])
             found[pair] = found.get(pair, 0) + int(words[4])
-    assert len(found) == len(of_class(parsed(report.draw().svg), "arrow"))
+    assert len(found) == len(of_class(parsed(dj.draw(report).svg), "arrow"))
     return found

@@ -69,7 +69,7 @@ def test_every_kind_of_layer_is_drawn_with_its_blocks_and_messages(name: str) ->
     for rank in (0, 3):
         layer = EVERY_LAYER[name](dj.planning_world(4, rank))
         spec = spec_of_x(name, layer)
-        pictures.append(layer.draw(spec))
+        pictures.append(dj.draw(layer, spec))
     assert pictures[0] == pictures[1]
     root = parsed(pictures[0].svg)
     P_x = spec.partition
@@ -105,7 +105,7 @@ def test_strips_are_the_halos_that_arrive(name: str) -> None:
     size = prod(grid)
     P = dj.planning_world(size).grid(grid)
     layer, spec = nn.HaloExchange(P, halo, periodic), dj.TensorSpec(shape, P)
-    root = parsed(layer.draw(spec).svg)
+    root = parsed(dj.draw(layer, spec).svg)
     x = {worker: dj.ShapeDtype(spec.shape_on(worker), SINGLE) for worker in range(size)}
     want = planned_bytes(layer_operations(layer, P, x, halos=dict.fromkeys(P.ranks, halo)))
     got = drawn_bytes(root)
@@ -121,7 +121,7 @@ def test_boxes_of_a_repartition_are_hatched_where_they_come_from_elsewhere() -> 
     """One for each message; dashed where they leave."""
     P = dj.planning_world(4)
     layer = nn.Repartition(P.grid([2, 2]), P.grid([4, 1]))
-    drawing = layer.draw(dj.TensorSpec((8, 8), layer.P_x))
+    drawing = dj.draw(layer, dj.TensorSpec((8, 8), layer.P_x))
     root = parsed(drawing.svg)
     messages = drawn_bytes(root)
     assert len(of_class(root, "strip")) == len(messages) == len(of_class(root, "arrow"))
@@ -138,7 +138,7 @@ def test_boxes_of_a_repartition_are_hatched_where_they_come_from_elsewhere() -> 
 def test_a_strip_is_on_the_side_of_the_worker_that_sent_it() -> None:
     """Before the block where the sender is before it along that dimension, and after it else."""
     P = dj.planning_world(6).grid([2, 3])
-    drawing = nn.HaloExchange(P, ((1, 1), (2, 1))).draw(dj.TensorSpec((8, 9), P))
+    drawing = dj.draw(nn.HaloExchange(P, ((1, 1), (2, 1))), dj.TensorSpec((8, 9), P))
     faces, strips = areas(parsed(drawing.svg))
     assert len(faces) == 6 and len(strips) == 14
     for (source, dest), strip in strips.items():
@@ -172,7 +172,7 @@ def test_many_messages_are_squares() -> None:
     for n in (8, 64):
         P_x, P_y = P.grid([n, 1]), P.grid([1, n])
         layer, spec = nn.Repartition(P_x, P_y), dj.TensorSpec((2 * n, 64), P_x)
-        root = parsed(layer.draw(spec).svg)
+        root = parsed(dj.draw(layer, spec).svg)
         x = {worker: dj.ShapeDtype(spec.shape_on(worker), SINGLE) for worker in range(64)}
         want = planned_bytes(layer_operations(layer, P, x))
         assert len(want) == n * (n - 1) and not of_class(root, "arrow")
@@ -186,7 +186,7 @@ def test_thousands_of_workers_are_summed_up(grids: Any) -> None:
     size = prod(grids[0])
     P = dj.planning_world(size)
     P_x, P_y = (P.grid(grid) for grid in grids)
-    drawing = nn.Repartition(P_x, P_y).draw(dj.TensorSpec((size, size), P_x))
+    drawing = dj.draw(nn.Repartition(P_x, P_y), dj.TensorSpec((size, size), P_x))
     parsed(drawing.svg)
     assert f"{size - 64:,} more of the" in drawing.text and "messages with omitted workers" in drawing.text
 
@@ -196,12 +196,12 @@ def test_a_convolution_and_a_product_on_4096_workers_are_drawn() -> None:
     P = dj.planning_world(4096)
     P_x = P.grid([1, 1, 16, 16, 16])
     conv = nn.DistributedConv3d(P_x, in_channels=1, out_channels=4, kernel_size=3, padding=1)
-    drawing = conv.draw(dj.TensorSpec((1, 1, 128, 128, 128), P_x))
+    drawing = dj.draw(conv, dj.TensorSpec((1, 1, 128, 128, 128), P_x))
     parsed(drawing.svg)
     assert "bcast of 448 bytes among workers 0-4095 with root 0" in drawing.text
     P_f = P.grid([1, 64])
     linear = nn.DistributedLinear(P_f, P_f, P.grid([64, 64]), in_features=640, out_features=640)
-    drawing = linear.draw(dj.TensorSpec((8, 640), P_f))
+    drawing = dj.draw(linear, dj.TensorSpec((8, 640), P_f))
     parsed(drawing.svg)
     assert "and 56 more team operations" in drawing.text
 
@@ -210,6 +210,6 @@ def test_a_network_names_the_layers_in_which_something_moves() -> None:
     """And leaves out movements beyond a number, with their bytes."""
     P = dj.planning_world(4).grid([1, 1, 2, 2])
     conv = nn.DistributedConv2d(P, in_channels=2, out_channels=2, kernel_size=3, padding=1)
-    drawing = nn.Sequential(*[conv] * 12).draw(dj.TensorSpec((1, 2, 8, 8), P))
+    drawing = dj.draw(nn.Sequential(*[conv] * 12), dj.TensorSpec((1, 2, 8, 8), P))
     parsed(drawing.svg)
     assert "0 halos" in drawing.text and "Omitted: " in drawing.text

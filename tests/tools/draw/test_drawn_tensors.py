@@ -32,7 +32,7 @@ def test_every_block_is_drawn_with_its_worker_and_box(name: str) -> None:
     """Empty ones are listed; so are workers outside, and dimensions that aren't drawn."""
     shape, grid = SPECS[name]
     P = dj.planning_world(prod(grid) + 3).grid(grid)
-    drawing = dj.TensorSpec(shape, P).draw()
+    drawing = dj.draw(dj.TensorSpec(shape, P))
     root = parsed(drawing.svg)
     found = [title_of(block) for block in of_class(root, "block")]
     want = []
@@ -50,19 +50,19 @@ def test_every_block_is_drawn_with_its_worker_and_box(name: str) -> None:
 
 def test_copies_are_drawn_one_by_one_or_named_together() -> None:
     """Few copies have a picture each; of many, a block has the workers that hold it."""
-    few = dj.TensorSpec((6,), dj.planning_world(6).grid([3, 2]), replicated=0).draw()
+    few = dj.draw(dj.TensorSpec((6,), dj.planning_world(6).grid([3, 2]), replicated=0))
     assert len(of_class(parsed(few.svg), "block")) == 6 and "copy 2" in few.text
-    many = dj.TensorSpec((6,), dj.planning_world(16).grid([8, 2]), replicated=0).draw()
+    many = dj.draw(dj.TensorSpec((6,), dj.planning_world(16).grid([8, 2]), replicated=0))
     titles = [title_of(block) for block in of_class(parsed(many.svg), "block")]
     assert titles == ["workers 0, 2, 4, 6, 8, 10, 12, 14: [0:3]", "workers 1, 3, 5, 7, 9, 11, 13, 15: [3:6]"]
-    scalar = dj.TensorSpec((), dj.planning_world(3), replicated=True).draw()
+    scalar = dj.draw(dj.TensorSpec((), dj.planning_world(3), replicated=True))
     assert len(of_class(parsed(scalar.svg), "block")) == 3
 
 
 @pytest.mark.parametrize("n", [65, 4096, 100_000])
 def test_of_many_workers_the_first_are_drawn(n: int) -> None:
     P = dj.planning_world(n)
-    for drawing in (P.draw(), P.grid([n, 1]).draw(), dj.TensorSpec((n, 4), P.grid([n, 1])).draw()):
+    for drawing in (dj.draw(P), dj.draw(P.grid([n, 1])), dj.draw(dj.TensorSpec((n, 4), P.grid([n, 1])))):
         assert len(of_class(parsed(drawing.svg), "block")) == 64
         assert f"{n - 64:,} more of the" in drawing.text
 
@@ -70,16 +70,16 @@ def test_of_many_workers_the_first_are_drawn(n: int) -> None:
 def test_a_partition_shows_its_order() -> None:
     """In a row; of a grid the docstring has an example. Outside workers are listed."""
     P = dj.planning_world(5)
-    row = P.create_partition_inclusive([4, 2]).draw()
+    row = dj.draw(P.create_partition_inclusive([4, 2]))
     assert "2 workers in a row" in row.text and "Outside: workers 0, 1, 3." in row.text
     empty = dj.Partition.of_workers(P.world, ())
-    assert "0 workers" in parsed(empty.draw().svg)[0].text
+    assert "0 workers" in parsed(dj.draw(empty).svg)[0].text
 
 
 def test_a_broadcast_as_text() -> None:
     P = dj.planning_world(2)
     layer = nn.Broadcast(P.grid([1]), P.grid([2]))
-    text = str(layer.draw(dj.TensorSpec((3,), layer.P_x)))
+    text = str(dj.draw(layer, dj.TensorSpec((3,), layer.P_x)))
     of_x = "x: 3 on 1 worker, not split\n   0:3\n +-----+\n |  0  |\n +-----+\nWithout a block: worker 1.\n"
     assert text.startswith(f"Broadcast\n\n{of_x}y: 3 on 2 workers, not split\n copy 0\n")
     assert " copy 1\n   0:3\n +-----+\n |  1  |\n +-----+\nThere are 2 copies of the tensor.\n" in text
@@ -89,7 +89,7 @@ def test_a_broadcast_as_text() -> None:
 def test_a_drawing_is_a_value(tmp_path: Path) -> None:
     """Jupyter takes its SVG; it saves it, and compares by what it shows. Text in it can't break the document."""
     P = dj.planning_world(4)
-    drawing, again = P.grid([2, 2]).draw(), dj.planning_world(4, 3).grid([2, 2]).draw()
+    drawing, again = dj.draw(P.grid([2, 2])), dj.draw(dj.planning_world(4, 3).grid([2, 2]))
     assert drawing == again and hash(drawing) == hash(again)
     drawing.save(tmp_path / "grid.svg")
     assert (tmp_path / "grid.svg").read_text() == drawing.svg == drawing._repr_svg_()
@@ -102,6 +102,21 @@ def test_what_is_no_spec_is_refused() -> None:
     P = dj.planning_world(2).grid([2, 1])
     layer = nn.Repartition(P, P)
     with pytest.raises(dj.InvalidTypeError, match="`x_spec`"):
-        layer.draw((4, 4))  # type: ignore[arg-type]
+        dj.draw(layer, (4, 4))  # type: ignore[arg-type]
     with pytest.raises(dj.PlanError):
-        nn.DistributedLinear(P, in_features=3, out_features=2).draw(dj.TensorSpec((4, 5), P))
+        dj.draw(nn.DistributedLinear(P, in_features=3, out_features=2), dj.TensorSpec((4, 5), P))
+
+
+def test_what_can_not_be_drawn_is_refused() -> None:
+    P = dj.planning_world(2).grid([2, 1])
+    layer, spec = nn.Repartition(P, P), dj.TensorSpec((2, 3), P)
+    for args, options, error, words in (
+        ((3,), {}, dj.InvalidTypeError, r"`x` \(=3\) must be a partition, a spec, a layer"),
+        ((nn.Repartition,), {}, dj.InvalidTypeError, "must be a partition"),
+        ((layer,), {}, dj.InvalidTypeError, r"`x_spec` \(=None\)"),
+        ((P, spec), {}, dj.InvalidArgumentError, "`x_spec` must be omitted: it is for a layer"),
+        ((layer, spec), {"halos": {0: ()}}, dj.InvalidArgumentError, "`halos` must be omitted: it is for an nn.Halo"),
+        ((layer, spec), {"dtype": "text"}, dj.InvalidTypeError, "`dtype`"),
+    ):
+        with pytest.raises(error, match=words):
+            dj.draw(*args, **options)

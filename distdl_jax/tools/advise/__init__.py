@@ -1,1 +1,0 @@
-"""The choice of fast partitions: by counting, measuring a short list, and building the network with the fastest."""
