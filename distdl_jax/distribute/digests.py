@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from distdl_jax.jax_compat import name_and_params
 from distdl_jax.partitions.tensors import TensorSpec
-from distdl_jax.tracing.program_reader import line_of_equation
+from distdl_jax.tracing.program_reader import own_line_of_equation
 
 _IGNORED = {
     "sharding",
@@ -50,7 +50,10 @@ def _texts(closed: ClosedJaxpr) -> Iterator[tuple[bytes, str]]:
     for n, value in enumerate(closed.consts):
         yield _constant(value), f"constant {n}, of type {_aval(jax.typeof(value))},"
     for eqn in jaxpr.eqns:
-        yield _equation(eqn, numbers), f"`{name_and_params(eqn)[0]}` at {line_of_equation(eqn) or 'an unknown line'}"
+        yield (
+            _equation(eqn, numbers),
+            f"`{name_and_params(eqn)[0]}` at {own_line_of_equation(eqn) or 'an unknown line'}",
+        )
     yield " ".join(_atom(atom, numbers) for atom in jaxpr.outvars).encode(), "the results"
 
 

@@ -18,7 +18,7 @@ from distdl_jax.errors import PlanError
 from distdl_jax.jax_compat import at_line_of, bound_again, name_and_params
 from distdl_jax.kernels.dtypes import accumulation_dtype, wide_as
 from distdl_jax.tracing.jaxprs import Call, structure
-from distdl_jax.tracing.program_reader import line_of_equation
+from distdl_jax.tracing.program_reader import own_line_of_equation
 
 Rule = Callable[..., Any]
 
@@ -93,7 +93,7 @@ class Site:
     def refuse(self, why: str, *operands: Tensor) -> PlanError:
         """Return the error for an equation that can't work on these layouts."""
         return PlanError(
-            f"`{self.name}`{self._shown(operands)} at {line_of_equation(self.eqn)} {why}. Lay the operands out "
+            f"`{self.name}`{self._shown(operands)} at {own_line_of_equation(self.eqn)} {why}. Lay the operands out "
             f"otherwise by dj.constrain, or let each worker compute it on whole arrays: "
             f"`gather={self._bytes(operands)}`, or `gather=None`, of dj.distribute."
         )
@@ -157,7 +157,7 @@ class Run:
     def apply(self, site: Site, args: list[Tensor]) -> list[Tensor]:
         """Return the results of one equation."""
         if self.movements.notes:
-            self.movements.asked_by = line_of_equation(site.eqn), site.name
+            self.movements.asked_by = own_line_of_equation(site.eqn), site.name
         found = RULES.get(site.name)
         if found is None:
             return self._on_whole_arrays(site, args, "has no rule for blocks")

@@ -29,10 +29,11 @@ class Plan:
         return sum(operation.bytes_sent for moved in self.moved for operation in moved.operations)
 
     def __str__(self) -> str:
-        if not self.moved:
+        moving = [moved for moved in self.moved if moved.operations]
+        if not moving:
             return "Nothing moves."
         rows: list[Sequence[str]] = [("line", "primitive", "what moves", "array", "blocks", "messages", "sent")]
-        for moved in self.moved:
+        for moved in moving:
             before, after = (" x ".join(map(str, numbers)) or "1" for numbers in (moved.before, moved.after))
             rows.append(
                 (

@@ -205,6 +205,19 @@ def line_of_equation(eqn: Any) -> str:
     return _line((eqn,))
 
 
+def own_line_of_equation(eqn: Any) -> str:
+    """Return the source line of an equation in the user's own files, outside of installed packages if there is one."""
+    for frame in source_frames(eqn.source_info.traceback):
+        if not is_library(frame.file_name) and f"{os.sep}site-packages{os.sep}" not in frame.file_name:
+            return _frame_text(frame)
+    return line_of_equation(eqn)
+
+
+def _frame_text(frame: Any) -> str:
+    file = frame.file_name.rsplit(os.sep, 1)[-1]
+    return f"{file}:{frame.start_line} in {frame.function_name.rsplit('.', 1)[-1]}"
+
+
 def _place(eqns: tuple[Any, ...]) -> Place:
     """Return the origin of the innermost of `eqns`."""
     return place_of(_line(eqns), _stacks(eqns))
@@ -230,8 +243,7 @@ def _line(eqns: tuple[Any, ...]) -> str:
     for eqn in (*reversed(eqns[: wrapped + 1]), *eqns[wrapped + 1 :]):
         for frame in source_frames(eqn.source_info.traceback):
             if not is_library(frame.file_name):
-                file = frame.file_name.rsplit(os.sep, 1)[-1]
-                return f"{file}:{frame.start_line} in {frame.function_name.rsplit('.', 1)[-1]}"
+                return _frame_text(frame)
     return ""
 
 
