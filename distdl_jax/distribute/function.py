@@ -22,7 +22,7 @@ from distdl_jax.distribute.plan import Plan
 from distdl_jax.distribute.tensors import Tensor
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.jax_compat import without_dead_equations
-from distdl_jax.partitions.tensors import TensorSpec
+from distdl_jax.partitions.tensors import TensorSpec, zero_volume_tensor
 from distdl_jax.text import bytes_text, quoted
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.jaxprs import equations
@@ -55,7 +55,7 @@ def distribute(
 
     **Returns:** a function of the same arguments, by position. `f.plan(*args)` shows
     what moves, `f.output_specs(*args)` how results fall. Calls are collective among the workers of the specs, which
-    agree on the program once for each trace.
+    agree on the program once for each trace. Other workers pass anything, and get zero-volume arrays.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError` if a spec is none, or doesn't fit; when it is called,
     `PlanError`, on all workers, if their programs differ, or a primitive can't work on blocks: with its line.
@@ -97,6 +97,12 @@ class _Traced:
     statics: dict[int, Any]
     out_specs: list[Spec]
 
+    def filled(self, results: Sequence[Any]) -> Any:
+        """Return the tree of results, from those of its leaves that are arrays."""
+        given = iter(results)
+        leaves = [self.statics[n] if n in self.statics else next(given) for n in range(self.results.num_leaves)]
+        return jax.tree.unflatten(self.results, leaves)
+
 
 class Distributed:
     """A function of whole arrays, as a function of this worker's blocks; made by `dj.distribute`."""
@@ -115,18 +121,12 @@ class Distributed:
         if trace_context.whole_program:  # of another distributed function, which distributes it too
             return self.f(*args)
         traced = self._agreed(args)
-        movements = Movements(traced.mesh)
-        tensors = self._evaluated(traced, movements)
         outs = [out.aval for out in traced.closed.jaxpr.outvars]
-        arrays = iter(
-            [
-                self._given_back(traced, n, y, spec, out)
-                for n, (y, spec, out) in enumerate(zip(tensors, traced.out_specs, outs, strict=True))
-            ]
-        )
-        number = traced.results.num_leaves
-        leaves = [traced.statics[n] if n in traced.statics else next(arrays) for n in range(number)]
-        return jax.tree.unflatten(traced.results, leaves)
+        if traced.mesh.index is None:
+            return traced.filled([_nothing(spec, out) for spec, out in zip(traced.out_specs, outs, strict=True)])
+        tensors = self._evaluated(traced, Movements(traced.mesh))
+        results = enumerate(zip(tensors, traced.out_specs, outs, strict=True))
+        return traced.filled([self._given_back(n, y, spec, out) for n, (y, spec, out) in results])
 
     def output_specs(self, *args: Any) -> Any:
         """Return the `TensorSpec` of each result as it falls, which `dj.BLOCKS` gives. There is no communication.
@@ -134,12 +134,7 @@ class Distributed:
         `args`: as for a call; `jax.ShapeDtypeStruct`s will do.
         """
         traced = self._trace(args)
-        found = self._dry(traced)[1]
-        specs = iter([traced.mesh.spec_of(y.shape, y.readable()) for y in found])
-        number = traced.results.num_leaves
-        return jax.tree.unflatten(
-            traced.results, [traced.statics[n] if n in traced.statics else next(specs) for n in range(number)]
-        )
+        return traced.filled([traced.mesh.spec_of(y.shape, y.readable()) for y in self._dry(traced)[1]])
 
     def plan(self, *args: Any) -> Plan:
         """Return what this worker sends in a call, line by line of the program. There is no communication.
@@ -159,7 +154,7 @@ class Distributed:
                 leaves[n] = array
             found.extend(self._evaluated(_with_leaves(traced, leaves), movements))
             for n, (y, spec) in enumerate(zip(found, traced.out_specs, strict=True)):
-                self._given_back(traced, n, y, spec, None)
+                self._given_back(n, y, spec, None)
 
         with trace_context.set(anchors=None):
             jax.eval_shape(run, [_shape_of(traced.leaves[n]) for n in traced.arrays])
@@ -291,8 +286,8 @@ class Distributed:
         run.settle_together([y for y, is_whole in zip(results, wanted, strict=True) if is_whole])
         return results
 
-    def _given_back(self, traced: _Traced, n: int, y: Tensor, spec: Spec, out: Any) -> Any:
-        mesh, movements = traced.mesh, y.movements
+    def _given_back(self, n: int, y: Tensor, spec: Spec, out: Any) -> Any:
+        mesh, movements = y.mesh, y.movements
         movements.asked_by = "", f"result {n}"
         if isinstance(spec, Meaning) and spec.name == "PARTS":
             if not jnp.issubdtype(y.dtype, jnp.floating):
@@ -365,6 +360,12 @@ def _difference(name: str, lists: dict[int, Sequence[tuple[str, str]]]) -> str:
             f"{worker} {len(digests)}."
         )
     return f"The workers' programs of {name} differ."
+
+
+def _nothing(spec: Spec, out: Any) -> Any:
+    """Return the result of a worker outside of the specs' partition."""
+    found = tensor_spec(spec)
+    return zero_volume_tensor(dtype=out.dtype) if found is None else zero_volume_tensor(like=found, dtype=out.dtype)
 
 
 def _with_leaves(traced: _Traced, leaves: list[Any]) -> _Traced:

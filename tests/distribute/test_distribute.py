@@ -313,3 +313,15 @@ np.testing.assert_allclose(gradient, expected[1], rtol=1e-4, atol=1e-7)
 def test_over_mpi() -> None:
     status, output = run(3, "-c", OVER_MPI)
     assert status == 0, output
+
+
+def test_workers_outside_get_zero_volume_arrays() -> None:
+    x = whole(4)
+
+    def program() -> Any:
+        P = dj.Partition()
+        spec = TensorSpec(x.shape, P.grid([2, 1], [2, 0]))
+        f = dj.distribute(lambda x: (x + 1, x.sum(0)), (spec,), (spec, None))
+        return [np.shape(y) for y in f(spec.block(x))]
+
+    assert dj.simulate(3, program) == [[(2, 3), (3,)], [(4, 0), (0,)], [(2, 3), (3,)]]
