@@ -25,8 +25,12 @@ def constrain(x: Array, spec: TensorSpec) -> Array:
 
     Its cotangent is laid out alike. A dimension of `jax.vmap` around it is not cut.
 
+    **Arguments:**
+
     - `x`: an array, inside of a function that `dj.distribute` distributes.
     - `spec`: of the same workers as the function's specs, on a grid that has a common refinement with theirs.
+
+    **Returns:** `x`.
 
     **Raises:** `InvalidTypeError` if `spec` is no TensorSpec; `InvalidArgumentError` if it has another shape.
 
@@ -72,8 +76,16 @@ def with_rule(function: Callable[..., Any], how: Callable[..., Any]) -> Callable
 
     Its derivatives, and `jax.vmap` of it, are those of the plain function, whose primitives have their own rules.
 
+    **Arguments:**
+
     - `function`: of arrays, by position, that returns an array, or a pytree of arrays.
-    - `how`: `how(site, *values)`, as a rule of a primitive: it returns a value, or a list of the results' leaves.
+    - `how`: `how(site, *values)`, as a rule of a primitive: it returns a value, or a list of the results' leaves. A
+      value has `shape`, `dtype` and `cut` (for each dimension, the axes of the workers' grid that cut it), and
+      `at(cut)`, this worker's block. `site.value(block, cut)` makes one.
+
+    **Returns:** a function like `function`.
+
+    **Raises:** `InvalidTypeError` if one of the two is not a function.
 
     >>> import jax.numpy as jnp, distdl_jax as dj
     >>> double = dj.with_rule(lambda x: 2 * x, lambda site, x: site.value(2 * x.at(x.cut), x.cut))

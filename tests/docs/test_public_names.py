@@ -32,7 +32,8 @@ def public() -> dict[str, Any]:
         names = getattr(namespace, "__all__", None) or [name for name in vars(namespace) if name[0] != "_"]
         for name in names:
             value = getattr(namespace, name)
-            if callable(value) and value.__module__.startswith("distdl_jax"):
+            is_documented = inspect.isclass(value) or inspect.isroutine(value)
+            if is_documented and value.__module__.startswith("distdl_jax"):
                 found[f"{module}.{name}".lstrip(".")] = value
     return found
 
