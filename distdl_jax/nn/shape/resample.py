@@ -15,11 +15,12 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
-from distdl_jax.functional.plan import Plan, ShapeDtypes
+from distdl_jax.functional.block_checks import common_dtype, owned_grid
+from distdl_jax.functional.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.functional.repartition import RepartitionPlan, plan_repartition
+from distdl_jax.functional.sampling import SamplingPlan, Taps, plan_sampling
 from distdl_jax.kernels.dtypes import mean_dtype
 from distdl_jax.nn.base.layer import ParameterFreeLayer
-from distdl_jax.nn.shape.sampling import SamplingPlan, Taps, plan_sampling
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.tracing.world import Workers, World
@@ -65,7 +66,13 @@ class Sampling(ParameterFreeLayer):
         """Return the taps along each dimension of x; None if outputs equal inputs."""
 
     def _plan(self, x: ShapeDtypes, params: object) -> SamplingPlan | MovedPlan:
-        return plan_sampling(x, self.P_x, self._taps, self._dtype, self._fill)
+        return self._sampling(x)
+
+    def _sampling(self, x: ShapeDtypes) -> SamplingPlan:
+        blocks = taking_part(x, self.P_x.ranks)
+        dtype = common_dtype("x", blocks, self.P_x.ranks)
+        taps = self._taps(owned_grid("x", self.P_x, blocks).extent)
+        return plan_sampling(blocks, self.P_x, taps, self._dtype(dtype), self._fill(dtype))
 
 
 @dataclass(frozen=True)
@@ -146,7 +153,7 @@ class DistributedUpsample(Sampling):
         dtype = x[self.P_x.ranks[0]].dtype
         if self.mode == "linear" and not jnp.issubdtype(dtype, jnp.inexact):
             raise PlanError(f"`x` must be floating if `mode` is 'linear', but is {dtype}.")
-        plan = plan_sampling(x, self.P_x, self._taps, self._dtype, self._fill)
+        plan = self._sampling(x)
         return plan if self.P_y is None else MovedPlan(plan, plan_repartition(plan.after(x), self.P_x, self.P_y))
 
     def _taps(self, extent: tuple[int, ...]) -> list[Taps | None]:
