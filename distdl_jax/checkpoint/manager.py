@@ -16,8 +16,8 @@ from distdl_jax.checkpoint.reading import restore_and_place, steps
 from distdl_jax.checkpoint.writing import Run, Writing, begin, not_saved, world_of_specs
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partitions.formats.boxes_in_files import Pause
-from distdl_jax.tracing.world import World
 from distdl_jax.transports.threads.current_world import simulated_world
+from distdl_jax.transports.world import World
 from distdl_jax.validation import checked_integer
 from distdl_jax.watchdog.watch.abort import end_the_job, is_forked
 

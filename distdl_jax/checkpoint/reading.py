@@ -25,9 +25,9 @@ from distdl_jax.partitions.spec_trees import like_specs, match, specs_by_path
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import Box, box_shape, intersect
 from distdl_jax.text import brief, quoted
-from distdl_jax.tracing.world import World
 from distdl_jax.transports.open_world import world_of
 from distdl_jax.transports.progress import Progress, bytes_shown
+from distdl_jax.transports.world import World
 from distdl_jax.validation import check_same, checked_integer
 
 _OPEN_FILES = 32

@@ -55,8 +55,8 @@ from distdl_jax.partitions.partition import check_partitions
 from distdl_jax.partitions.spec_trees import specs_by_path
 from distdl_jax.plans.decomposition import box_shape
 from distdl_jax.text import quoted
-from distdl_jax.tracing.world import World
 from distdl_jax.transports.progress import Progress, bytes_shown
+from distdl_jax.transports.world import World
 from distdl_jax.validation import checked_integer
 
 PIECE = 2**23

@@ -19,8 +19,8 @@ from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.trees import doubling_steps
-from distdl_jax.tracing.world import Workers
 from distdl_jax.transports.agreement import compared
+from distdl_jax.transports.world import Workers
 from distdl_jax.validation import checked_axes
 
 LARGEST_DIRECT = 8

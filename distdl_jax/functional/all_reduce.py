@@ -23,8 +23,8 @@ from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_axes
 from distdl_jax.plans.decomposition import ProductGrid, ranges_of_sizes
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.tracing.world import Workers, World
 from distdl_jax.transports.agreement import compared
+from distdl_jax.transports.world import Workers, World
 
 Operation = Literal["sum", "mean", "max", "min", "prod"]
 

@@ -22,8 +22,8 @@ from distdl_jax.plans.alike import representatives, workers_of
 from distdl_jax.plans.broadcasting import reduction_axes, reduction_teams
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import union
-from distdl_jax.tracing.world import Workers, World
 from distdl_jax.transports.agreement import compared, exchange_named_shapes, is_array
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.validation import checked_axes
 from distdl_jax.watchdog.programs.ir import Operation
 

@@ -40,8 +40,8 @@ from distdl_jax.plans.broadcasting import BroadcastRule, Team
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import positions
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import Workers, World
 from distdl_jax.transports.agreement import compared
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.validation import checked_boolean
 from distdl_jax.watchdog.programs.ir import Operation
 

@@ -19,8 +19,8 @@ from distdl_jax.plans.halos import Halos, needed_ranges, own_box
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import Workers, World
 from distdl_jax.transports.agreement import agree, compared, shape_dtype_of
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.validation import checked_booleans, checked_integers
 
 Halo = tuple[tuple[int, int], ...]

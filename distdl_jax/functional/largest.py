@@ -19,8 +19,8 @@ from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.tie import materialize, tie
-from distdl_jax.tracing.world import Workers, World
 from distdl_jax.transports.agreement import compared, exchange_shapes
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.validation import checked_axis, checked_integer
 
 

@@ -17,7 +17,9 @@ import numpy as np
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
+from distdl_jax.functional.vmap_check import agree_on_size, agreed_on_sizes
 from distdl_jax.kernels.dtypes import in_own_width
+from distdl_jax.partitions.idle_workers import say_who_is_idle
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing import cache_keys
 from distdl_jax.tracing.adjoint_order import note_anchor, order_after_previous
@@ -25,8 +27,7 @@ from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.marks import never_transposed, reverse_only
 from distdl_jax.tracing.scopes import movement_scope
 from distdl_jax.tracing.tie import materialize, nothing, tie
-from distdl_jax.tracing.vmap_check import agree_on_size, agreed_on_sizes
-from distdl_jax.tracing.world import World
+from distdl_jax.transports.world import World
 from distdl_jax.watchdog.programs.ir import Operation
 
 Parts = tuple[Array, ...]
@@ -118,6 +119,7 @@ def adjoint_operations(part: Movement, worker: int, y: ShapeDtype) -> tuple[Oper
 
 def move(world: World, part: Movement, x: Array) -> Array:
     """Return this worker's block after the movement, given its block before."""
+    say_who_is_idle(world)
     with movement_scope():
         if not part.differentiable:
             return _run(world, part, reverse_only(x))

@@ -22,8 +22,8 @@ from distdl_jax.partitions.static import Immutable
 from distdl_jax.plans.alike import ByClass, of_team, on_grids, workers_of
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import covers, union
-from distdl_jax.tracing.world import Workers, World
 from distdl_jax.transports.agreement import exchange_shapes
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.watchdog.programs.ir import Operation
 
 ShapeDtypes = Mapping[int, ShapeDtype]

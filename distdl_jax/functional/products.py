@@ -24,7 +24,7 @@ from distdl_jax.plans.alike import derived, workers_of
 from distdl_jax.plans.decomposition import balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import Workers, World
+from distdl_jax.transports.world import Workers, World
 
 
 class LocalProduct(Protocol):

@@ -25,8 +25,8 @@ from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.text import documented
 from distdl_jax.tracing.tie import materialize, tie
-from distdl_jax.tracing.world import Workers, World
 from distdl_jax.transports.agreement import compared
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.validation import checked_axes, checked_boolean, checked_integer
 
 Axes = int | Sequence[int] | None

@@ -23,8 +23,8 @@ from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.reshaping import Reshaping
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.tracing.world import World
 from distdl_jax.transports.agreement import compared
+from distdl_jax.transports.world import World
 from distdl_jax.validation import checked_integers
 
 

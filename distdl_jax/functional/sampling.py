@@ -26,7 +26,7 @@ from distdl_jax.plans.decomposition import Range, balanced_range
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import Workers, World
+from distdl_jax.transports.world import Workers, World
 
 MOST_TAPS = 4
 """The largest number of inputs of an output that are added one by one; more are gathered together."""

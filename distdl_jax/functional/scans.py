@@ -22,8 +22,8 @@ from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.text import documented
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import World
 from distdl_jax.transports.agreement import agree, compared, exchange_shapes, shape_dtype_of
+from distdl_jax.transports.world import World
 from distdl_jax.validation import check_function, checked_axis, checked_boolean
 
 Tree = TypeVar("Tree")

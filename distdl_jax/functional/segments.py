@@ -23,8 +23,8 @@ from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_range, b
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.text import documented
 from distdl_jax.tracing.tie import materialize, tie
-from distdl_jax.tracing.world import Workers, World
 from distdl_jax.transports.agreement import compared
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.validation import checked_axis
 
 

@@ -25,9 +25,10 @@ from distdl_jax.partitions.partition import Partition
 from distdl_jax.plans.alike import ByClass, derived
 from distdl_jax.plans.decomposition import Range, balanced_range, balanced_ranges
 from distdl_jax.plans.halos import Halos
+from distdl_jax.plans.padding import PaddingMode, filled_from, fills
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.windows import PaddingMode, Pairs, WindowedAxis, WindowSpec
-from distdl_jax.tracing.world import Workers, World
+from distdl_jax.plans.windows import Pairs, WindowedAxis, WindowSpec
+from distdl_jax.transports.world import Workers, World
 
 _Ranges = tuple[tuple[Range, ...], ...]  # per feature dimension and index
 
@@ -101,7 +102,7 @@ class WindowsPlan(Plan):
 
     def padding(self, index: Sequence[int]) -> Pairs:
         """Return the zeros (low, high) around the exchanged block of the worker at `index`, per feature dimension."""
-        if self.spec.mode in ("reflect", "replicate"):
+        if fills(self.spec.mode):
             return ((0, 0),) * len(self.axes)
         along = zip(self.axes, self.wanted, index, strict=True)
         return tuple(axis.clipped(ranges[i])[1] for axis, ranges, i in along)
@@ -123,10 +124,10 @@ class WindowsPlan(Plan):
 
     def _sources(self, d: int, i: int) -> np.ndarray | None:
         """Return `filling` along one feature dimension, for the workers at index `i` there."""
-        if self.spec.mode not in ("reflect", "replicate"):
+        if not fills(self.spec.mode):
             return None
         start, stop = self.movement.halos.needed[d + 2][i]
-        sources = _sources(self.axes[d], self.spec.mode, self.wanted[d][i]) - start
+        sources = filled_from(self.spec.mode, np.arange(*self.wanted[d][i]), self.axes[d].size) - start
         return None if np.array_equal(sources, np.arange(stop - start)) else sources
 
     def run(self, world: World, x: Array) -> Array:
@@ -158,20 +159,11 @@ def plan_windows(shape_dtypes: ShapeDtypes, P_x: Partition, spec: WindowSpec) ->
     return WindowsPlan(spec, axes, wanted, plan_ranges("windows", shape_dtypes, P_x, halos))
 
 
-def _sources(axis: WindowedAxis, mode: PaddingMode, wanted: Range) -> np.ndarray:
-    """Return, for each index of a range that may reach outside the tensor, the index inside that fills it."""
-    indices = np.arange(*wanted)
-    last = axis.size - 1
-    if mode == "replicate":
-        return np.clip(indices, 0, last)
-    return last - np.abs(last - np.abs(indices))
-
-
 def _source_range(axis: WindowedAxis, mode: PaddingMode, wanted: Range) -> Range:
     """Return the range of the tensor that fills `wanted`."""
-    if mode not in ("reflect", "replicate"):
+    if not fills(mode):
         return axis.clipped(wanted)[0]
-    sources = _sources(axis, mode, wanted)
+    sources = filled_from(mode, np.arange(*wanted), axis.size)
     return (int(sources.min()), int(sources.max()) + 1) if sources.size else axis.clipped(wanted)[0]
 
 

@@ -23,7 +23,7 @@ from distdl_jax.plans.decomposition import balanced_ranges
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import Workers, World
+from distdl_jax.transports.world import Workers, World
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from jax import Array
 
 from distdl_jax.errors import DistDLError, InvalidTypeError, PlanError
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.tracing.world import Workers, World
-from distdl_jax.transports.idle_workers import say_who_is_idle
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.validation import bound_arguments
 from distdl_jax.watchdog.error_text import hiding_own_lines
 
@@ -54,7 +53,6 @@ def agree(
     """
     if world.records:
         return world.known(what, contribute())  # type: ignore[attr-defined]
-    say_who_is_idle(world)
     value: T | DistDLError
     try:
         value = contribute()

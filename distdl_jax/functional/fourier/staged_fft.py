@@ -22,7 +22,7 @@ from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, box_sha
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import World
+from distdl_jax.transports.world import World
 
 AT_ONCE = 3
 """The number of dimensions that jax.numpy transforms in one call."""

@@ -25,7 +25,7 @@ from distdl_jax.partitions.partition import CartesianPartition, Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, ranges_of_sizes
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.tracing.world import World
+from distdl_jax.transports.world import World
 
 Region = tuple[Range, Range, Range]
 """Samples, heads, queries."""

@@ -33,7 +33,7 @@ from distdl_jax.random import standard_uniform
 from distdl_jax.tracing.adjoint_order import note_anchor, order_after_previous
 from distdl_jax.tracing.marks import never_transposed, reverse_only
 from distdl_jax.tracing.tie import nothing, tie
-from distdl_jax.tracing.world import World
+from distdl_jax.transports.world import World
 
 
 class Extras(NamedTuple):

@@ -36,13 +36,13 @@ from distdl_jax.partitions.static import Static
 from distdl_jax.partitions.tensors import TensorSpec, check_spec
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import union
+from distdl_jax.source_lines import user_line
 from distdl_jax.text import Drawing
 from distdl_jax.tracing.marks import passed_to
 from distdl_jax.tracing.scopes import name_and_line
-from distdl_jax.tracing.world import Workers
 from distdl_jax.transports.agreement import structure_text
+from distdl_jax.transports.world import Workers
 from distdl_jax.validation import check_key
-from distdl_jax.watchdog.source_lines import user_line
 
 
 @runtime_checkable

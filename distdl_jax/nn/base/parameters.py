@@ -15,8 +15,8 @@ from distdl_jax.functional.plan import ShapeDtypes
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.alike import derived, workers_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.tracing.world import Workers, World
 from distdl_jax.transports.agreement import agree, shape_dtype_of, structure_text
+from distdl_jax.transports.world import Workers, World
 
 Params = dict[str, Array]
 Specs = Mapping[str, TensorSpec]

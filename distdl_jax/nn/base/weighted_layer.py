@@ -22,7 +22,7 @@ from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.alike import ByClass
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.plans.worker_ranks import union
-from distdl_jax.tracing.world import Workers
+from distdl_jax.transports.world import Workers
 
 
 class AffineLayer(PartitionedLayer):

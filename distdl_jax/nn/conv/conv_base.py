@@ -15,8 +15,9 @@ from distdl_jax.nn.base.input_checks import check_features
 from distdl_jax.nn.base.parameters import ParamShapeDtypes
 from distdl_jax.nn.base.weighted_layer import WeightedLayer, check_not_split, weight_partition
 from distdl_jax.partitions.partition import Partition, check_partitions
+from distdl_jax.plans.padding import PaddingMode
 from distdl_jax.plans.shape_dtype import shape_text
-from distdl_jax.plans.windows import PaddingMode, WindowSpec, window_spec
+from distdl_jax.plans.windows import WindowSpec, window_spec
 from distdl_jax.validation import Padding, Sizes, is_integer
 
 

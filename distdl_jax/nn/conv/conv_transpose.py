@@ -14,7 +14,7 @@ from distdl_jax.functional.sliding_windows import TransposedWindowsPlan, plan_tr
 from distdl_jax.functional.weights import WeightPartitions
 from distdl_jax.nn.base.dimensions import in_dimensions
 from distdl_jax.nn.conv.conv_base import DistributedConv
-from distdl_jax.plans.windows import PaddingMode
+from distdl_jax.plans.padding import PaddingMode
 from distdl_jax.validation import is_integer
 
 

@@ -19,11 +19,11 @@ from distdl_jax.nn.shape.data_movement import AllReduce, AllSumReduce, ReduceSca
 from distdl_jax.partitions.partition import CartesianPartition, Partition
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.plans.worker_ranks import Workers, union
+from distdl_jax.source_lines import function_name
 from distdl_jax.tracing.mixed_dimensions import Dim
 from distdl_jax.transforms.block_functions import BlockFunction
 from distdl_jax.transforms.plain_functions import Function, follow, is_elementwise, refusal
 from distdl_jax.transports.agreement import agree
-from distdl_jax.watchdog.source_lines import function_name
 
 
 class Seam(NamedTuple):

@@ -28,7 +28,7 @@ from distdl_jax.plans.alike import derived
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.windows import Pairs, WindowSpec, window_spec
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import Workers
+from distdl_jax.transports.world import Workers
 from distdl_jax.validation import Padding, Sizes
 
 

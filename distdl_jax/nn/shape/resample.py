@@ -22,11 +22,10 @@ from distdl_jax.functional.sampling import SamplingPlan, Taps, plan_sampling
 from distdl_jax.kernels.dtypes import mean_dtype
 from distdl_jax.nn.base.layer import ParameterFreeLayer
 from distdl_jax.partitions.partition import Partition, check_partitions
+from distdl_jax.plans.padding import PAD_MODES, filled_from, fills, widest
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.tracing.world import Workers, World
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.validation import check_length, is_integer, is_real, per_feature
-
-PAD_MODES = ("constant", "reflect", "replicate", "circular")
 
 
 @dataclass(frozen=True)
@@ -288,7 +287,7 @@ class DistributedPad(Sampling):
         return [None] * first + [None if not any(pair) else self._along(n, *pair) for n, pair in pairs]
 
     def _along(self, n: int, low: int, high: int) -> Taps:
-        limit = {"reflect": n - 1, "circular": n}.get(self.mode)
+        limit = widest(self.mode, n)
         if n + low + high < 0 or (limit is not None and max(low, high) > limit):
             raise PlanError(
                 f"`padding` (={(low, high)}) in mode {self.mode!r} must be at most {limit} along a dimension of length "
@@ -301,10 +300,10 @@ class DistributedPad(Sampling):
         ones = np.ones((1, places.size))
         if self.mode == "circular":
             return Taps(places[None], ones, periodic=True)
-        if self.mode == "reflect":
-            return Taps((n - 1 - np.abs(n - 1 - np.abs(places)))[None], ones)
+        if fills(self.mode):
+            return Taps(filled_from(self.mode, places, n)[None], ones)
         inside = (places >= 0) & (places < n)
-        return Taps(np.clip(places, 0, n - 1)[None], ones if self.mode == "replicate" else inside[None].astype(float))
+        return Taps(np.clip(places, 0, n - 1)[None], inside[None].astype(float))
 
 
 class DistributedCrop(DistributedPad):

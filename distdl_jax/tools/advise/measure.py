@@ -27,10 +27,10 @@ from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.tools.advise.network import Grids
 from distdl_jax.tools.cost.memory import training_step
-from distdl_jax.tracing.world import World
 from distdl_jax.transforms.checked_jit import jit
 from distdl_jax.transports.agreement import agree
 from distdl_jax.transports.progress import progress
+from distdl_jax.transports.world import World
 
 CHECKS = (3, 6, 12, 24, 48, 96)
 """The numbers of rounds after which slower plans are dropped; measuring ends after the last."""

@@ -17,8 +17,8 @@ import numpy as np
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.nn.networks.descriptions import LayerDescription, Skip
 from distdl_jax.tools.advise.measure import Measured, Plans
-from distdl_jax.tracing.world import World
 from distdl_jax.transports.agreement import agree
+from distdl_jax.transports.world import World
 from distdl_jax.watchdog.launch.packages import installed_version
 
 VERSION = 1

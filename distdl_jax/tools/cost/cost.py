@@ -31,7 +31,7 @@ from distdl_jax.tools.cost.layers import Chain, Counter, nodes_in
 from distdl_jax.tools.cost.machines import Machine, given_machine
 from distdl_jax.tools.cost.memory import CompiledMemory, WorkerMemory, compile_step, worker_memory
 from distdl_jax.tools.draw.bars import bars
-from distdl_jax.tracing.world import World
+from distdl_jax.transports.world import World
 from distdl_jax.validation import checked_boolean, checked_dtype
 
 VERSION = 2

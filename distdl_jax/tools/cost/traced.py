@@ -23,9 +23,9 @@ from distdl_jax.partitions.partition import Partition
 from distdl_jax.tools.cost.program import flops_in
 from distdl_jax.tools.cost.traces import Stored, Trace, TracedClass
 from distdl_jax.tracing.program_reader import read_program
-from distdl_jax.tracing.world import World
 from distdl_jax.transforms.gradients import grad
 from distdl_jax.transports.threads.workers import on_stand_ins
+from distdl_jax.transports.world import World
 from distdl_jax.watchdog.programs.ir import Operation, operations
 
 MOST_WORKERS = 256

@@ -30,9 +30,9 @@ from distdl_jax.plans.alike import ByClass, representatives
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tools.cost.classes import codes, same
 from distdl_jax.tools.cost.program import Program, Step, Value, marks_in
-from distdl_jax.tracing.world import World
 from distdl_jax.transforms.block_functions import BlockFunction
 from distdl_jax.transports.threads.current_world import original_world, simulated_world
+from distdl_jax.transports.world import World
 from distdl_jax.watchdog.programs.ir import Operation
 
 Communication = tuple[Mark | Operation, ...]

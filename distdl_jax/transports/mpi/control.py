@@ -20,8 +20,8 @@ from mpi4py import MPI
 
 from distdl_jax.errors import one_program, shown_label
 from distdl_jax.plans.trees import gathered
-from distdl_jax.tracing.world import Workers
-from distdl_jax.watchdog.source_lines import user_line
+from distdl_jax.source_lines import user_line
+from distdl_jax.transports.world import Workers
 from distdl_jax.watchdog.watch.call_log import CallLog, Calls
 from distdl_jax.watchdog.watch.log import log
 from distdl_jax.watchdog.watch.status import worker_status

@@ -18,11 +18,11 @@ from jax import Array
 
 from distdl_jax.errors import MAPPED_OVER, PlanError
 from distdl_jax.jax_compat import mapped_sizes
+from distdl_jax.source_lines import user_line
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.program_reader import read_program
-from distdl_jax.tracing.world import Workers, World
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.watchdog.programs.ir import operations
-from distdl_jax.watchdog.source_lines import user_line
 from distdl_jax.watchdog.watch.status import worker_status
 
 
