@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from itertools import product
 from math import ceil, floor, prod
 from typing import Any
@@ -16,6 +16,7 @@ from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import common_dtype, outside, owned_grid
+from distdl_jax.functional.calls import function_call
 from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes, taking_part
 from distdl_jax.kernels.dtypes import accumulation_dtype
@@ -25,7 +26,7 @@ from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.padding import SAMPLE_MODES, reflected
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.tracing.tie import tie
-from distdl_jax.transports.agreement import compared, exchange_named_shapes
+from distdl_jax.transports.agreement import exchange_named_shapes
 from distdl_jax.transports.world import World
 from distdl_jax.validation import check_length, checked_boolean, checked_integers, is_real
 
@@ -46,7 +47,7 @@ class _How:
     reach: Reach
 
 
-@compared
+@function_call
 def grid_sample(
     x: Array,
     grid: Array,
@@ -123,7 +124,7 @@ def plan_grid_sample(
     return _planned(x, grid, P_x, _checked(P_x, mode, padding_mode, align_corners, max_displacement))
 
 
-@partial(compared, but=("size", "align_corners"))
+@function_call
 def affine_grid(theta: Array, P_x: Partition, size: Sequence[int], align_corners: bool = False) -> Array:
     """Return this worker's block of the grid of affine maps, without communication: `torch.nn.functional.affine_grid`.
 

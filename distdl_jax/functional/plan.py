@@ -145,6 +145,16 @@ def taking_part(shape_dtypes: ShapeDtypes, *teams: Workers) -> ShapeDtypes:
     return shape_dtypes if isinstance(shape_dtypes, ByClass) and known == workers else of_team(shape_dtypes, workers)
 
 
+def flags_text(**flags: tuple[object, object]) -> str:
+    """Return, for the label of an agreement, the arguments that differ from their defaults, which are given, too.
+
+    >>> flags_text(transpose_src=(True, False), preserve_batch=(True, True))
+    ' (transpose_src=True)'
+    """
+    given = ", ".join(f"{name}={value!r}" for name, (value, default) in flags.items() if value != default)
+    return f" ({given})" if given else ""
+
+
 def plan_and_run(
     operation: str,
     plan: Callable[[ShapeDtypes], MovementPlan | Computation],
