@@ -87,7 +87,7 @@ class Loans:
 
 
 @dataclass(frozen=True)
-class Step:
+class RingStep:
     """A round of all workers, with the movements of keys and values, `fetch`, and of their gradients, `send_back`.
 
     - `loans`: the movements of queries computed on other workers; None if there are none.
@@ -113,7 +113,7 @@ class Ring:
     index: int
     queries: Range
     own: Range
-    steps: tuple[Step, ...]
+    steps: tuple[RingStep, ...]
     causal: bool
     padded: bool
     dropping: Dropping | None = None

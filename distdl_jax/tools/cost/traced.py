@@ -43,12 +43,12 @@ def traced_by_all(layer: Any, x: ShapeDtypes, world: World, dtype: np.dtype) -> 
     def on_worker(worker: int) -> Trace:
         as_operations.set(True)
         block = x[worker]
-        return _Tracer(layer, jax.ShapeDtypeStruct(block.shape, block.dtype), dtype).trace()
+        return _WorkerTracer(layer, jax.ShapeDtypeStruct(block.shape, block.dtype), dtype).trace()
 
     return tuple(TracedClass(np.array([w]), trace) for w, trace in enumerate(on_stand_ins(world, on_worker)))
 
 
-class _Tracer:
+class _WorkerTracer:
     """One worker's programs of a layer, on the thread that represents it; its block is like `x`.
 
     - `dtype`: of the parameters.

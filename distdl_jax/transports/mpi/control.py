@@ -27,7 +27,7 @@ from distdl_jax.watchdog.watch.log import log
 from distdl_jax.watchdog.watch.status import worker_status
 
 
-class Mailbox:
+class MPIMailbox:
     """One worker's mailbox. Nothing blocks; between two workers messages keep their order."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -113,7 +113,7 @@ class ControlChannel:
       pending.
     """
 
-    def __init__(self, mailbox: Mailbox, rank: int, monitor: Monitor) -> None:
+    def __init__(self, mailbox: MPIMailbox, rank: int, monitor: Monitor) -> None:
         self._mailbox = mailbox
         self._rank = rank
         self.monitor = monitor

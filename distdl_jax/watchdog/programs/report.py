@@ -94,12 +94,12 @@ class Report:
 
         **Returns:** a `Drawing`: SVG, which Jupyter shows by itself, with `save`; printed, it is text.
         """
-        from distdl_jax.tools.draw.messages import Event, draw_messages
+        from distdl_jax.tools.draw.messages import DrawnEvent, draw_messages
 
         happened, waiting = play_back(self.programs)
         listed = {rank: list(operations(program, first_branch=True)) for rank, program in self.programs.items()}
         events = [
-            Event(
+            DrawnEvent(
                 "message" if op.is_message else op.kind, tuple(team), op.bytes_sent, _what(*listed[team[0]][place - 1])
             )
             for op, team, place in happened
