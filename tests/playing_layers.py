@@ -14,9 +14,9 @@ from convolution import direct
 from playing import Blocks, play, play_adjoint, shape_dtypes
 
 import distdl_jax as dj
-from distdl_jax.nn.base.matmul_plan import ProductPlan
-from distdl_jax.nn.base.parameters import BroadcastParameterPlan, GatheredParameterPlan, ParameterPlan
-from distdl_jax.nn.base.sliding_windows import WindowsPlan
+from distdl_jax.functional.products import ProductPlan
+from distdl_jax.functional.sliding_windows import WindowsPlan
+from distdl_jax.functional.weights import BroadcastWeightPlan, GatheredWeightPlan, WeightPlan
 
 NOTHING = np.zeros(0)
 
@@ -46,17 +46,15 @@ class Fetched:
 class Copied:
     """The copies of weight and bias on the workers that multiply."""
 
-    def __init__(
-        self, plan: ParameterPlan, params: Mapping[str, Blocks], shapes: Mapping[int, tuple[int, ...]]
-    ) -> None:
+    def __init__(self, plan: WeightPlan, params: Mapping[str, Blocks], shapes: Mapping[int, tuple[int, ...]]) -> None:
         self.plan = plan
         self.params = params
         self.weights, self.biases = params["weight"], params["bias"]
-        self.gathered = dict(plan.gathered) if isinstance(plan, GatheredParameterPlan) else {}
+        self.gathered = dict(plan.gathered) if isinstance(plan, GatheredWeightPlan) else {}
         if self.gathered:
             self.weights = play(self.gathered["weight"], self.weights)
             self.biases = play(self.gathered["bias"], self.biases) if "bias" in self.gathered else self.biases
-        if isinstance(plan, BroadcastParameterPlan):
+        if isinstance(plan, BroadcastWeightPlan):
             packed = self._flat(play(plan.movement, self._packed(self.weights, self.biases)))
             self.weights = {worker: packed[worker][: prod(shape)].reshape(shape) for worker, shape in shapes.items()}
             self.biases = {worker: packed[worker][prod(shape) :] for worker, shape in shapes.items()}
@@ -65,7 +63,7 @@ class Copied:
         if self.gathered:
             dw = play_adjoint(self.gathered["weight"], dw)
             return dw, play_adjoint(self.gathered["bias"], db) if "bias" in self.gathered else db
-        if not isinstance(self.plan, BroadcastParameterPlan):
+        if not isinstance(self.plan, BroadcastWeightPlan):
             return dw, db
         packed = {worker: NOTHING for worker in self.params["weight"]} | self._packed(dw, db)
         back = self._flat(play_adjoint(self.plan.movement, packed))

@@ -15,8 +15,8 @@ from distdl_jax.errors import CheckpointError, DistDLError
 from distdl_jax.partitions.formats.boxes_in_files import Pause
 from distdl_jax.settings import current_settings
 from distdl_jax.text import brief
-from distdl_jax.tracing.world import World
 from distdl_jax.transports.agreement import agree
+from distdl_jax.transports.world import World
 
 LONGEST = 45.0
 """Maximum seconds between two meetings: fewer than the seconds after which a wait is reported."""

@@ -23,7 +23,7 @@ from distdl_jax.partitions.spec_trees import check_alike, check_shape, described
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import Box
 from distdl_jax.text import quoted
-from distdl_jax.tracing.world import World
+from distdl_jax.transports.world import World
 from distdl_jax.validation import check_same, is_traced
 
 _ALIGNED = 64

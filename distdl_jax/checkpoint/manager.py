@@ -13,11 +13,11 @@ from typing import Any
 from distdl_jax.checkpoint.agreement import together
 from distdl_jax.checkpoint.disk import Disk, Folder, checked_path, folders_in, remove_folder
 from distdl_jax.checkpoint.reading import restore_and_place, steps
-from distdl_jax.checkpoint.writing import Run, Writing, begin, not_saved, world_of_specs
+from distdl_jax.checkpoint.writing import ManagerRun, Writing, begin, not_saved, world_of_specs
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.partitions.formats.boxes_in_files import Pause
-from distdl_jax.tracing.world import World
 from distdl_jax.transports.threads.current_world import simulated_world
+from distdl_jax.transports.world import World
 from distdl_jax.validation import checked_integer
 from distdl_jax.watchdog.watch.abort import end_the_job, is_forked
 
@@ -76,7 +76,7 @@ class Manager:
             raise InvalidArgumentError("This Manager is closed, and can't save any more.")
         world = world_of_specs(specs)
         self.wait()
-        run = Run(self._last, self._abandoned, begins=self._world is None)
+        run = ManagerRun(self._last, self._abandoned, begins=self._world is None)
         writing = begin(self.path, step, tree, specs, world, run)
         self._last = writing.step
         if self._world is None and simulated_world.value is None:

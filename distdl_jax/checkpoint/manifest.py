@@ -126,7 +126,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class SavedLeaf:
     """A leaf: its path in the tree, in the form of `jax.tree_util.keystr`, its form and blocks.
 
     `placeholders`: the shapes of workers' placeholders other than `(0,)`, by world rank.
@@ -144,7 +144,7 @@ class Manifest:
 
     step: int
     files: Mapping[str, int]
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[SavedLeaf, ...]
     workers: int
 
     def to_json(self) -> str:
@@ -216,7 +216,7 @@ def _file(name: Any) -> str:
     return str(name)
 
 
-def _leaf(value: Any, files: Mapping[str, int]) -> Leaf:
+def _leaf(value: Any, files: Mapping[str, int]) -> SavedLeaf:
     names = ("path", "shape", "dtype", "weak", "key", "blocks", "placeholders")
     path, shape, dtype, weak, key, json_blocks, shapes = fields(value, *names)
     if not is_storable(typed(dtype, str)):
@@ -232,7 +232,7 @@ def _leaf(value: Any, files: Mapping[str, int]) -> Leaf:
             raise ValueError(f"a block of the leaf {name} is in no file")
     if not _is_cut(form.shape, [block.box for block in blocks]):
         raise ValueError(f"its blocks do not cover the leaf {name}")
-    return Leaf(path, form, blocks, placeholders)
+    return SavedLeaf(path, form, blocks, placeholders)
 
 
 def _is_cut(shape: Sequence[int], boxes: Sequence[Box]) -> bool:

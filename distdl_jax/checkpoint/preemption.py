@@ -13,8 +13,8 @@ from typing import Any
 from distdl_jax.errors import InvalidTypeError
 from distdl_jax.partitions.partition import Partition, check_workers
 from distdl_jax.text import quoted
-from distdl_jax.tracing.world import World
 from distdl_jax.transports.open_world import world_of
+from distdl_jax.transports.world import World
 from distdl_jax.validation import checked_integer
 from distdl_jax.watchdog.watch.abort import is_forked
 

@@ -15,7 +15,7 @@ from jax import Array
 from distdl_jax.checkpoint.agreement import together
 from distdl_jax.checkpoint.contents import as_leaf, empty_block, stored_box
 from distdl_jax.checkpoint.disk import Folder, checked_path, folders_in, later_folders, this_host
-from distdl_jax.checkpoint.manifest import MANIFEST, Block, Form, Leaf, Manifest, checksums, chunks, crc32, volume
+from distdl_jax.checkpoint.manifest import MANIFEST, Block, Form, Manifest, SavedLeaf, checksums, chunks, crc32, volume
 from distdl_jax.checkpoint.writing import world_of_specs
 from distdl_jax.errors import CheckpointError, InvalidArgumentError, PlanError
 from distdl_jax.partitions.formats.boxes_in_files import Pause, fill
@@ -25,9 +25,9 @@ from distdl_jax.partitions.spec_trees import like_specs, match, specs_by_path
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import Box, box_shape, intersect
 from distdl_jax.text import brief, quoted
-from distdl_jax.tracing.world import World
 from distdl_jax.transports.open_world import world_of
 from distdl_jax.transports.progress import Progress, bytes_shown
+from distdl_jax.transports.world import World
 from distdl_jax.validation import check_same, checked_integer
 
 _OPEN_FILES = 32
@@ -181,7 +181,7 @@ class _Need(NamedTuple):
 
     name: str
     spec: TensorSpec
-    leaf: Leaf
+    leaf: SavedLeaf
     placeholder: tuple[int, ...]
 
 
@@ -228,7 +228,7 @@ def _some(paths: Any, known: Any) -> str:
     return text + (f" and {len(order) - 5} more" if len(order) > 5 else "")
 
 
-def _check_shape(path: str, spec: TensorSpec, leaf: Leaf) -> None:
+def _check_shape(path: str, spec: TensorSpec, leaf: SavedLeaf) -> None:
     form = leaf.form
     key_shape = () if form.key is None else _key_data(path, form)
     shape = form.shape[: len(form.shape) - len(key_shape)]
@@ -347,7 +347,7 @@ def _damaged(files: Files, leaf: str, block: Block, problem: str) -> CheckpointE
 
 def read_leaf(
     files: Files,
-    leaf: Leaf,
+    leaf: SavedLeaf,
     part: Box,
     make: Callable[[], np.ndarray[Any, Any]],
     pause: Pause,

@@ -36,8 +36,8 @@ from distdl_jax.checkpoint.manifest import (
     MANIFEST,
     Block,
     Checksums,
-    Leaf,
     Manifest,
+    SavedLeaf,
     block_from_json,
     block_to_json,
     checksums,
@@ -55,8 +55,8 @@ from distdl_jax.partitions.partition import check_partitions
 from distdl_jax.partitions.spec_trees import specs_by_path
 from distdl_jax.plans.decomposition import box_shape
 from distdl_jax.text import quoted
-from distdl_jax.tracing.world import World
 from distdl_jax.transports.progress import Progress, bytes_shown
+from distdl_jax.transports.world import World
 from distdl_jax.validation import checked_integer
 
 PIECE = 2**23
@@ -66,7 +66,7 @@ UNSYNCED = 2**28
 """The number of bytes after which a file is synced while it is written, so that no single sync takes long."""
 
 
-class Plan(NamedTuple):
+class SavePlan(NamedTuple):
     """The agreement of all workers: the leaves, the folder of the run, the step, and the unfinished folder's name."""
 
     leaves: Leaves
@@ -75,7 +75,7 @@ class Plan(NamedTuple):
     unfinished: str
 
 
-class Run(NamedTuple):
+class ManagerRun(NamedTuple):
     """The run of a Manager, which may go back to an earlier step.
 
     - `last`: the last step that it has restored or saved, if any.
@@ -204,7 +204,7 @@ def world_of_specs(specs: Any) -> World:
 class Writing:
     """A checkpoint that this worker helps to write; made by `begin`."""
 
-    def __init__(self, world: World, plan: Plan, own: Sequence[OwnBlock], placeholders: Placeholders) -> None:
+    def __init__(self, world: World, plan: SavePlan, own: Sequence[OwnBlock], placeholders: Placeholders) -> None:
         self._world, self._plan, self._own = world, plan, list(own)
         self._placeholders = placeholders
         self.disk = disk.get()
@@ -289,7 +289,7 @@ class Writing:
             self.step,
             files,
             tuple(
-                Leaf(path, form, tuple(leaf_blocks), shapes)
+                SavedLeaf(path, form, tuple(leaf_blocks), shapes)
                 for (path, form), leaf_blocks, shapes in zip(leaves, blocks, placeholders, strict=True)
             ),
             self._world.size,
@@ -310,7 +310,7 @@ class Writing:
             self.disk.remove_folder(self._folder)
 
 
-def begin(path: Any, step: Any, tree: Any, specs: Any, world: World, run: Run | None = None) -> Writing:
+def begin(path: Any, step: Any, tree: Any, specs: Any, world: World, run: ManagerRun | None = None) -> Writing:
     """Start a checkpoint: agree on its contents, and make its folder. Collective in the world.
 
     With a `run`, blocks are copied to the host, so that the arrays may be changed or deleted.
@@ -319,10 +319,12 @@ def begin(path: Any, step: Any, tree: Any, specs: Any, world: World, run: Run | 
     def arguments() -> dict[str, Any]:
         return {"path": checked_path(path), "step": checked_integer("step", step, 0, LARGEST)}
 
-    def decide(leaves: Leaves, given: Mapping[str, Any]) -> Plan:
+    def decide(leaves: Leaves, given: Mapping[str, Any]) -> SavePlan:
         if run is not None:
             abandon_later(disk.get(), **given, last=run.last, abandoned=run.abandoned)
-        return Plan(leaves, **given, unfinished=begin_folder(disk.get(), **given, tidy=run is not None and run.begins))
+        return SavePlan(
+            leaves, **given, unfinished=begin_folder(disk.get(), **given, tidy=run is not None and run.begins)
+        )
 
     plan, own, placeholders = agree_on_contents(
         world, "the beginning of a checkpoint", tree, specs, arguments, decide, copied=run is not None

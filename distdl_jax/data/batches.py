@@ -16,7 +16,7 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 
 from distdl_jax.data.common_batches import Samples, agree_on_order, current_sizes
-from distdl_jax.data.reading import ArrayReader, BatchReader, Layout, Order, Place, RowReader, SampleReader
+from distdl_jax.data.reading import ArrayReader, BatchReader, Layout, Order, Position, RowReader, SampleReader
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.spec_trees import specs_by_path
@@ -25,7 +25,7 @@ from distdl_jax.transports.threads.one_reader import one_reader
 from distdl_jax.validation import check_key, checked_boolean, checked_integer
 from distdl_jax.watchdog.watch.status import worker_status
 
-_Read = Generator[tuple[Any, Place, Sequence[Samples]]]
+_Read = Generator[tuple[Any, Position, Sequence[Samples]]]
 """A reader of batches, each with the place after it, and the samples of its tensors."""
 
 
@@ -152,7 +152,7 @@ class Batches:
     def __init__(
         self,
         read: _Read,
-        place: Place,
+        place: Position,
         prefetch: int,
         left: int | None,
         agree: Callable[[], None],
@@ -175,7 +175,7 @@ class Batches:
     @staticmethod
     def state_spec(P: Partition) -> dict[str, TensorSpec]:
         """Return the specs of `state`, for checkpoints of the workers of `P`."""
-        return {name: TensorSpec((), P, replicated=True) for name in Place._fields}
+        return {name: TensorSpec((), P, replicated=True) for name in Position._fields}
 
     def __iter__(self) -> Batches:
         return self
@@ -222,34 +222,36 @@ class Batches:
         self.close()
 
 
-def _of_rows(reader: RowReader, order: Order, place: Place, epochs: int | None, last: Mapping[int, Samples]) -> _Read:
+def _of_rows(
+    reader: RowReader, order: Order, place: Position, epochs: int | None, last: Mapping[int, Samples]
+) -> _Read:
     """Yield the batches in this order, each with the place after it, and its samples."""
     while epochs is None or place.epoch < epochs:
         rows = order.epoch(place.epoch)
         for number in range(place.batch, order.batches):
             batch = reader.batch(rows[number * order.size : (number + 1) * order.size])
-            yield batch, order.after(Place(place.epoch, number)), tuple(last.values())
-        place = Place(place.epoch + 1, 0)
+            yield batch, order.after(Position(place.epoch, number)), tuple(last.values())
+        place = Position(place.epoch + 1, 0)
 
 
 def _nothing() -> _Read:
     yield from ()
 
 
-def _as_they_come(reader: BatchReader, place: Place, epochs: int | None, last: Mapping[int, Samples]) -> _Read:
+def _as_they_come(reader: BatchReader, place: Position, epochs: int | None, last: Mapping[int, Samples]) -> _Read:
     """Yield the batches of the source, each with the place after it, and its samples."""
     while epochs is None or place.epoch < epochs:
         number = -1
         for number, batch in enumerate(reader.all_batches()):
             if number >= place.batch:
-                yield batch, Place(place.epoch, number + 1), tuple(last.values())
+                yield batch, Position(place.epoch, number + 1), tuple(last.values())
         if number < 0 and not place.batch:
             return  # an exhausted iterator
         if number + 1 < place.batch:
             raise InvalidArgumentError(
                 f"`state` (batch {place.batch}) is beyond the last of the {number + 1} batches of `source`."
             )
-        place = Place(place.epoch + 1, 0)
+        place = Position(place.epoch + 1, 0)
 
 
 class _Ahead:
@@ -314,14 +316,14 @@ def _fill_queue(read: Iterator[Any], batches: queue.Queue[tuple[str, Any]], clos
         put(("end", None))
 
 
-def _place(state: Mapping[str, Any] | None) -> tuple[Place, int | None]:
+def _place(state: Mapping[str, Any] | None) -> tuple[Position, int | None]:
     """Return the place in a state, and the number of its order, which older states lack."""
     if state is None:
-        return Place(0, 0), None
+        return Position(0, 0), None
     try:
-        names = Place._fields if "order" in state else Place._fields[:2]
+        names = Position._fields if "order" in state else Position._fields[:2]
         epoch, batch, *order = (checked_integer(f"state[{name!r}]", state[name], 0) for name in names)
-        return Place(epoch, batch), order[0] if order else None
+        return Position(epoch, batch), order[0] if order else None
     except (KeyError, TypeError, ValueError):
         raise InvalidTypeError(
             f"`state` (={state!r}) must be the `state` of another such iterator: {{'epoch', 'batch', 'order'}}, "

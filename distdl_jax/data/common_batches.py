@@ -20,7 +20,7 @@ from distdl_jax.errors import PlanError
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.planning import is_for_planning
 from distdl_jax.tracing.cache_keys import batch_sizes, note_size
-from distdl_jax.tracing.world import World
+from distdl_jax.transports.world import World
 from distdl_jax.validation import difference
 from distdl_jax.watchdog.watch.status import WorkerStatus, worker_status
 

@@ -24,7 +24,7 @@ from distdl_jax.transports.threads.one_reader import one_reader
 from distdl_jax.validation import is_numeric
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """A position in the data: the epoch, its next batch, and the number of its order, 0 for none."""
 
     epoch: int
@@ -70,10 +70,10 @@ class Order(NamedTuple):
         """A number that distinguishes it from other orders, in which the same place has other samples."""
         return zlib.crc32(repr([int(self.n), self.size, self.words]).encode()) >> 1
 
-    def after(self, place: Place) -> Place:
+    def after(self, place: Position) -> Position:
         """Return the place after a batch."""
         is_last = place.batch + 1 >= self.batches
-        return Place(place.epoch + is_last, 0 if is_last else place.batch + 1, self.number)
+        return Position(place.epoch + is_last, 0 if is_last else place.batch + 1, self.number)
 
 
 class Layout(NamedTuple):

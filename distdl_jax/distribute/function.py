@@ -23,12 +23,12 @@ from distdl_jax.distribute.tensors import Tensor
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.jax_compat import without_dead_equations
 from distdl_jax.partitions.tensors import TensorSpec, zero_volume_tensor
+from distdl_jax.source_lines import function_name
 from distdl_jax.text import bytes_text, quoted
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.jaxprs import equations
 from distdl_jax.transports.agreement import agree
 from distdl_jax.validation import check_function, checked_integer
-from distdl_jax.watchdog.source_lines import function_name
 
 
 def distribute(

@@ -18,7 +18,7 @@ from distdl_jax.errors import PlanError
 from distdl_jax.partitions.partition import CartesianPartition, Partition
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import Box, ProductGrid, box_shape
-from distdl_jax.tracing.world import Workers
+from distdl_jax.transports.world import Workers
 
 Axes = tuple[int, ...]
 Cut = tuple[Axes, ...]

@@ -11,6 +11,7 @@ from jax import Array
 from distdl_jax.errors import PlanError
 from distdl_jax.functional.block_checks import common_dtype, owned_grid
 from distdl_jax.functional.box_exchange import BoxPlan
+from distdl_jax.functional.calls import function_call
 from distdl_jax.functional.plan import ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import team_at
@@ -19,8 +20,7 @@ from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.trees import doubling_steps
-from distdl_jax.tracing.world import Workers
-from distdl_jax.transports.agreement import compared
+from distdl_jax.transports.world import Workers
 from distdl_jax.validation import checked_axes
 
 LARGEST_DIRECT = 8
@@ -115,7 +115,7 @@ def plan_reduce_scatter(shape_dtypes: ShapeDtypes, P_x: Partition, axes: int | S
     return GatherPlan("reduce_scatter", inputs, dtype, blocks, scattered, gathers=False)
 
 
-@compared
+@function_call
 def all_gather(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
     """Give every worker the blocks of all workers along `axes`, concatenated.
 
@@ -150,7 +150,7 @@ def all_gather(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
     return plan_and_run(f"all_gather along {gathered}", partial(plan_all_gather, P_x=P_x, axes=gathered), x, P_x)
 
 
-@compared
+@function_call
 def reduce_scatter(x: Array, P_x: Partition, axes: int | Sequence[int]) -> Array:
     """Sum the workers' blocks along `axes`, and give each worker its balanced block of the sum.
 

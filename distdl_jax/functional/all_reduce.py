@@ -16,6 +16,7 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.all_gather import GatherPlan
 from distdl_jax.functional.all_sum_reduce import AllSumPlan, TeamMovement, plan_all_sum_reduce
 from distdl_jax.functional.block_checks import is_differentiable
+from distdl_jax.functional.calls import function_call
 from distdl_jax.functional.collectives import Operations, allreduce_in_team, allreduce_operations
 from distdl_jax.functional.plan import Computation, MovementPlan, ShapeDtypes, plan_and_run
 from distdl_jax.kernels.dtypes import accumulation_dtype
@@ -23,8 +24,7 @@ from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_axes
 from distdl_jax.plans.decomposition import ProductGrid, ranges_of_sizes
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.tracing.world import Workers, World
-from distdl_jax.transports.agreement import compared
+from distdl_jax.transports.world import Workers, World
 
 Operation = Literal["sum", "mean", "max", "min", "prod"]
 
@@ -128,7 +128,7 @@ class MeanPlan(Computation):
 
 
 @dataclass(frozen=True)
-class ProductPlan(Computation):
+class ProdPlan(Computation):
     """The product of each team's blocks, computed from all of them together, so that its derivative is exact at 0, too.
 
     `sums` holds the teams and their blocks.
@@ -184,10 +184,10 @@ def plan_all_reduce(
     sums = plan_all_sum_reduce(shape_dtypes, P_x, _axes(P_x, axes_reduce, axes_keep))
     if op in ("max", "min"):
         return ExtremumPlan(sums.teams, sums.inputs, op == "max")
-    return sums if op == "sum" else MeanPlan(sums) if op == "mean" else ProductPlan(sums)
+    return sums if op == "sum" else MeanPlan(sums) if op == "mean" else ProdPlan(sums)
 
 
-@compared
+@function_call
 def all_reduce(
     x: Array,
     P_x: Partition,
@@ -237,10 +237,10 @@ def all_reduce(
     axes = _axes(P_x, axes_reduce, axes_keep)
     team = P_x.create_allreduction_partition(axes)
     plan = partial(plan_all_reduce, P_x=P_x, op=op, axes_reduce=axes)
-    return plan_and_run(f"all_reduce ({op})", plan, x, P_x, team=team.ranks)
+    return plan_and_run(f"all_reduce ({op}) along {axes}", plan, x, P_x, team=team.ranks)
 
 
-@compared
+@function_call
 def all_max(
     x: Array,
     P_x: Partition,

@@ -14,6 +14,7 @@ from jax import Array
 
 from distdl_jax.errors import PlanError
 from distdl_jax.functional.block_checks import common_shape_dtype, is_differentiable, outside
+from distdl_jax.functional.calls import function_call
 from distdl_jax.functional.collectives import allreduce_in_team, allreduce_operations
 from distdl_jax.functional.movement import Movement
 from distdl_jax.functional.plan import MovementPlan, ShapeDtypes, plan_and_run, taking_part
@@ -22,8 +23,8 @@ from distdl_jax.plans.alike import representatives, workers_of
 from distdl_jax.plans.broadcasting import reduction_axes, reduction_teams
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import union
-from distdl_jax.tracing.world import Workers, World
-from distdl_jax.transports.agreement import compared, exchange_named_shapes, is_array
+from distdl_jax.transports.agreement import exchange_named_shapes, is_array
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.validation import checked_axes
 from distdl_jax.watchdog.programs.ir import Operation
 
@@ -125,7 +126,7 @@ def teams_of(P_x: Partition, axes: tuple[int, ...], known: ShapeDtypes) -> tuple
     return tuple(team for team in teams if any(worker in known for worker in team))
 
 
-@compared
+@function_call
 def all_sum_reduce(
     x: Array,
     P_x: Partition,
@@ -164,7 +165,8 @@ def all_sum_reduce(
     if team.size <= 1:
         return x if P_x.active else outside(P_x.world, x)
     plan = partial(plan_all_sum_reduce, P_x=P_x, axes_reduce=axes_reduce, axes_keep=axes_keep)
-    return plan_and_run("all_sum_reduce", plan, x, P_x, team=team.ranks)
+    along = reduction_axes(P_x.shape, axes_reduce, axes_keep)
+    return plan_and_run(f"all_sum_reduce along {along}", plan, x, P_x, team=team.ranks)
 
 
 class Copy(TeamMovement):

@@ -15,8 +15,8 @@ from distdl_jax.plans.alike import ByClass, of_team, representatives, workers_of
 from distdl_jax.plans.decomposition import ProductGrid, box_shape, ranges_of_sizes
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.plans.worker_ranks import positions, union
-from distdl_jax.tracing.world import Workers, World
 from distdl_jax.transports.agreement import shape_dtype_of
+from distdl_jax.transports.world import Workers, World
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.plans.messages import ExchangePlan, Piece, Start
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import Workers, World
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.watchdog.programs.ir import Operation
 
 

@@ -24,6 +24,7 @@ from distdl_jax.functional.block_checks import (
     outside,
     zero_volume_shape,
 )
+from distdl_jax.functional.calls import function_call
 from distdl_jax.functional.collectives import (
     LARGEST_TREE,
     broadcast_in_team,
@@ -33,15 +34,14 @@ from distdl_jax.functional.collectives import (
     tag_of,
     tied_zeros,
 )
-from distdl_jax.functional.plan import MovementPlan, ShapeDtypes, Unmoved, plan_and_run, taking_part
+from distdl_jax.functional.plan import MovementPlan, ShapeDtypes, Unmoved, flags_text, plan_and_run, taking_part
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.alike import representatives
 from distdl_jax.plans.broadcasting import BroadcastRule, Team
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import positions
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import Workers, World
-from distdl_jax.transports.agreement import compared
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.validation import checked_boolean
 from distdl_jax.watchdog.programs.ir import Operation
 
@@ -278,10 +278,11 @@ def _run(
         return x if P_x.active else outside(P_x.world, x)
     options: dict[str, Any] = {"transpose_src": src, "transpose_dest": dest, "preserve_batch": preserve_batch}
     plan = partial(plan_replication, P_x=P_x, P_y=P_y, is_broadcast=is_broadcast, **options)
-    return plan_and_run("broadcast" if is_broadcast else "sum_reduce", plan, x, P_x, P_y)
+    flags = flags_text(**{name: (flag, name == "preserve_batch") for name, flag in options.items()})
+    return plan_and_run(("broadcast" if is_broadcast else "sum_reduce") + flags, plan, x, P_x, P_y)
 
 
-@compared
+@function_call
 def broadcast(
     x: Array,
     P_x: Partition,
@@ -326,7 +327,7 @@ def broadcast(
     return _run(x, P_x, P_y, True, transpose_src, transpose_dest, preserve_batch)
 
 
-@compared
+@function_call
 def sum_reduce(
     x: Array,
     P_x: Partition,

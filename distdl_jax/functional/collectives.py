@@ -17,7 +17,7 @@ from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.trees import broadcast_steps, reduction_steps
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import Reduction, Transport, Workers, World
+from distdl_jax.transports.world import Reduction, Transport, Workers, World
 from distdl_jax.watchdog.programs.ir import Operation
 
 

@@ -23,8 +23,8 @@ from distdl_jax.partitions.tensors import TensorSpec, device_array
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.tie import nothing, tie
 from distdl_jax.tracing.traced import one_program
-from distdl_jax.tracing.world import Workers, World
 from distdl_jax.transports.agreement import agree, sendable_dtype
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.validation import checked_integer
 
 

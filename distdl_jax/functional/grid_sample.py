@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from itertools import product
 from math import ceil, floor, prod
 from typing import Any
@@ -16,20 +16,21 @@ from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import common_dtype, outside, owned_grid
+from distdl_jax.functional.calls import function_call
 from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes, taking_part
 from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import Range, balanced_range, index_of
 from distdl_jax.plans.halos import Halos
+from distdl_jax.plans.padding import SAMPLE_MODES, reflected
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import World
-from distdl_jax.transports.agreement import compared, exchange_named_shapes
+from distdl_jax.transports.agreement import exchange_named_shapes
+from distdl_jax.transports.world import World
 from distdl_jax.validation import check_length, checked_boolean, checked_integers, is_real
 
 MODES = ("bilinear", "nearest")
-PADDING_MODES = ("zeros", "border", "reflection")
 ROUNDING = 1 / 16
 """The largest error, in entries, of a computed point; one that reads beyond the halo would be NaN."""
 
@@ -46,7 +47,7 @@ class _How:
     reach: Reach
 
 
-@compared
+@function_call
 def grid_sample(
     x: Array,
     grid: Array,
@@ -123,7 +124,7 @@ def plan_grid_sample(
     return _planned(x, grid, P_x, _checked(P_x, mode, padding_mode, align_corners, max_displacement))
 
 
-@partial(compared, but=("size", "align_corners"))
+@function_call
 def affine_grid(theta: Array, P_x: Partition, size: Sequence[int], align_corners: bool = False) -> Array:
     """Return this worker's block of the grid of affine maps, without communication: `torch.nn.functional.affine_grid`.
 
@@ -293,9 +294,7 @@ def _padded(place: Array, n: int, how: _How) -> Array:
         return place
     if how.padding_mode == "reflection":
         low, high = (0.0, n - 1.0) if how.align_corners else (-0.5, n - 0.5)
-        width = high - low
-        turned = jnp.mod(jnp.abs(place - low), 2 * width) if width else jnp.zeros_like(place)
-        place = jnp.where(turned > width, 2 * width - turned, turned) + low
+        place = reflected(place, low, high) if low < high else jnp.zeros_like(place)
     # As in PyTorch, the derivative at the boundary is 0.
     return jnp.where(place <= 0, 0, jnp.where(place >= n - 1, n - 1, place))
 
@@ -312,7 +311,7 @@ def _checked(
         raise InvalidArgumentError(
             f"`P_x` ({shape_text(P_x.shape)}) must have 3 dimensions or more: samples, channels, and features."
         )
-    for name, value, accepted in (("mode", mode, MODES), ("padding_mode", padding_mode, PADDING_MODES)):
+    for name, value, accepted in (("mode", mode, MODES), ("padding_mode", padding_mode, SAMPLE_MODES)):
         if not isinstance(value, str) or value not in accepted:
             raise InvalidArgumentError(f"`{name}` (={value!r}) must be one of {', '.join(map(repr, accepted))}.")
     reach: Reach = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -12,6 +11,7 @@ from jax import Array, lax
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.functional.block_checks import GridBlocks, common_dtype, outside, owned_grid
 from distdl_jax.functional.box_exchange import BoxPlan
+from distdl_jax.functional.calls import function_call
 from distdl_jax.functional.plan import Computation, ShapeDtypes, taking_part
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import box_shape
@@ -19,8 +19,8 @@ from distdl_jax.plans.halos import Halos, needed_ranges, own_box
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import Workers, World
-from distdl_jax.transports.agreement import agree, compared, shape_dtype_of
+from distdl_jax.transports.agreement import agree, shape_dtype_of
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.validation import checked_booleans, checked_integers
 
 Halo = tuple[tuple[int, int], ...]
@@ -116,7 +116,7 @@ def plan_halo_exchange(
     return HaloExchangePlan(movement, {worker: halo[worker] for worker in movement.workers})
 
 
-@partial(compared, but=("halo",))
+@function_call
 def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, periodic: Sequence[bool] = ()) -> Array:
     """Extend the blocks of a tensor on `P_x` by entries of their neighbours' blocks.
 
@@ -156,9 +156,17 @@ def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, pe
         checked_halo(halo, P_x.dim, or_none=True)
         return outside(P_x.world, x)
     label = f"halo_exchange on {P_x.describe()}{f', periodic {wraps}' * any(wraps)}"
-    known = agree(P_x.world, P_x.ranks, label, lambda: (shape_dtype_of("x", x), checked_halo(halo, P_x.dim)))
-    shape_dtypes, widths = ({worker: pair[place] for worker, pair in known.items()} for place in (0, 1))
+    shape_dtypes, widths = agree_on_halos(label, x, P_x, halo)
     return plan_halo_exchange(shape_dtypes, P_x, widths, periodic=wraps).run(P_x.world, x)
+
+
+def agree_on_halos(
+    label: str, x: Array, P_x: Partition, halo: Sequence[Sequence[int]]
+) -> tuple[ShapeDtypes, dict[int, Halo]]:
+    """Return the shapes and dtypes of x, and the requested halos, on all workers of P_x."""
+    known = agree(P_x.world, P_x.ranks, label, lambda: (shape_dtype_of("x", x), checked_halo(halo, P_x.dim)))
+    shapes, halos = ({worker: pair[place] for worker, pair in known.items()} for place in (0, 1))
+    return shapes, halos
 
 
 def checked_periodic(periodic: Sequence[bool], dim: int) -> tuple[bool, ...]:

@@ -13,14 +13,15 @@ from distdl_jax.errors import PlanError
 from distdl_jax.functional.all_gather import GatherPlan, plan_all_gather
 from distdl_jax.functional.all_reduce import plan_all_reduce
 from distdl_jax.functional.block_checks import common_dtype, outside, owned_grid
+from distdl_jax.functional.calls import function_call
 from distdl_jax.functional.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.kernels.dtypes import extreme
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.tie import materialize, tie
-from distdl_jax.tracing.world import Workers, World
-from distdl_jax.transports.agreement import compared, exchange_shapes
+from distdl_jax.transports.agreement import exchange_shapes
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.validation import checked_axis, checked_integer
 
 
@@ -83,7 +84,7 @@ def plan_top_k(shape_dtypes: ShapeDtypes, P_x: Partition, k: int, axis: int = -1
     return TopKPlan(k, axis, blocks, *(plan_all_gather(each, P_x, axis) for each in (values, places)))
 
 
-@compared
+@function_call
 def top_k(x: Array, P_x: Partition, k: int, axis: int = -1) -> tuple[Array, Array]:
     """Return the `k` largest elements along `axis`, and their indices in the whole tensor: a split `jax.lax.top_k`.
 
@@ -123,7 +124,7 @@ def top_k(x: Array, P_x: Partition, k: int, axis: int = -1) -> tuple[Array, Arra
         return plan_top_k(shape_dtypes, P_x, k, axis).run(P_x.world, x)
 
 
-@compared
+@function_call
 def argmax(x: Array, P_x: Partition, axis: int = 1) -> Array:
     """Return the index, in the whole tensor, of the largest element along `axis`: a split `jnp.argmax`.
 

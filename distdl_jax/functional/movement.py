@@ -7,9 +7,12 @@ checkpoint and control flow. Source: Hewett and Grady (2020), arXiv:2006.03108, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol, TypeGuard
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -17,18 +20,22 @@ import numpy as np
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
-from distdl_jax.errors import PlanError
+from distdl_jax.errors import MAPPED_OVER, PlanError
+from distdl_jax.jax_compat import mapped_sizes
 from distdl_jax.kernels.dtypes import in_own_width
+from distdl_jax.partitions.idle_workers import say_who_is_idle
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.source_lines import user_line
 from distdl_jax.tracing import cache_keys
 from distdl_jax.tracing.adjoint_order import note_anchor, order_after_previous
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.marks import never_transposed, reverse_only
+from distdl_jax.tracing.program_reader import read_program
 from distdl_jax.tracing.scopes import movement_scope
 from distdl_jax.tracing.tie import materialize, nothing, tie
-from distdl_jax.tracing.vmap_check import agree_on_size, agreed_on_sizes
-from distdl_jax.tracing.world import World
-from distdl_jax.watchdog.programs.ir import Operation
+from distdl_jax.transports.world import Workers, World
+from distdl_jax.watchdog.programs.ir import Operation, operations
+from distdl_jax.watchdog.watch.status import worker_status
 
 Parts = tuple[Array, ...]
 """An array, or the real and the imaginary part of one."""
@@ -124,6 +131,7 @@ def move(world: World, part: Movement, x: Array) -> Array:
             "A function of whole arrays, which dj.distribute distributes, must not move data itself, by a function or "
             "a layer of distdl_jax: it is written for a single process. Call these outside of it."
         )
+    say_who_is_idle(world)
     with movement_scope():
         if not part.differentiable:
             return _run(world, part, reverse_only(x))
@@ -206,7 +214,7 @@ _move.defvjp(_forward, _backward)
 def _run(world: World, part: Movement, x: Array) -> Array:
     """Run the movement under jit, so that eager calls with an equal part don't recompile."""
     run = _call if trace_context.movements_as_calls else _inlined
-    with agreed_on_sizes(world, part, x):
+    with _agreed_on_sizes(world, part, x):
         return run(world, part, x)
 
 
@@ -218,7 +226,7 @@ def _movement(world: World, part: Movement, x: Array) -> Array:
     @run.def_vmap
     @in_own_width
     def batched(axis_size: int, in_batched: list[bool], x: Array) -> tuple[Any, bool]:
-        agree_on_size(world, part, x, axis_size)
+        _agree_on_size(world, part, x, axis_size)
         return _run(world, part.batched(axis_size), x), True
 
     return run(jnp.asarray(x))
@@ -226,3 +234,78 @@ def _movement(world: World, part: Movement, x: Array) -> Array:
 
 _call = jax.jit(_movement, static_argnums=(0, 1))
 _inlined = jax.jit(_movement, static_argnums=(0, 1), inline=True)
+
+
+# --- under vmap -------------------------------------------------------------------------------------------------------
+
+# n tensors at once, under `jax.vmap` or `jax.jacrev`, are sent in one message, n times as long. With another n on the
+# other side the received block differs from the sent one; nothing else would detect that outside `dj.jit`. So while it
+# is traced or run eagerly each worker exchanges n with its partners, but not with others, which may map over other
+# numbers.
+
+
+def _agreed_on_sizes(world: World, part: Movement, x: Any) -> AbstractContextManager[None]:
+    """Surround a movement of `x`, possibly later a tracer of `vmap`'s: its workers agree on the batch size.
+
+    **Raises:** `PlanError` if they map over different numbers.
+    """
+    agreed, sizes = trace_context.sizes_agreed, mapped_sizes(x)
+    if sizes and not agreed:
+        _compare_sizes(world, _teams(world, part, jax.ShapeDtypeStruct(x.shape, x.dtype)), sizes)
+    return trace_context.set(sizes_agreed=agreed or bool(sizes))
+
+
+_agreed: WeakKeyDictionary[World, set[tuple[Workers, int]]] = WeakKeyDictionary()
+"""The sizes that the workers of a team have agreed on in previously traced programs."""
+
+
+def _agree_on_size(world: World, part: Movement, x: Array, size: int) -> None:
+    """Agree on a size in a rule of JAX's, for `x` with the mapped dimension in front, of a previously traced program.
+
+    How often JAX applies such a rule depends on its caches, and in loops on the constants on this worker. So a team
+    agrees once on each size; when `dj.jit` traces, not at all, since that compares the programs.
+    """
+    if trace_context.sizes_agreed or worker_status().here.traces:
+        return
+    shape_dtype, agreed = jax.ShapeDtypeStruct(x.shape[1:], x.dtype), _agreed.setdefault(world, set())
+    teams = [team for team in _teams(world, part, shape_dtype) if (team, size) not in agreed]
+    _compare_sizes(world, teams, (size,))
+    agreed.update((team, size) for team in teams)
+
+
+def _compare_sizes(world: World, teams: Sequence[Workers], sizes: tuple[int, ...]) -> None:
+    for team in teams:
+        sizes_of = world.agree(team, MAPPED_OVER, sizes)
+        for worker, other in sizes_of.items():
+            if other != sizes_of[team[0]]:
+                raise PlanError(
+                    f"At {user_line()}: worker {team[0]} maps over {_text(sizes_of[team[0]])}, but worker {worker} "
+                    f"over {_text(other)}, and data moves between them. Under jax.vmap all of a movement's workers "
+                    "must map over the same number. jax.jacrev maps over the elements of this worker's block of the "
+                    "output, so the blocks must have equal numbers of elements; for other blocks use the rows of the "
+                    "whole Jacobian: `y, pullback = jax.vjp(f, x)`, and jax.vmap(pullback) of this worker's columns "
+                    "of the n x n identity, where n is the length of the whole output."
+                )
+
+
+def _text(sizes: tuple[int, ...]) -> str:
+    return " x ".join(map(str, sizes))
+
+
+def _teams(world: World, part: Movement, x: jax.ShapeDtypeStruct) -> tuple[Workers, ...]:
+    """Return the teams of this worker's operations, in the same order on all workers."""
+    hashable: Any = world  # which is not in the protocol
+    return _read_teams(hashable, part, x)
+
+
+@lru_cache(maxsize=4096)
+def _read_teams(world: Any, part: Movement, x: jax.ShapeDtypeStruct) -> tuple[Workers, ...]:
+    program = read_program(world.transport, jax.make_jaxpr(lambda x: part.run(world, x))(x).jaxpr)
+    teams: set[Workers] = set()
+    for operation, _ in operations(program):
+        if operation.is_message:
+            partners = {operation.dest, operation.source} - {None, world.rank}
+            teams.update(tuple(sorted((world.rank, partner))) for partner in partners if partner is not None)
+        else:
+            teams.add(tuple(sorted(operation.team)))
+    return tuple(sorted(team for team in teams if len(team) > 1))

@@ -22,8 +22,8 @@ from distdl_jax.partitions.static import Immutable
 from distdl_jax.plans.alike import ByClass, of_team, on_grids, workers_of
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import covers, union
-from distdl_jax.tracing.world import Workers, World
 from distdl_jax.transports.agreement import exchange_shapes
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.watchdog.programs.ir import Operation
 
 ShapeDtypes = Mapping[int, ShapeDtype]
@@ -143,6 +143,16 @@ def taking_part(shape_dtypes: ShapeDtypes, *teams: Workers) -> ShapeDtypes:
             f"`x` must give the block of each participating worker, but has none for worker {missing}."
         )
     return shape_dtypes if isinstance(shape_dtypes, ByClass) and known == workers else of_team(shape_dtypes, workers)
+
+
+def flags_text(**flags: tuple[object, object]) -> str:
+    """Return, for the label of an agreement, the arguments that differ from their defaults, which are given, too.
+
+    >>> flags_text(transpose_src=(True, False), preserve_batch=(True, True))
+    ' (transpose_src=True)'
+    """
+    given = ", ".join(f"{name}={value!r}" for name, (value, default) in flags.items() if value != default)
+    return f" ({given})" if given else ""
 
 
 def plan_and_run(

@@ -17,6 +17,7 @@ from distdl_jax.errors import PlanError
 from distdl_jax.functional.all_reduce import Extremum, ExtremumPlan
 from distdl_jax.functional.all_sum_reduce import AllSumPlan, plan_all_sum_reduce
 from distdl_jax.functional.block_checks import common_dtype, is_differentiable, outside, owned_grid
+from distdl_jax.functional.calls import function_call
 from distdl_jax.functional.collectives import Operations
 from distdl_jax.functional.plan import BlocksPlan, Computation, ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.functional.statistics import Along, Moments
@@ -25,8 +26,7 @@ from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.text import documented
 from distdl_jax.tracing.tie import materialize, tie
-from distdl_jax.tracing.world import Workers, World
-from distdl_jax.transports.agreement import compared
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.validation import checked_axes, checked_boolean, checked_integer
 
 Axes = int | Sequence[int] | None
@@ -175,14 +175,17 @@ def plan_reduction(
     return ExtremumAlongPlan(blocks, axes, n, CountedExtremumPlan(sums.teams, pairs), op == "max")
 
 
-def _reduce(x: Array, P_x: Partition, op: Reduction, axes: Axes, keepdims: bool, ddof: int = 0) -> Array:
+def _reduce(
+    x: Array, P_x: Partition, op: Reduction, axes: Axes, keepdims: bool, ddof: int = 0, name: str | None = None
+) -> Array:
     check_partitions(P_x=P_x)
     along = tuple(range(P_x.dim)) if axes is None else checked_axes("axes", axes, P_x.shape)
     keepdims = checked_boolean("keepdims", keepdims)
     if not P_x.active:
         return outside(P_x.world, x)
     plan = partial(plan_reduction, P_x=P_x, op=op, axes=along, ddof=ddof)
-    y = plan_and_run(f"{op} along {along}", plan, x, P_x)
+    label = f"{name or op} along {along}, keepdims {keepdims}{f', ddof {ddof}' if op == 'var' else ''},"
+    y = plan_and_run(label, plan, x, P_x)
     return y if keepdims else lax.squeeze(y, along)
 
 
@@ -238,7 +241,7 @@ _VARIANCE = _REDUCTION | {
 }
 
 
-@compared
+@function_call
 @documented(
     _ALONG_DIMENSIONS,
     **_SUM,
@@ -250,7 +253,7 @@ def mean(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> 
     return _reduce(x, P_x, "mean", axes, keepdims)
 
 
-@compared
+@function_call
 @documented(
     _ALONG_DIMENSIONS,
     **_VARIANCE,
@@ -261,7 +264,7 @@ def var(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True, ddof
     return _reduce(x, P_x, "var", axes, keepdims, checked_integer("ddof", ddof, 0))
 
 
-@compared
+@function_call
 @documented(
     _ALONG_DIMENSIONS,
     **_VARIANCE,
@@ -272,11 +275,11 @@ def std(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True, ddof
 
     As in jnp, its gradient at 0 is NaN.
     """
-    y = var(x, P_x, axes, keepdims, ddof)
+    y = _reduce(x, P_x, "var", axes, keepdims, checked_integer("ddof", ddof, 0), "std")
     return jnp.sqrt(y) if P_x.active else y
 
 
-@compared
+@function_call
 @documented(
     _ALONG_DIMENSIONS,
     **_EXTREMUM,
@@ -292,7 +295,7 @@ def max(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> A
     return _reduce(x, P_x, "max", axes, keepdims)
 
 
-@compared
+@function_call
 @documented(
     _ALONG_DIMENSIONS, **_EXTREMUM, returns="of x's dtype; NaN if there is one", example="[[1.0, 2.0], [1.0, 2.0]]"
 )
@@ -301,7 +304,7 @@ def min(x: Array, P_x: Partition, axes: Axes = None, keepdims: bool = True) -> A
     return _reduce(x, P_x, "min", axes, keepdims)
 
 
-@compared
+@function_call
 @documented(
     _ALONG_DIMENSIONS,
     **_SUM,

@@ -13,14 +13,14 @@ from jax import Array
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import GridBlocks, block_or_placeholder, common_dtype, owned_grid
 from distdl_jax.functional.box_exchange import BoxPlan
-from distdl_jax.functional.plan import ShapeDtypes, plan_and_run, taking_part
+from distdl_jax.functional.calls import function_call
+from distdl_jax.functional.plan import ShapeDtypes, flags_text, plan_and_run, taking_part
 from distdl_jax.partitions.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.plans.alike import derived, on_grids
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.transports.agreement import compared
 from distdl_jax.validation import checked_axes, checked_axis, checked_boolean, checked_integers
 
 
@@ -62,7 +62,7 @@ def plan_repartition(
     return RepartitionPlan("repartition", inputs, dtype, exchange, preserve_batch)
 
 
-@compared
+@function_call
 def repartition(x: Array, P_x: Partition, P_y: Partition, *, preserve_batch: bool = True) -> Array:
     """Move a tensor of D dimensions from `P_x` (p_0 x ... x p_{D-1}) to `P_y` (q_0 x ... x q_{D-1}).
 
@@ -99,7 +99,7 @@ def repartition(x: Array, P_x: Partition, P_y: Partition, *, preserve_batch: boo
     preserve_batch = checked_boolean("preserve_batch", preserve_batch)
     _check_dimensions(P_x, P_y)
     plan = partial(plan_repartition, P_x=P_x, P_y=P_y, preserve_batch=preserve_batch)
-    return plan_and_run("repartition", plan, x, P_x, P_y)
+    return plan_and_run(f"repartition{flags_text(preserve_batch=(preserve_batch, True))}", plan, x, P_x, P_y)
 
 
 def _check_dimensions(P_x: Partition, P_y: Partition) -> None:
@@ -141,7 +141,7 @@ def all_to_all_partition(P_x: Partition, split_axis: int, concat_axis: int) -> C
     return P_x.grid(shape, ranks.tolist())
 
 
-@compared
+@function_call
 def all_to_all(x: Array, P_x: Partition, split_axis: int, concat_axis: int) -> Array:
     """Split `x` along `split_axis` over the workers with blocks along `concat_axis`, and concatenate those.
 
@@ -182,7 +182,8 @@ def all_to_all(x: Array, P_x: Partition, split_axis: int, concat_axis: int) -> A
     """
     P_y = all_to_all_partition(P_x, split_axis, concat_axis)
     plan = partial(plan_all_to_all, P_x=P_x, split_axis=split_axis, concat_axis=concat_axis)
-    return plan_and_run("all_to_all", plan, x, P_x, P_y)
+    ways = f"from dimension {concat_axis % P_x.dim} to {split_axis % P_x.dim}"
+    return plan_and_run(f"all_to_all {ways},", plan, x, P_x, P_y)
 
 
 Sizes = int | Sequence[int]
@@ -215,7 +216,7 @@ def plan_roll(shape_dtypes: ShapeDtypes, P_x: Partition, shift: Sizes, axis: Siz
     return RollPlan("roll", inputs, common_dtype("x", inputs, P_x.ranks), exchange)
 
 
-@compared
+@function_call
 def roll(x: Array, P_x: Partition, shift: Sizes, axis: Sizes) -> Array:
     """Shift a tensor on `P_x` cyclically along `axis`: `jnp.roll` of the whole tensor, `torch.roll`.
 

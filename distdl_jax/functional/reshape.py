@@ -16,6 +16,7 @@ from jax import Array
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import block_or_placeholder, common_dtype, owned_grid, zero_volume_shape
 from distdl_jax.functional.box_exchange import BoxPlan
+from distdl_jax.functional.calls import function_call
 from distdl_jax.functional.collectives import tied_zeros
 from distdl_jax.functional.plan import Computation, ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.partitions.partition import CartesianPartition, Partition, check_partitions
@@ -23,8 +24,7 @@ from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.reshaping import Reshaping
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.tracing.world import World
-from distdl_jax.transports.agreement import compared
+from distdl_jax.transports.world import World
 from distdl_jax.validation import checked_integers
 
 
@@ -80,7 +80,7 @@ def plan_reshape(shape_dtypes: ShapeDtypes, P_x: Partition, P_y: Partition, shap
     return ReshapePlan(inputs, _FlatPlan("reshape", flat, dtype, reshaping))
 
 
-@compared
+@function_call
 def reshape(x: Array, P_x: Partition, P_y: Partition, shape: int | Sequence[int]) -> Array:
     """Reshape a tensor on `P_x`, in row-major order, to one of `shape` on `P_y`: `jnp.reshape` of the whole tensor.
 

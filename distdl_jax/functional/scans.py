@@ -13,6 +13,7 @@ from jax import Array, lax
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import common_dtype, outside, owned_grid
+from distdl_jax.functional.calls import function_call
 from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.functional.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.kernels.dtypes import accumulation_dtype
@@ -22,8 +23,8 @@ from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.text import documented
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import World
-from distdl_jax.transports.agreement import agree, compared, exchange_shapes, shape_dtype_of
+from distdl_jax.transports.agreement import agree, exchange_shapes, shape_dtype_of
+from distdl_jax.transports.world import World
 from distdl_jax.validation import check_function, checked_axis, checked_boolean
 
 Tree = TypeVar("Tree")
@@ -47,7 +48,7 @@ class ScanPlan(Plan):
         return ShapeDtype(self.inputs[worker].shape, self.dtype)
 
 
-@compared
+@function_call
 def associative_scan(
     f: Callable[[Tree, Tree], Tree], x: Tree, P_x: Partition, axis: int = 0, reverse: bool = False
 ) -> Tree:
@@ -154,7 +155,7 @@ _EXTREMUM = {
 }
 
 
-@compared
+@function_call
 @documented(
     _ALONG_AXIS,
     **_TOTAL,
@@ -169,7 +170,7 @@ def cumsum(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
     return _cumulative("cumsum", x, P_x, axis, reverse)
 
 
-@compared
+@function_call
 @documented(_ALONG_AXIS, **_TOTAL, derivative="Derivatives are exact at 0.", example="[[2, 2], [6, 6]]")
 def cumprod(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
     """Return cumulative products of a tensor on `P_x` along `axis`, which may be split: `jnp.cumprod`, `torch.cumprod`.
@@ -179,14 +180,14 @@ def cumprod(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array
     return _cumulative("cumprod", x, P_x, axis, reverse)
 
 
-@compared
+@function_call
 @documented(_ALONG_AXIS, **_EXTREMUM, example="[[2, 2], [3, 3]]")
 def cummax(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
     """Return cumulative maxima of a tensor on `P_x` along `axis`, which may be split: `jax.lax.cummax`."""
     return _cumulative("cummax", x, P_x, axis, reverse)
 
 
-@compared
+@function_call
 @documented(_ALONG_AXIS, **_EXTREMUM, example="[[2, 1], [1, 1]]")
 def cummin(x: Array, P_x: Partition, axis: int, reverse: bool = False) -> Array:
     """Return cumulative minima of a tensor on `P_x` along `axis`, which may be split: `jax.lax.cummin`."""

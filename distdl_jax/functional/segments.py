@@ -14,17 +14,17 @@ from jax import Array, lax
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.functional.block_checks import common_dtype, owned_grid
+from distdl_jax.functional.calls import function_call
 from distdl_jax.functional.plan import Computation, ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.functional.rows import Rows
-from distdl_jax.functional.take import TakePlan, checked_segments, segment_sum, summed_partition, taken_rows
+from distdl_jax.functional.take import TakePlan, checked_segments, plan_segment_sum, summed_partition, taken_rows
 from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_range, balanced_ranges, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.text import documented
 from distdl_jax.tracing.tie import materialize, tie
-from distdl_jax.tracing.world import Workers, World
-from distdl_jax.transports.agreement import compared
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.validation import checked_axis
 
 
@@ -162,7 +162,7 @@ _ONE_FOR_EACH = {
 }
 
 
-@compared
+@function_call
 @documented(
     _BY_SEGMENT,
     **_ONE_FOR_EACH,
@@ -182,7 +182,7 @@ def segment_max(
     return _grouped(x, P_x, segment_ids, num_segments, axis, P_y, "max")
 
 
-@compared
+@function_call
 @documented(_BY_SEGMENT, **_ONE_FOR_EACH, numbers="real numbers", example="[5.0, 1.0]", source="`jax.ops.segment_min`")
 def segment_min(
     x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
@@ -194,7 +194,7 @@ def segment_min(
     return _grouped(x, P_x, segment_ids, num_segments, axis, P_y, "min")
 
 
-@compared
+@function_call
 @documented(
     _BY_SEGMENT,
     numbers="floating-point numbers",
@@ -214,7 +214,7 @@ def segment_softmax(x: Array, P_x: Partition, segment_ids: Any, num_segments: in
     return _grouped(x, P_x, segment_ids, num_segments, axis, None, "softmax")
 
 
-@compared
+@function_call
 @documented(
     _BY_SEGMENT,
     **_ONE_FOR_EACH | {"ids": "of one dimension or more", "refused": "; `InvalidTypeError` for booleans"},
@@ -234,7 +234,8 @@ def segment_mean(
     P_y = summed_partition(P_x, ids, axis, P_y)
     if x.dtype == jnp.bool_:
         raise InvalidTypeError(f"`x` (of dtype {x.dtype}) must hold numbers.")
-    y = segment_sum(x, P_x, ids, n, axis, P_y)
+    plan = partial(plan_segment_sum, P_x=P_x, segment_ids=ids, num_segments=n, axis=axis, P_y=P_y)
+    y = plan_and_run(f"segment_mean of {ids!r} to {n} along {axis}", plan, x, P_x, P_y)
     if P_y.rank is None:
         return y
     start, stop = balanced_range(n, P_y.shape[axis], index_of(P_y.rank, P_y.shape)[axis])

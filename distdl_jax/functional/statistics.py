@@ -32,7 +32,7 @@ from distdl_jax.plans.decomposition import Box, ProductGrid, box_shape
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import World
+from distdl_jax.transports.world import World
 
 
 class Entries(Protocol):

@@ -14,13 +14,13 @@ from jax import Array
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.functional.block_checks import block_or_placeholder, common_dtype, owned_grid
 from distdl_jax.functional.box_exchange import BoxPlan
+from distdl_jax.functional.calls import function_call
 from distdl_jax.functional.plan import ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.functional.rows import RowExchange, Rows
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.transports.agreement import compared
 from distdl_jax.validation import checked_axis, checked_integer, is_traced
 
 
@@ -93,7 +93,7 @@ def plan_segment_sum(
     return TakePlan("segment_sum", inputs, common_dtype("x", inputs, P_x.ranks), exchange, takes=False)
 
 
-@compared
+@function_call
 def take(x: Array, P_x: Partition, indices: Any, axis: int = 0, P_y: Partition | None = None) -> Array:
     """Take rows of a split tensor by their numbers: `jnp.take` of the whole tensor.
 
@@ -136,7 +136,7 @@ def take(x: Array, P_x: Partition, indices: Any, axis: int = 0, P_y: Partition |
     return plan_and_run(f"take of {rows!r} along {axis}", plan, x, P_x, P_y)
 
 
-@compared
+@function_call
 def segment_sum(
     x: Array, P_x: Partition, segment_ids: Any, num_segments: int, axis: int = 0, P_y: Partition | None = None
 ) -> Array:

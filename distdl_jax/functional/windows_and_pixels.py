@@ -13,12 +13,13 @@ from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.functional.block_checks import outside, owned_grid
+from distdl_jax.functional.calls import function_call
 from distdl_jax.functional.plan import ShapeDtypes, plan_and_run
 from distdl_jax.functional.reshape import OVER_WORKERS, Rearrangement, Rule, plan_rearrangement
 from distdl_jax.partitions.partition import CartesianPartition, Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_range, index_of
 from distdl_jax.text import documented
-from distdl_jax.transports.agreement import compared, exchange_shapes
+from distdl_jax.transports.agreement import exchange_shapes
 from distdl_jax.validation import checked_axes, checked_axis, checked_integers
 
 Sizes = int | Sequence[int]
@@ -66,7 +67,7 @@ _DIVIDES_CHANNELS = "Its product over `axes` divides the channels"
 _DIVIDES_LENGTHS = "It divides the lengths of x along `axes`"
 
 
-@compared
+@function_call
 @documented(
     _SHUFFLED,
     factor="upscale_factor",
@@ -91,7 +92,7 @@ def pixel_shuffle(
     return _shuffled("pixel_shuffle", x, P_x, upscale_factor, axes, channel_axis)
 
 
-@compared
+@function_call
 @documented(
     _SHUFFLED,
     factor="downscale_factor",
@@ -109,7 +110,7 @@ def pixel_unshuffle(
     return _shuffled("pixel_unshuffle", x, P_x, downscale_factor, axes, channel_axis)
 
 
-@compared
+@function_call
 @documented(
     _SHUFFLED,
     factor="block_size",
@@ -131,7 +132,7 @@ def depth_to_space(
     return _shuffled("depth_to_space", x, P_x, block_size, axes, channel_axis)
 
 
-@compared
+@function_call
 @documented(
     _SHUFFLED,
     factor="block_size",
@@ -218,7 +219,7 @@ def _checked(
     return checked_per_axis(KINDS[kind].parameter, factor, along, 1), channel, P_x.dim
 
 
-@compared
+@function_call
 def window_partition(x: Array, P_x: Partition, window_size: Sizes, axes: Sizes | None = None) -> Array:
     """Cut a tensor on `P_x` into windows that don't overlap, with whole windows on every worker.
 
@@ -270,7 +271,7 @@ def plan_window_partition(
     return plan_rearrangement(shape_dtypes, P_x, _partition_rule(_window(window_size, axes, P_x), P_x.dim))
 
 
-@compared
+@function_call
 def window_reverse(x: Array, P_x: Partition, axes: Sizes | None = None) -> Array:
     """Reassemble the windows of `window_partition` into balanced blocks on `P_x`.
 
@@ -313,7 +314,7 @@ def partition_of_windows(P_x: Partition, axes: Sequence[int]) -> CartesianPartit
     return _partition_rule(dict.fromkeys(axes, 1), P_x.dim).partitions(P_x)[1]
 
 
-@compared
+@function_call
 def window_mask(x: Array, P_x: Partition, window_size: Sizes, shift: Sizes, axes: Sizes | None = None) -> Array:
     """Say which tokens of this worker's windows were neighbours before the tensor was rolled back by `shift`.
 

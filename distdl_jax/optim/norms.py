@@ -44,7 +44,7 @@ def optax_for(name: str) -> ModuleType:
     return optax
 
 
-class Block(NamedTuple):
+class LeafBlock(NamedTuple):
     """A leaf of a pytree of blocks: its path, this worker's block, and the spec of the whole tensor."""
 
     path: str
@@ -72,7 +72,7 @@ class Whole:
         """The workers that sum, and get the sums."""
         return Partition() if self._partition is None else self._partition
 
-    def leaves(self, tree: Any) -> list[Block]:
+    def leaves(self, tree: Any) -> list[LeafBlock]:
         """Return the leaves of a pytree of blocks, except those that optax masks."""
         masked = getattr(sys.modules.get("optax"), "MaskedNode", ())
         blocks = []
@@ -81,7 +81,7 @@ class Whole:
                 raise InvalidTypeError(
                     f"`specs` must have a TensorSpec for each leaf of the tree, but has None at {path or 'its top'}."
                 )
-            blocks.append(Block(path, value if hasattr(value, "dtype") else jnp.asarray(value), spec))
+            blocks.append(LeafBlock(path, value if hasattr(value, "dtype") else jnp.asarray(value), spec))
         return blocks
 
     def dtypes(self, *trees: Any) -> list[np.dtype]:

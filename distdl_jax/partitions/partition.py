@@ -13,15 +13,15 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, Removed, start_of_more
+from distdl_jax.partitions.idle_workers import leaves_out
 from distdl_jax.partitions.worker_team import WorkerTeam
 from distdl_jax.plans import broadcasting
 from distdl_jax.plans.broadcasting import BroadcastRule
 from distdl_jax.plans.decomposition import index_of
 from distdl_jax.plans.shape_dtype import listed, ranks_text, shape_text
 from distdl_jax.plans.worker_ranks import worker_ranks
-from distdl_jax.tracing.world import World
-from distdl_jax.transports.idle_workers import leaves_out
 from distdl_jax.transports.open_world import open_world
+from distdl_jax.transports.world import World
 from distdl_jax.validation import checked_axes, checked_boolean, checked_booleans, checked_integer, checked_integers
 from distdl_jax.watchdog.watch.status import worker_status
 

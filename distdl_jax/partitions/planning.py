@@ -10,7 +10,7 @@ from jax import Array
 from distdl_jax.errors import InvalidArgumentError, SetupError
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.tracing.world import Transport, Workers, World
+from distdl_jax.transports.world import Transport, Workers, World
 from distdl_jax.validation import MOST_WORKERS, checked_integer
 from distdl_jax.watchdog.programs.ir import Program
 

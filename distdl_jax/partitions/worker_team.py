@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import NoReturn
 
 from distdl_jax.errors import InvalidTypeError
+from distdl_jax.partitions.idle_workers import has_workers
 from distdl_jax.partitions.static import Static
 from distdl_jax.plans import broadcasting
 from distdl_jax.plans.shape_dtype import ranks_text, shape_text
-from distdl_jax.tracing.world import World
-from distdl_jax.transports.idle_workers import has_workers
 from distdl_jax.transports.threads.current_world import original_world, world_here
+from distdl_jax.transports.world import World
 
 
 class WorkerTeam(Static):

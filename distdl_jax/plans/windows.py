@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.plans.decomposition import Range, balanced_range, intersect_ranges
+from distdl_jax.plans.padding import WINDOW_MODES, PaddingMode, widest
 from distdl_jax.validation import padding_pairs, per_feature
 
 Pairs = tuple[tuple[int, int], ...]
 """(low, high) for each feature dimension."""
-
-PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
 
 
 def same_padding(kernel: int, dilation: int = 1) -> tuple[int, int]:
@@ -132,7 +131,7 @@ class WindowSpec:
     def along(self, d: int, size: int) -> WindowedAxis:
         """Return the windows along feature dimension `d` of a tensor of `size` there."""
         low, high = self.padding[d]
-        limit = {"circular": size, "reflect": max(size - 1, 0), "replicate": (low + high) * min(size, 1)}.get(self.mode)
+        limit = widest(self.mode, size)
         if limit is not None and max(low, high) > limit:
             raise PlanError(
                 f"`padding` (={self.padding[d]}) in feature dimension {d} must be at most {limit} there: the tensor "
@@ -164,6 +163,6 @@ def window_spec(
         pairs = tuple(same_padding(k, d) for k, d in zip(kernel, dilation, strict=True))
     else:
         pairs = padding_pairs(padding, dims)
-    if mode not in get_args(PaddingMode):
-        raise InvalidArgumentError(f"`padding_mode` (={mode!r}) must be one of {get_args(PaddingMode)}.")
+    if mode not in WINDOW_MODES:
+        raise InvalidArgumentError(f"`padding_mode` (={mode!r}) must be one of {WINDOW_MODES}.")
     return WindowSpec(kernel, stride, dilation, pairs, mode)

@@ -30,6 +30,7 @@ from distdl_jax.tracing.context import Anchors, trace_context
 from distdl_jax.tracing.jaxprs import (
     Branches,
     Call,
+    OperationReader,
     Scan,
     custom_vjp,
     equations,
@@ -39,7 +40,6 @@ from distdl_jax.tracing.jaxprs import (
 )
 from distdl_jax.tracing.scopes import body_scope
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import Transport
 
 NO_LINK = jax.ShapeDtypeStruct((0,), jnp.float32)
 """The chain in a body's arguments and results: an array without elements."""
@@ -163,7 +163,7 @@ class AdjointOrder:
       costs nothing at run time.
     """
 
-    transport: Transport
+    transport: OperationReader
     tied: bool
 
     def evaluate(self, program: ClosedJaxpr, args: Sequence[Any]) -> tuple[list[Any], list[Array]]:

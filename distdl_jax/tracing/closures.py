@@ -24,7 +24,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from distdl_jax.watchdog.source_lines import is_library
+from distdl_jax.source_lines import is_library
 
 MOST_OBJECTS = 20_000
 """Objects that are looked at, after which constants not found by then stay without a name."""

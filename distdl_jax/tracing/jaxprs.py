@@ -8,16 +8,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, reduce
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
 
 from distdl_jax.errors import InvalidTypeError
 from distdl_jax.jax_compat import name_and_params, scan_counts
 from distdl_jax.kernels.dtypes import wide_as
-from distdl_jax.watchdog.source_lines import is_library
+from distdl_jax.source_lines import is_library
+from distdl_jax.watchdog.programs.ir import Operation
 
 T = TypeVar("T")
+
+
+class OperationReader(Protocol):
+    """What recognises communication in traced programs: a `Transport`, which is on a floor above."""
+
+    def operation(self, equation: Any) -> Operation | None:
+        """Return the communication of an equation; None if it is not this transport's."""
 
 
 class Scan(NamedTuple):

@@ -13,12 +13,12 @@ import jax
 
 from distdl_jax.errors import CONSTANTS
 from distdl_jax.jax_compat import name_and_params, source_frames
+from distdl_jax.source_lines import is_library
 from distdl_jax.tracing.adjoint_order import anchor_of
 from distdl_jax.tracing.closures import paths_of
-from distdl_jax.tracing.jaxprs import Branches, DataFlow, Scan, While, is_opaque_call, structure
+from distdl_jax.tracing.jaxprs import Branches, DataFlow, OperationReader, Scan, While, is_opaque_call, structure
 from distdl_jax.tracing.marks import is_start_of_movement, layer_called
 from distdl_jax.tracing.scopes import movement_numbers, movements_around, read_scopes
-from distdl_jax.tracing.world import Transport, Workers, World
 from distdl_jax.watchdog.programs.ir import (
     Cond,
     Flow,
@@ -31,20 +31,19 @@ from distdl_jax.watchdog.programs.ir import (
     Program,
     Result,
 )
-from distdl_jax.watchdog.source_lines import is_library
 
 # Primitives' own operations. The contents of these were traced once, for the first caller; the call has its own line.
 _WRAPPERS = ("custom_vjp_call", "custom_vmap_call")
 
 
-def read_program(transport: Transport, jaxpr: Any) -> Program:
+def read_program(transport: OperationReader, jaxpr: Any) -> Program:
     """Return the communication of a traced program, in order."""
     reader, _ = _read(transport, jaxpr, ())
     return tuple(reader.items)
 
 
 def read_flow(
-    transport: Transport, jaxpr: Any, consts: Sequence[Any] = (), variables: Mapping[str, Any] | None = None
+    transport: OperationReader, jaxpr: Any, consts: Sequence[Any] = (), variables: Mapping[str, Any] | None = None
 ) -> tuple[Program, Flow]:
     """Return the communication of a traced program, and the origins of its results.
 
@@ -57,7 +56,9 @@ def read_flow(
     return tuple(reader.items), flow._replace(branches=tuple(one._replace(constants=flow.constants) for one in taken))
 
 
-def _read(transport: Transport, jaxpr: Any, consts: Sequence[Any], branch: int | None = None) -> tuple[_Reader, Flow]:
+def _read(
+    transport: OperationReader, jaxpr: Any, consts: Sequence[Any], branch: int | None = None
+) -> tuple[_Reader, Flow]:
     """Read a program, with the values of any branch of its conditionals, or of one; numbers are the same each time."""
     reader = _Reader(transport, len(jaxpr.invars), branch)
     origins = reader.run(jaxpr, [1 << leaf for leaf in range(len(jaxpr.invars))], consts)
@@ -93,7 +94,7 @@ class _Reader(DataFlow[Origin]):
 
     of_literals = of_constants = unknown = 0
 
-    def __init__(self, transport: Transport, leaves: int, branch: int | None = None) -> None:
+    def __init__(self, transport: OperationReader, leaves: int, branch: int | None = None) -> None:
         self._transport = transport
         self._leaves = leaves
         self._branch = branch
@@ -250,20 +251,19 @@ def _line(eqns: tuple[Any, ...]) -> str:
 # --- constants --------------------------------------------------------------------------------------------------------
 
 
-def constants_text(world: World, team: Workers, name: str, jaxpr: Any) -> str:
-    """Return the addition to an error that all workers of `team` raise about the function `name`: "" without constants.
+def moved_constants(jaxpr: Any) -> tuple[str, ...]:
+    """Describe each constant without elements that a program, before differentiation if that is known, moves.
 
     JAX returns a constant from `y[array]`, `.at[].set`, `.at[].add`, `insert` and `segment_sum` if y has no elements.
     It has no derivative, and `jax.vmap` gives it no dimension, so that this worker's program differs from the others'.
-    Collective in `team`; `jaxpr` is this worker's program, before differentiation if that is known.
     """
     flow = _Constants()
     flow.run(jaxpr, [None] * len(jaxpr.invars))
-    text: str = world.agree(team, f"what is constant in {name}", tuple(flow.moved), _text)
-    return text
+    return tuple(flow.moved)
 
 
-def _text(moved: Mapping[int, tuple[str, ...]]) -> str:
+def constants_text(moved: Mapping[int, tuple[str, ...]]) -> str:
+    """Return the addition to an error that all workers raise, from their `moved_constants`: "" without any."""
     found = [f"on worker {worker} {constant}" for worker, constants in sorted(moved.items()) for constant in constants]
     if not found:
         return ""

@@ -18,6 +18,7 @@ from distdl_jax.errors import CopiesWarning, InvalidArgumentError, PlanError
 from distdl_jax.jax_compat import bound_again, constant_arguments
 from distdl_jax.kernels.dtypes import wide_as
 from distdl_jax.partitions.partition import Partition
+from distdl_jax.source_lines import function_name, is_library, warn_user
 from distdl_jax.tracing.adjoint_order import (
     AdjointOrder,
     anchor_of,
@@ -29,15 +30,14 @@ from distdl_jax.tracing.adjoint_order import (
 )
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.jaxprs import CustomVjp, custom_vjp, defined_at, equations, is_opaque_call
-from distdl_jax.tracing.program_reader import constants_text, line_of_equation, read_program
+from distdl_jax.tracing.program_reader import constants_text, line_of_equation, moved_constants, read_program
 from distdl_jax.tracing.traced import Traced
-from distdl_jax.tracing.world import Transport, Workers, World
 from distdl_jax.transforms.copies_warning import Sum, copied_loss, copied_loss_text
 from distdl_jax.transforms.opaque_call import evaluate_opaquely
+from distdl_jax.transports.world import Transport, Workers, World
 from distdl_jax.validation import check_numbers
 from distdl_jax.watchdog.programs.diagnosis import problem_text
 from distdl_jax.watchdog.programs.ir import Program, operations
-from distdl_jax.watchdog.source_lines import function_name, is_library, warn_user
 
 # Raised by JAX if Python asks for the value of a traced array.
 _VALUE_ASKED_FOR = (
@@ -171,7 +171,9 @@ class _Comparison:
             case _Report(Outcome.FAILED, text):
                 raise PlanError(text)
             case _Report(Outcome.MISMATCH, str(text)):
-                raise PlanError(text + constants_text(self.world, self.team, self.name, traced.program.jaxpr))
+                moved = moved_constants(traced.program.jaxpr)
+                moved_on = self.world.agree(self.team, f"what is constant in {self.name}", moved)
+                raise PlanError(text + constants_text(moved_on))
             case _Report(text=str(warning)) if self.world.rank == self.team[0]:
                 warn_user(warning, CopiesWarning)
         return partial(_evaluate, candidate, AdjointOrder(self.world.transport, tied=False))

@@ -18,11 +18,11 @@ from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.partitions.static import Static
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.source_lines import function_name
 from distdl_jax.tracing.tie import tie
 from distdl_jax.transforms.plain_functions import follow, is_elementwise, refusal
 from distdl_jax.transports.agreement import agree
 from distdl_jax.validation import check_function
-from distdl_jax.watchdog.source_lines import function_name
 
 
 @dataclass(frozen=True)

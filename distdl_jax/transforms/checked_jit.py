@@ -26,20 +26,20 @@ from distdl_jax.jax_compat import (
     wait_for_program,
 )
 from distdl_jax.partitions.spec_trees import different_masks, masked_places
+from distdl_jax.source_lines import function_name, warn_user
 from distdl_jax.tracing.cache_keys import sizes_in_key
 from distdl_jax.tracing.closures import static_arguments
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.effect_free_call import call_without_effect
 from distdl_jax.tracing.marks import refuse_forward_mode
-from distdl_jax.tracing.program_reader import constants_text, read_flow
-from distdl_jax.tracing.world import OutsideWorldError, World
+from distdl_jax.tracing.program_reader import constants_text, moved_constants, read_flow
 from distdl_jax.transforms.copies_warning import Drift, drift_text, drifts
 from distdl_jax.transports.open_world import world_of, worlds_used
+from distdl_jax.transports.world import OutsideWorldError, World
 from distdl_jax.validation import check_function, difference
 from distdl_jax.watchdog.programs.diagnosis import problem_text
 from distdl_jax.watchdog.programs.ir import Flow, Program
 from distdl_jax.watchdog.programs.report import Report
-from distdl_jax.watchdog.source_lines import function_name, warn_user
 from distdl_jax.watchdog.watch.call_log import CallLog, Earlier
 from distdl_jax.watchdog.watch.deadlock import different_earlier_calls
 from distdl_jax.watchdog.watch.dependencies import takes_all
@@ -353,12 +353,14 @@ def _compare(
 
     # A worker that runs its operations one by one does not run the compared program.
     label = f"{PLAN_OF}{name}{' (jax_disable_jit)' if jax.config.jax_disable_jit else ''}"  # type: ignore[attr-defined, unused-ignore]
-    problem, number, warning = world.agree(tuple(range(world.size)), label, mine, decide)
+    everyone = tuple(range(world.size))
+    problem, number, warning = world.agree(everyone, label, mine, decide)
     log.info("the plan of %s was compared in %.1f ms", name, 1e3 * (perf_counter() - start))
     if problem is not None:
         if call_log is not None:
             call_log.cannot_compare()
-        raise PlanError(problem + constants_text(world, tuple(range(world.size)), f"{PLAN_OF}{name}", closed.jaxpr))
+        moved = world.agree(everyone, f"what is constant in {PLAN_OF}{name}", moved_constants(closed.jaxpr))
+        raise PlanError(problem + constants_text(moved))
     if warning is not None and world.rank == 0:
         warn_user(warning, CopiesWarning)
     if call_log is None or number is None:

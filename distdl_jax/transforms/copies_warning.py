@@ -25,12 +25,12 @@ from jax.core import Tracer
 from jax.extend.core import Literal
 
 from distdl_jax.jax_compat import source_frames
+from distdl_jax.source_lines import is_library
 from distdl_jax.tracing.adjoint_order import anchor_of, is_inexact
 from distdl_jax.tracing.jaxprs import Branches, DataFlow, structure
 from distdl_jax.tracing.marks import copies_left_by, identity, is_start_of_movement
 from distdl_jax.tracing.program_reader import line_of_equation
-from distdl_jax.tracing.world import Workers
-from distdl_jax.watchdog.source_lines import is_library
+from distdl_jax.transports.world import Workers
 
 _MEANT = "If it is intended, warnings.simplefilter('ignore', dj.CopiesWarning) turns this off."
 

@@ -13,6 +13,7 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.functional import all_sum_reduce
 from distdl_jax.jax_compat import hiding_frames, mapped_sizes
 from distdl_jax.partitions.partition import Partition, check_workers
+from distdl_jax.source_lines import function_name
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.tie import tie
 from distdl_jax.transforms.adjoint_check import same_adjoints
@@ -20,7 +21,6 @@ from distdl_jax.transforms.copies_warning import marked, marked_gradient
 from distdl_jax.transports.agreement import agree
 from distdl_jax.transports.open_world import world_of
 from distdl_jax.validation import check_function, checked_boolean, checked_integers
-from distdl_jax.watchdog.source_lines import function_name
 
 P = ParamSpec("P")
 Aux = TypeVar("Aux")

@@ -21,10 +21,10 @@ from distdl_jax.functional.halo_exchange import plan_ranges
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import Range
 from distdl_jax.plans.halos import Halos
+from distdl_jax.source_lines import function_name
 from distdl_jax.transforms.block_functions import BlockFunction
 from distdl_jax.transports.agreement import agree, shape_dtype_of
 from distdl_jax.validation import check_function, is_integer
-from distdl_jax.watchdog.source_lines import function_name
 
 Boundary = str | int | float | complex
 """What is around the tensor: one of `BOUNDARIES`, or a constant."""

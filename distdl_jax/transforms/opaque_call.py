@@ -20,10 +20,10 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from distdl_jax.kernels.dtypes import in_own_width
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.tracing.adjoint_order import AdjointOrder, anchors_are_noted, first_link, is_inexact
+from distdl_jax.tracing.jaxprs import OperationReader
 from distdl_jax.tracing.marks import reverse_only
 from distdl_jax.tracing.tie import tie
 from distdl_jax.tracing.traced import Traced
-from distdl_jax.tracing.world import Transport
 
 
 def call_by(partition: Partition | None, fun: Callable[..., Any], *args: Any) -> Any:
@@ -44,13 +44,13 @@ def _apply(fun: Callable[..., Any], *args: Any) -> Any:
     return fun(*args)
 
 
-def _call(transport: Transport, fun: Callable[..., Any], *args: Any) -> Any:
+def _call(transport: OperationReader, fun: Callable[..., Any], *args: Any) -> Any:
     """Return `fun(*args)`, opaque if any of its dependencies may be differentiated."""
     traced = Traced(fun, args, {}, range(len(args)), as_call=True)
     return traced.result(evaluate_opaquely(transport, traced.program, traced.leaves(args)))
 
 
-def evaluate_opaquely(transport: Transport, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+def evaluate_opaquely(transport: OperationReader, program: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
     """Return the results of `program`; its constants from the trace around it are differentiated, too."""
     program, outer = with_constants_as_arguments(program)
     values = [*outer, *args]
@@ -74,7 +74,7 @@ def with_constants_as_arguments(program: ClosedJaxpr) -> tuple[ClosedJaxpr, list
     return ClosedJaxpr(opened, [const for _, const in inner]), [const for _, const in outer]
 
 
-def _bind(transport: Transport, program: ClosedJaxpr, values: list[Any]) -> list[Any]:
+def _bind(transport: OperationReader, program: ClosedJaxpr, values: list[Any]) -> list[Any]:
     inexact = [is_inexact(value) for value in values]
 
     def opaque_call(*values: Any) -> list[Any]:  # `jaxprs.OPAQUE_CALL`
@@ -95,7 +95,7 @@ def _bind(transport: Transport, program: ClosedJaxpr, values: list[Any]) -> list
     return [x if is_inexact(x) else jax.lax.stop_gradient(x) for x in as_one(*values)]
 
 
-def _differentiate(transport: Transport, program: ClosedJaxpr, values: Sequence[Any]) -> tuple[list[Any], Any]:
+def _differentiate(transport: OperationReader, program: ClosedJaxpr, values: Sequence[Any]) -> tuple[list[Any], Any]:
     """Return the program's results, and the pullback of the floating ones and of its chain, to floating arguments."""
 
     def chained(varying: list[Array]) -> tuple[tuple[list[Any], list[Array]], list[Any]]:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from distdl_jax.partitions.static import Static
+from distdl_jax.source_lines import function_name
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.mixed_dimensions import (
     LOCAL,
@@ -21,7 +22,6 @@ from distdl_jax.tracing.mixed_dimensions import (
     moves_data,
 )
 from distdl_jax.validation import check_function
-from distdl_jax.watchdog.source_lines import function_name
 
 Function = Callable[..., Any]
 

@@ -19,8 +19,8 @@ from distdl_jax.partitions.spec_trees import leaves_with_specs
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.settings import current_settings
+from distdl_jax.source_lines import user_line
 from distdl_jax.validation import is_traced
-from distdl_jax.watchdog.source_lines import user_line
 
 
 def check_replicated(tree: Any, specs: Any) -> Any:

@@ -15,6 +15,7 @@ from distdl_jax.functional.all_sum_reduce import share, total_of_blocks
 from distdl_jax.jax_compat import mapped_sizes
 from distdl_jax.partitions.partition import Partition, check_workers
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.source_lines import function_name
 from distdl_jax.tracing.adjoint_order import is_inexact
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.tie import tie
@@ -23,7 +24,6 @@ from distdl_jax.transforms.gradients import all_workers
 from distdl_jax.transforms.opaque_call import evaluate_opaquely
 from distdl_jax.transports.agreement import agree, shape_dtype_of
 from distdl_jax.validation import check_function
-from distdl_jax.watchdog.source_lines import function_name
 
 
 def total(part: Callable[..., Any], P: Partition | None = None) -> Callable[..., Any]:

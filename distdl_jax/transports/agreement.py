@@ -1,36 +1,27 @@
-"""Agreements of workers while they trace a program: on shapes, dtypes, choices, plain arguments; if one raises, all do.
+"""Agreements of workers while they trace a program: on shapes, dtypes, choices; if one raises, all do.
 
 They use a control communicator. The results are built into the compiled program.
 """
 
 from __future__ import annotations
 
-import inspect
-import operator
-from collections.abc import Callable, Collection, Mapping
-from contextvars import ContextVar
-from functools import wraps
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.errors import DistDLError, InvalidTypeError, PlanError
+from distdl_jax.errors import DistDLError, InvalidTypeError
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.tracing.world import Workers, World
-from distdl_jax.transports.idle_workers import say_who_is_idle
-from distdl_jax.validation import bound_arguments
-from distdl_jax.watchdog.error_text import hiding_own_lines
+from distdl_jax.transports.world import Workers, World
 
-P = ParamSpec("P")
-R = TypeVar("R")
 T = TypeVar("T")
 
 
 class _Failed(NamedTuple):
-    """The decision of a team of which a worker raised, or whose programs differ."""
+    """The decision of a team of which a worker raised."""
 
     error: DistDLError
 
@@ -45,34 +36,29 @@ def agree(
     """Return the first worker's decision on all contributions of `team`, by world rank; default: all of them.
 
     Collective in `team` (world ranks, in the same order on all workers), for use while tracing. `what` is the subject
-    of the agreement, with the same text on all workers. If `contribute` raises a `DistDLError` on some worker, all
-    workers of the team raise it, so that none waits for ever; and a `PlanError` if the functions that they are in got
-    different plain arguments. `decide` must not raise.
+    of the agreement, with the same text on all workers: it holds all plain arguments of a function or layer, so that
+    workers with different ones find that out, and raise. If `contribute` raises a `DistDLError` on some worker, all
+    workers of the team raise it, so that none waits for ever. `decide` must not raise.
 
-    `world.agree` is the layer below: it handles contributions that can't raise, outside of functions whose arguments
-    are compared.
+    `world.agree` is the layer below: it handles contributions that can't raise.
     """
     if world.records:
         return world.known(what, contribute())  # type: ignore[attr-defined]
-    say_who_is_idle(world)
     value: T | DistDLError
     try:
         value = contribute()
     except DistDLError as error:
         value = error
 
-    def decide_unless_failed(contributions: dict[int, Any]) -> Any:
-        values = {worker: value for worker, (value, _) in contributions.items()}
+    def decide_unless_failed(values: dict[int, Any]) -> Any:
         if failures := {worker: values[worker] for worker in team if isinstance(values[worker], DistDLError)}:
             return _failed(failures, len(values))
-        difference = _differing_calls({worker: calls for worker, (_, calls) in contributions.items()})
-        return _Failed(PlanError(difference)) if difference else decide(values)
+        return decide(values)
 
-    contribution = value, _calls.get()
     decision = (
-        world.agree(team, what, contribution, decide_unless_failed)
+        world.agree(team, what, value, decide_unless_failed)
         if len(team) > 1
-        else decide_unless_failed({world.rank: contribution})
+        else decide_unless_failed({world.rank: value})
     )
     if isinstance(decision, _Failed):
         failure = decision.error
@@ -90,81 +76,6 @@ def _failed(failures: Mapping[int, DistDLError], workers: int) -> _Failed:
     if len(failures) == workers and len({(type(error), str(error)) for error in failures.values()}) == 1:
         return _Failed(first)
     return _Failed(type(first)(f"On worker {worker}: {first}"))
-
-
-# --- plain arguments --------------------------------------------------------------------------------------------------
-
-_OPERANDS = ("Array", "Tree", "Any", "Partition", "Partition | None")
-"""Types of arguments that are a worker's own blocks, or that labels of agreements contain: row numbers, partitions."""
-
-
-class Call(NamedTuple):
-    """A function that a worker is in, and its plain arguments, by name."""
-
-    function: str
-    arguments: dict[str, Any]
-
-
-_calls: ContextVar[tuple[Call, ...]] = ContextVar("calls", default=())  # the outermost first
-
-
-def compared(function: Callable[P, R], *, but: Collection[str] = ()) -> Callable[P, R]:
-    """Return a function that rejects differing plain arguments, wherever the workers agree on something in it.
-
-    It rejects arguments that `function` doesn't have, by name. `but`: arguments that may differ between workers.
-    """
-    signature = inspect.signature(function)
-    kinds = {name: str(parameter.annotation) for name, parameter in signature.parameters.items()}
-    own = {name for name, kind in kinds.items() if kind in _OPERANDS or kind.startswith("Callable")}.union(but)
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = bound_arguments(function.__name__, signature, args, kwargs)
-        given.apply_defaults()
-        plain = {name: _plain(value) for name, value in given.arguments.items() if name not in own}
-        token = _calls.set((*_calls.get(), Call(function.__name__, plain)))
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _calls.reset(token)
-
-    return hiding_own_lines(call)
-
-
-def _differing_calls(calls_of: Mapping[int, tuple[Call, ...]]) -> str | None:
-    """Return a sentence about the first difference between workers' calls, by world rank; None if there is none."""
-    (first, expected), *others = calls_of.items()
-    worker, its = next(((worker, its) for worker, its in others if its != expected), (first, expected))
-    if worker == first:
-        return None
-    for one, other in zip(expected, its, strict=False):
-        names = [name for name, value in one.arguments.items() if other.arguments.get(name) != value]
-        if one.function == other.function and names:
-            name = names[0]
-            return (
-                f"The workers' programs differ: `{name}` of {one.function} is {one.arguments[name]!r} on worker "
-                f"{first}, but {other.arguments[name]!r} on worker {worker}. It must be the same on all workers."
-            )
-    one_in, other_in = (" in ".join(call.function for call in reversed(each)) or "none" for each in (expected, its))
-    return (
-        f"The workers' programs differ: worker {first} calls {one_in}, but worker {worker} {other_in}. All workers "
-        "must call the same function."
-    )
-
-
-def _plain(value: Any) -> Any:
-    """Return a normalised value, equal for all with the same meaning: 1 to numpy's, (1,) and [1]."""
-    if isinstance(value, tuple | list):
-        entries = tuple(map(_plain, value))
-        return entries[0] if len(entries) == 1 else entries
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
-    try:
-        return operator.index(value)
-    except TypeError:
-        return repr(value)  # rejected by the function's own check
 
 
 # --- shapes and dtypes ------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from distdl_jax.errors import InvalidArgumentError, SetupError
 from distdl_jax.jax_compat import install_jax_patches, remove_jax_patches
-from distdl_jax.tracing.world import World
 from distdl_jax.transports.threads.current_world import simulated_world, simulations_run
 from distdl_jax.transports.threads.world import ThreadWorld
+from distdl_jax.transports.world import World
 from distdl_jax.watchdog.launch import supervised
 from distdl_jax.watchdog.watch.status import worker_status
 

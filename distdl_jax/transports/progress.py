@@ -16,7 +16,7 @@ from distdl_jax.validation import checked_integer
 from distdl_jax.watchdog.launch.launcher import job_rank
 
 if TYPE_CHECKING:
-    from distdl_jax.tracing.world import World
+    from distdl_jax.transports.world import World
 
 T = TypeVar("T")
 

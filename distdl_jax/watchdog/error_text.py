@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from distdl_jax.errors import DistDLError
 from distdl_jax.settings import traceback_filtering
-from distdl_jax.watchdog.source_lines import is_library
+from distdl_jax.source_lines import is_library
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -18,7 +18,7 @@ import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.text import Drawing
 from distdl_jax.tools.cost.layers import Counter, forward_movements
-from distdl_jax.tools.draw.grids import Block, Blocks, lay_out, spec_as_blocks
+from distdl_jax.tools.draw.grids import Blocks, DrawnBlock, lay_out, spec_as_blocks
 from distdl_jax.tools.draw.halos_and_arrows import draw_halos
 from distdl_jax.tools.draw.layers import steps_of
 from distdl_jax.tools.draw.svg import GREY, Part, below, beside, document, heading, rect, text, width_of, words
@@ -126,7 +126,7 @@ def of_product(layer: nn.DistributedLinear, x_name: str, y_name: str) -> list[Bl
     """Return x, the weight, turned as it multiplies, and y of a linear layer."""
     x = dj.TensorSpec((8, layer.in_features), layer.P_x)
     w = spec_as_blocks(layer.param_specs()["weight"])
-    turned = tuple(Block(block.workers, block.box[::-1]) for block in w.blocks)
+    turned = tuple(DrawnBlock(block.workers, block.box[::-1]) for block in w.blocks)
     weight = Blocks("W, turned", w.shape[::-1], w.grid[::-1], turned, workers=w.workers)
     return [spec_as_blocks(x, x_name), weight, spec_as_blocks(layer.output_spec(x), y_name)]
 

@@ -9,7 +9,7 @@ from playing_layers import Fetched, Played, cuts, play_product
 import distdl_jax as dj
 from convolution import direct, whole
 from convolution.draws import Conv, Pool
-from distdl_jax.nn.conv.conv_base import LocalConvolution
+from distdl_jax.functional.convolutions import LocalConvolution
 from distdl_jax.nn.pool.pooling import PoolingPlan
 
 

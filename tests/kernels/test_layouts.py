@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from distdl_jax.functional.convolutions import LocalConvolution
 from distdl_jax.kernels.geometry import Placement
 from distdl_jax.kernels.pooling import max_pool, sum_pool
 from distdl_jax.kernels.problem import Problem
-from distdl_jax.nn.conv.conv_base import LocalConvolution
 
 WINDOWS = Placement(stride=(2, 2), padding=((0, 0), (0, 0)), dilation=(1, 1))
 TAPS = Placement(stride=(1, 1), padding=((0, 0), (0, 0)), dilation=(1, 1))

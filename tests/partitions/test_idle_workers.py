@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 import distdl_jax as dj
-from distdl_jax.transports import idle_workers
+from distdl_jax.partitions import idle_workers
 
 LINES = {
     "two of four": (lambda P: P.grid([1, 2]), "workers 2, 3 of 4 have nothing to do"),

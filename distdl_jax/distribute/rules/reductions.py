@@ -12,7 +12,7 @@ from jax import lax
 from distdl_jax.distribute.interpreter import LINEAR, Site, rule
 from distdl_jax.distribute.layouts import Axes, Cut
 from distdl_jax.distribute.tensors import Tensor
-from distdl_jax.functional.all_reduce import ProductPlan
+from distdl_jax.functional.all_reduce import ProdPlan
 from distdl_jax.functional.all_sum_reduce import AllSumPlan
 from distdl_jax.functional.largest import argmax_of, plan_top_k
 from distdl_jax.functional.reductions import plan_reduction
@@ -79,7 +79,7 @@ def reduce_other(site: Site, x: Tensor) -> Tensor:
     if over and site.name == "reduce_prod":
         team = site.mesh.team(over)
         inputs = dict.fromkeys(team, ShapeDtype(tuple(y.shape), np.dtype(y.dtype)))
-        y = movements.compute(ProductPlan(AllSumPlan((team,), inputs)), y, "product", site.shape, after, after)
+        y = movements.compute(ProdPlan(AllSumPlan((team,), inputs)), y, "product", site.shape, after, after)
     elif over:
         y = ~movements.all_sum(~y, over) if site.name == "reduce_and" else movements.all_sum(y, over)
     return site.value(y, after)

@@ -12,12 +12,13 @@ from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import common_dtype, outside, owned_grid
+from distdl_jax.functional.calls import function_call
 from distdl_jax.functional.fourier.staged_fft import Forward, Inverse, StagesPlan, Transform, plan_stages
 from distdl_jax.functional.plan import ShapeDtypes, taking_part
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.pencils import Reals, pencils
 from distdl_jax.text import documented
-from distdl_jax.transports.agreement import compared, exchange_shapes
+from distdl_jax.transports.agreement import exchange_shapes
 from distdl_jax.validation import checked_axes, checked_integer, checked_integers
 
 Axes = int | Sequence[int]
@@ -86,7 +87,7 @@ _TO_ANY_LENGTH = """
 
 
 @documented(_TRANSFORM, **_COMPLEX, **_ALONG_ONE, x="[0.0, 1.0, 2.0, 3.0]", y="[6.0, -2.0]")
-@compared
+@function_call
 def fft(
     x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None, *, axis: int | None = None, n: int | None = None
 ) -> Array:
@@ -100,7 +101,7 @@ def fft(
 
 
 @documented(_TRANSFORM, **_COMPLEX, **_ALONG_ONE, x="[6, -2 + 2j, -2, -2 - 2j]", y="[0.0, 1.0]")
-@compared
+@function_call
 def ifft(
     x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None, *, axis: int | None = None, n: int | None = None
 ) -> Array:
@@ -114,7 +115,7 @@ def ifft(
 
 
 @documented(_TRANSFORM, **_HALVED, **_ALONG_ONE, x="[0.0, 1.0, 2.0, 3.0]", y="[6.0, -2.0]")
-@compared
+@function_call
 def rfft(
     x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None, *, axis: int | None = None, n: int | None = None
 ) -> Array:
@@ -128,7 +129,7 @@ def rfft(
 
 
 @documented(_TRANSFORM, **(_REAL | _ALONG_ONE | {"lengths": _TO_ANY_LENGTH}), x="[6, -2 + 2j, -2]", y="[0.0, 1.0]")
-@compared
+@function_call
 def irfft(
     x: Array, P_x: Partition, axes: Axes = -1, norm: str | None = None, *, axis: int | None = None, n: int | None = None
 ) -> Array:
@@ -140,7 +141,7 @@ def irfft(
 
 
 @documented(_TRANSFORM, **_COMPLEX, **_ALONG_ALL, x="[[1.0, 2.0], [3.0, 4.0]]", y="[[10.0, -2.0]]")
-@compared
+@function_call
 def fftn(
     x: Array, P_x: Partition, axes: Axes | None = None, norm: str | None = None, *, s: Sequence[int] | None = None
 ) -> Array:
@@ -149,7 +150,7 @@ def fftn(
 
 
 @documented(_TRANSFORM, **_COMPLEX, **_ALONG_ALL, x="[[10.0, -2.0], [-4.0, 0.0]]", y="[[1.0, 2.0]]")
-@compared
+@function_call
 def ifftn(
     x: Array, P_x: Partition, axes: Axes | None = None, norm: str | None = None, *, s: Sequence[int] | None = None
 ) -> Array:
@@ -158,7 +159,7 @@ def ifftn(
 
 
 @documented(_TRANSFORM, **_HALVED, **_ALONG_ALL, x="[[1.0, 2.0], [3.0, 4.0]]", y="[[10.0, -2.0]]")
-@compared
+@function_call
 def rfftn(
     x: Array, P_x: Partition, axes: Axes | None = None, norm: str | None = None, *, s: Sequence[int] | None = None
 ) -> Array:
@@ -183,7 +184,7 @@ def rfftn(
     x="[[10.0, -2.0], [-4.0, 0.0]]",
     y="[[1.0, 2.0]]",
 )
-@compared
+@function_call
 def irfftn(
     x: Array,
     P_x: Partition,
@@ -218,12 +219,12 @@ def _transform(
     n: int | None = None,
     s: Sequence[int] | None = None,
 ) -> Array:
-    check_transform(kind, P_x, axes, norm, n, s)
+    along, _, lengths = check_transform(kind, P_x, axes, norm, n, s)
     if not P_x.active:
         return outside(P_x.world, x)
     with jax.named_scope(kind):
         team = tuple(sorted(P_x.ranks))
-        label = f"{kind} along {axes}, norm {norm}, n {n}, s {s}, on {P_x.describe()}"
+        label = f"{kind} along {along}, norm {norm}, lengths {lengths}, on {P_x.describe()}"
         blocks = exchange_shapes(P_x.world, team, label, x)
         return plan_fourier(kind, blocks, P_x, axes, norm, n, s).run(P_x.world, x)
 

@@ -22,7 +22,7 @@ from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, box_sha
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import World
+from distdl_jax.transports.world import World
 
 AT_ONCE = 3
 """The number of dimensions that jax.numpy transforms in one call."""
@@ -181,7 +181,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Stage(BlocksPlan):
+class StagePlan(BlocksPlan):
     """A movement to the grid of a stage, and the computation there; None if there is none.
 
     - `inputs`: the workers' blocks between the two.
@@ -204,7 +204,7 @@ class Stage(BlocksPlan):
 class StagesPlan(BlocksPlan):
     """The plan of stages on several grids; `grid` has the final blocks."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[StagePlan, ...]
     grid: ProductGrid
 
     @property
@@ -232,7 +232,7 @@ def plan_stages(
     On a grid with the workers and the shape of `like`, the blocks are those of `like` along dimensions of equal length,
     except `rebalanced`. Elsewhere they are balanced.
     """
-    stages: list[Stage] = []
+    stages: list[StagePlan] = []
     before: Transform | None = None
     for P, step in path:
         needed = _grid_on(P, grid, like, rebalanced) if stages else grid
@@ -247,7 +247,7 @@ def plan_stages(
             grid = ProductGrid(grid.ranks, tuple(along))
             shapes = {worker: box_shape(grid.box(cell)) for worker, cell in grid.cell_of.items()}
             blocks = {worker: ShapeDtype(shapes.get(worker, x.shape), dtype) for worker, x in blocks.items()}
-        stages.append(Stage(blocks, move, inputs, step))
+        stages.append(StagePlan(blocks, move, inputs, step))
     return StagesPlan(blocks, tuple(stages), grid)
 
 

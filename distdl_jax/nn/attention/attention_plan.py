@@ -18,14 +18,14 @@ from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.functional.repartition import RepartitionPlan, plan_repartition
 from distdl_jax.kernels.dtypes import accumulation_dtype
-from distdl_jax.nn.attention.ring import Dropping, Extras, Loans, Ring, Step, attended
+from distdl_jax.nn.attention.ring import Dropping, Extras, Loans, Ring, RingStep, attended
 from distdl_jax.nn.attention.ring_schedule import turns_of
 from distdl_jax.nn.base.parameters import ParamShapeDtypes
 from distdl_jax.partitions.partition import CartesianPartition, Partition
 from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_ranges, ranges_of_sizes
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.tracing.world import World
+from distdl_jax.transports.world import World
 
 Region = tuple[Range, Range, Range]
 """Samples, heads, queries."""
@@ -116,7 +116,7 @@ class AttentionPlan(BlocksPlan):
     places: Mapping[int, Range] = field(hash=False)
     key_places: Mapping[int, Range] = field(hash=False)
     shape: tuple[int, int, int, int]
-    steps: tuple[Step, ...]
+    steps: tuple[RingStep, ...]
     to_heads: ToHeads | None
     causal: bool
     padded: bool
@@ -140,7 +140,7 @@ class AttentionPlan(BlocksPlan):
 
 def ring_steps(
     heads: Heads, queries: ShapeDtypes, keys: ShapeDtypes, work: Partition, causal: bool, balanced: bool
-) -> tuple[Step, ...]:
+) -> tuple[RingStep, ...]:
     """Plan the rounds that bring further blocks of keys and values to each worker.
 
     `queries`, `keys`: the blocks of x from which they are computed. `balanced`: whether workers may compute for others.
@@ -162,7 +162,7 @@ def ring_steps(
             )
         fetch = _plan_fetch(heads, keys, work, heads.keys, 2 * d, turn.keys)
         back = _plan_return(replace(heads, dtype=wide), keys, work, heads.keys, 2 * d, turn.keys, -turn.near)
-        steps.append(Step(turn, fetch, back, loans))
+        steps.append(RingStep(turn, fetch, back, loans))
     return tuple(steps)
 
 

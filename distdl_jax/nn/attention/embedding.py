@@ -17,8 +17,8 @@ from distdl_jax.functional.block_checks import common_dtype, outside
 from distdl_jax.functional.broadcast import plan_broadcast, plan_sum_reduce
 from distdl_jax.functional.collectives import as_indices
 from distdl_jax.functional.plan import MovementPlan, ShapeDtypes
+from distdl_jax.functional.products import SummedPlan
 from distdl_jax.nn.base.calls import layer_call
-from distdl_jax.nn.base.matmul_plan import SummedPlan
 from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes, unboxed
 from distdl_jax.nn.base.weighted_layer import WeightedLayer
 from distdl_jax.partitions.initialization import Initializer
@@ -26,7 +26,7 @@ from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.decomposition import balanced_ranges, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import World
+from distdl_jax.transports.world import World
 from distdl_jax.validation import checked_integer
 
 
@@ -179,7 +179,7 @@ class DistributedEmbedding(WeightedLayer):
         work = self._work
         p_n, p_v, p_e = work.shape
         to_work = plan_broadcast(x, self.P_x.create_cartesian_topology_partition([p_n, 1, 1]), work)
-        of_params, copies = self._parameters.plan(params, False), to_work.after(x)
+        of_params, copies = self._plan_weights(params), to_work.after(x)
         rows, columns = balanced_ranges(self.num_embeddings, p_v), balanced_ranges(self.embedding_dim, p_e)
         blocks, products = {}, {}
         for rank, worker in enumerate(work.ranks):

@@ -33,7 +33,7 @@ from distdl_jax.random import standard_uniform
 from distdl_jax.tracing.adjoint_order import note_anchor, order_after_previous
 from distdl_jax.tracing.marks import never_transposed, reverse_only
 from distdl_jax.tracing.tie import nothing, tie
-from distdl_jax.tracing.world import World
+from distdl_jax.transports.world import World
 
 
 class Extras(NamedTuple):
@@ -87,7 +87,7 @@ class Loans:
 
 
 @dataclass(frozen=True)
-class Step:
+class RingStep:
     """A round of all workers, with the movements of keys and values, `fetch`, and of their gradients, `send_back`.
 
     - `loans`: the movements of queries computed on other workers; None if there are none.
@@ -113,7 +113,7 @@ class Ring:
     index: int
     queries: Range
     own: Range
-    steps: tuple[Step, ...]
+    steps: tuple[RingStep, ...]
     causal: bool
     padded: bool
     dropping: Dropping | None = None

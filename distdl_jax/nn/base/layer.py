@@ -36,12 +36,12 @@ from distdl_jax.partitions.static import Static
 from distdl_jax.partitions.tensors import TensorSpec, check_spec
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import union
+from distdl_jax.source_lines import user_line
 from distdl_jax.tracing.marks import passed_to
 from distdl_jax.tracing.scopes import name_and_line
-from distdl_jax.tracing.world import Workers
 from distdl_jax.transports.agreement import structure_text
+from distdl_jax.transports.world import Workers
 from distdl_jax.validation import check_key
-from distdl_jax.watchdog.source_lines import user_line
 
 
 @runtime_checkable
@@ -286,13 +286,17 @@ class PartitionedLayer(BaseLayer):
 
         **Raises:** `PlanError`, on every worker of the layer, if x or a parameter does not fit.
         """
+        return self._applied(params, x)
+
+    apply = __call__
+
+    def _applied(self, params: Any, x: Array) -> Array:
+        """Return this worker's block of the output."""
         if self.P_x.world.rank not in self._team:
             return outside(self.P_x.world, x)
         with jax.named_scope(type(self).__name__):
             params = self._opened(params)
             return self._run(self._agree_on_plan(params, x), params, x)
-
-    apply = __call__
 
     def _opened(self, params: Any) -> Any:
         """Return a call's parameters without flax's variables, marked as this layer's in the traced program."""
@@ -352,7 +356,7 @@ class ParameterFreeLayer(PartitionedLayer):
 
     def _apply(self, x: Array) -> Array:
         """Return this worker's block of the output."""
-        return super().__call__({}, x)
+        return self._applied({}, x)
 
     def _run(self, plan: Any, params: Any, x: Array) -> Any:
         return plan.run(self.P_x.world, x)

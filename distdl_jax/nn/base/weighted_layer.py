@@ -13,15 +13,16 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.functional.weights import WeightPartitions, WeightPlan, plan_weights
 from distdl_jax.nn.base.layer import PartitionedLayer
-from distdl_jax.nn.base.parameters import ParameterPartitions, Params, ParamShapeDtypes, spec_shapes
+from distdl_jax.nn.base.parameters import Params, ParamShapeDtypes, of_name, spec_shapes
 from distdl_jax.partitions.initialization import Initializer, UniformFanIn, initialize_params
 from distdl_jax.partitions.partition import CartesianPartition, Partition
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.alike import ByClass
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.plans.worker_ranks import union
-from distdl_jax.tracing.world import Workers
+from distdl_jax.transports.world import Workers
 
 
 class AffineLayer(PartitionedLayer):
@@ -73,8 +74,12 @@ class WeightedLayer(AffineLayer):
         return self.P_W.create_cartesian_topology_partition((1, *self.P_W.shape)[-3:])
 
     @cached_property
-    def _parameters(self) -> ParameterPartitions:
-        return ParameterPartitions(self._work, self.sharded)
+    def _parameters(self) -> WeightPartitions:
+        return WeightPartitions(self._work, self.sharded)
+
+    def _plan_weights(self, params: ParamShapeDtypes) -> WeightPlan:
+        """Plan the movement of the parameters to the workers that multiply."""
+        return plan_weights({name: of_name(name, params) for name in self._shapes}, self._parameters)
 
     @cached_property
     def _team(self) -> Workers:
@@ -136,12 +141,3 @@ def check_not_split(split: str | None) -> None:
     """Reject a `split` in addition to a P_W, which determines it."""
     if split is not None:
         raise InvalidArgumentError(f"`split` (={split!r}) must be None if `P_W` is given, which determines the split.")
-
-
-def moves_features(P: Partition, axis: int, work: Partition, side: int) -> bool:
-    """Say whether `P` cuts, along `axis`, the features that `work` does not, on the workers of its other side.
-
-    - `side`: 2 for P_in, the inputs: x is gathered along `axis` before the product. 1 for P_out, the outputs: products
-      are summed, and scattered along `axis`.
-    """
-    return work.shape[side] == 1 < P.shape[axis] == work.shape[3 - side] and P.ranks == work.ranks

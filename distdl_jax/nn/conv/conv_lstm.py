@@ -22,8 +22,8 @@ from distdl_jax.nn.conv.conv_base import DistributedConv
 from distdl_jax.nn.recurrent.cells import Parts, Recurrent, lstm_step
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.tensors import TensorSpec
+from distdl_jax.plans.padding import PaddingMode
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.plans.windows import PaddingMode
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import Sizes, checked_integer
 

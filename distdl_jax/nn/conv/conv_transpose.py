@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
-from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.functional.block_checks import owned_grid
-from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
+from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.functional.plan import ShapeDtypes
-from distdl_jax.kernels.phases import TransposedProblem
+from distdl_jax.functional.sliding_windows import TransposedWindowsPlan, plan_transposed_windows
+from distdl_jax.functional.weights import WeightPartitions
 from distdl_jax.nn.base.dimensions import in_dimensions
-from distdl_jax.nn.base.parameters import ParameterPartitions
-from distdl_jax.nn.conv.conv_base import DistributedConv, Fetch
-from distdl_jax.plans.decomposition import ProductGrid, Range, balanced_range, balanced_ranges, balanced_sizes
-from distdl_jax.plans.halos import Halos
-from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.plans.windows import PaddingMode
+from distdl_jax.nn.conv.conv_base import DistributedConv
+from distdl_jax.plans.padding import PaddingMode
 from distdl_jax.validation import is_integer
 
 
@@ -57,78 +52,12 @@ class DistributedConvTranspose(DistributedConv):
         return {"weight": weight} | ({"bias": (self.out_channels,)} if self.bias else {})
 
     @cached_property
-    def _parameters(self) -> ParameterPartitions:
+    def _parameters(self) -> WeightPartitions:
         # P_ci x P_co; with groups, each worker along the output channels has whole groups, and P_ci is 1.
-        return ParameterPartitions(self._partitions.work, self.sharded, inputs_first=self.groups == 1)
+        return WeightPartitions(self._partitions.work, self.sharded, inputs_first=self.groups == 1)
 
-    def _fetch(self, x: ShapeDtypes) -> Fetch:
-        owned = owned_grid("x", self.P_x, x)
-        self._check_channels(owned)
-        inputs, w = [], self._windows
-        along = zip(w.kernel, w.stride, w.dilation, w.padding, self._outputs(owned), strict=True)
-        for d, (k, s, dilation, (low, _), total) in enumerate(along, 2):
-            n, reach = owned.extent[d], dilation * (k - 1)
-            own = balanced_ranges(total, self.P_x.shape[d])
-            read = ((-((reach - low - start) // s), (stop - 1 + low) // s + 1) for start, stop in own)
-            clipped = (tuple(min(max(bound, 0), n) for bound in bounds) for bounds in read)
-            inputs.append(tuple((a, b) if a < b else (0, 0) for a, b in clipped))
-        fetched = plan_ranges("windows", x, self.P_x, Halos(owned, (*owned.ranges[:2], *inputs)))
-        return Fetch(fetched, self._patterns(fetched), partial(self._transposed, fetched))
-
-    def _outputs(self, owned: ProductGrid) -> tuple[int, ...]:
-        """Return the number of outputs along each feature dimension."""
-        w = self._windows
-        totals: list[int] = []
-        along = zip(w.kernel, w.stride, w.dilation, w.padding, self._extra, strict=True)
-        for d, (k, s, dilation, (low, high), extra) in enumerate(along):
-            n = owned.extent[d + 2]
-            totals.append((n - 1) * s - low - high + dilation * (k - 1) + extra + 1)
-            if n == 0 or totals[d] < 1:
-                raise PlanError(
-                    f"In feature dimension {d}: `x` has length {n}, which with stride {s}, `padding` (={(low, high)}) "
-                    f"and a kernel of {k} gives no outputs."
-                )
-        return tuple(totals)
-
-    def _patterns(self, fetch: RangesPlan) -> Sequence[Sequence[Hashable]]:
-        batch, channels, *features = fetch.halos.patterns
-        on_features = (
-            [(pattern, self._ranges(fetch, d, i)) for i, pattern in enumerate(patterns)]
-            for d, patterns in enumerate(features)
-        )
-        return (batch, channels, *on_features)
-
-    def _ranges(self, fetch: RangesPlan, d: int, i: int) -> tuple[Range, Range]:
-        """Return the ranges of inputs and outputs at index `i` along feature dimension `d`, shifted to start at 0.
-
-        Both are shifted by the same number of strides, so workers inside a tensor have the same problem.
-        """
-        s, (low, _) = self._windows.stride[d], self._windows.padding[d]
-        first, last = fetch.halos.needed[d + 2][i]
-        start, stop = balanced_range(self._outputs(fetch.halos.owned)[d], self.P_x.shape[d + 2], i)
-        by = (start + low) // s
-        return (first - by, last - by), (start - by * s, stop - by * s)
-
-    def _transposed(
-        self, fetch: RangesPlan, x: ShapeDtype, groups: int, channels: tuple[int, int], index: Sequence[int]
-    ) -> TransposedProblem:
-        (p_co, p_ci), (i, j), w = self._partitions.channels, channels, self._windows
-        if self.groups > 1:
-            c_in, c_out = self.in_channels // p_co, self.out_channels // self.groups
-        else:
-            c_in, c_out = balanced_sizes(self.in_channels, p_ci)[j], balanced_sizes(self.out_channels, p_co)[i]
-        inputs, outputs = zip(*(self._ranges(fetch, d, at) for d, at in enumerate(index)), strict=True)
-        return TransposedProblem(
-            x.shape,
-            (c_in, c_out, *w.kernel),
-            groups,
-            x.dtype.name,
-            w.stride,
-            w.dilation,
-            inputs=inputs,
-            outputs=outputs,
-            low=tuple(low for low, _ in w.padding),
-        )
+    def _plan_windows(self, x: ShapeDtypes) -> TransposedWindowsPlan:
+        return plan_transposed_windows(x, self.P_x, self._windows, self._extra)
 
 
 _conv_transpose = in_dimensions(

@@ -2,107 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, overload
+from typing import Literal, overload
 
-import jax
-import numpy as np
-from jax import Array
-
-from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.functional.all_gather import plan_all_gather, plan_reduce_scatter
-from distdl_jax.functional.all_sum_reduce import plan_all_sum_reduce
-from distdl_jax.functional.broadcast import plan_broadcast, plan_sum_reduce
-from distdl_jax.functional.plan import MovementPlan, ShapeDtypes, Unmoved
-from distdl_jax.nn.base.matmul_plan import ProductPlan, products
+from distdl_jax.errors import InvalidArgumentError
+from distdl_jax.functional.plan import ShapeDtypes
+from distdl_jax.functional.products import ProductPlan, RouteName, plan_product, routes_between
 from distdl_jax.nn.base.parameters import ParamShapeDtypes
 from distdl_jax.nn.base.weighted_layer import WeightedLayer, check_not_split, weight_partition
-from distdl_jax.partitions.partition import CartesianPartition, Partition, check_partitions
-from distdl_jax.plans.decomposition import balanced_sizes, index_of
+from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.validation import checked_integer
 
-
-@dataclass(frozen=True)
-class LocalAffine:
-    """The product of this worker's copy of x with its block of the weight.
-
-    - `weight_shape`: the shape of the block.
-    - `adds_bias`: whether the bias is added here; among workers whose products are summed, one adds it.
-    """
-
-    weight_shape: tuple[int, ...]
-    adds_bias: bool
-
-    def output(self, x: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the product, from the shape of the copy of x."""
-        return *x[:-1], self.weight_shape[0]
-
-    def __call__(self, x: Array, weight: Array, bias: Array | None) -> Array:
-        """Multiply x and weight, which have one dtype."""
-        y = jax.lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
-        return y if bias is None else y + bias
-
-
 Side = Literal["in_features", "out_features"]
-RouteName = Literal["copied", "sequence", "replicated", "features"]
-
-
-class Route(NamedTuple):
-    """The movement of x to the workers that multiply, P_n x P_fo x P_fi, and, mirrored, of their products to y.
-
-    Both methods take the blocks to move, the partition of x or y, and the workers that multiply.
-    """
-
-    gather: Callable[[ShapeDtypes, Partition, Partition], MovementPlan]
-    scatter: Callable[[ShapeDtypes, Partition, Partition], MovementPlan]
-
-
-ROUTES: dict[RouteName, Route] = {
-    # P_n x P_f, on any workers: x is copied to the workers that need the same features, and products are summed.
-    "copied": Route(
-        lambda x, P, work: plan_broadcast(x, P.grid([P.shape[0], 1, P.shape[-1]]), work),
-        lambda y, P, work: plan_sum_reduce(y, work, P.grid([P.shape[0], P.shape[-1], 1])),
-    ),
-    # P_n x (workers that need the same features) x P_f, on the workers that multiply: the sequence is cut over them,
-    "sequence": Route(
-        lambda x, P, work: plan_all_gather(x, P, P.dim - 2),
-        lambda y, P, work: plan_reduce_scatter(y, P, P.dim - 2),
-    ),
-    # or each of them holds a copy.
-    "replicated": Route(lambda x, P, work: Unmoved(x), lambda y, P, work: plan_all_sum_reduce(y, work, 2)),
-    # P_n x (workers that need the same features), if these need all of them: the features are cut over them.
-    "features": Route(
-        lambda x, P, work: plan_all_gather(x, _along_features(P, x), -1),
-        lambda y, P, work: plan_reduce_scatter(y, _along_features(P, y), -1),
-    ),
-}
-
-
-def route(P: Partition, workers: np.ndarray, replicated: bool) -> RouteName | None:
-    """Return the route between P and `workers`, the ranks that multiply: P_n x across x along the features.
-
-    Workers across need the same features. None if there is no route.
-    """
-    p_n, across, along = workers.shape
-    if P.dim < 2:
-        return None
-    between = (1,) * (P.dim - 2)
-    if P.shape == (p_n, *between, along):
-        return "copied"
-    if P.ranks != tuple(workers.ravel().tolist()):
-        return None
-    if P.shape == (p_n, *between[1:], across, along) and P.dim > 2:
-        return "replicated" if replicated else "sequence"
-    return "features" if along == 1 and P.shape == (p_n, *between, across) else None
-
-
-def _along_features(P: Partition, blocks: ShapeDtypes) -> CartesianPartition:
-    """Return P with as many dimensions as the blocks have."""
-    dims = len(blocks[P.ranks[0]].shape)
-    return P.grid([P.shape[0], *(1,) * (dims - 2), P.shape[-1]])
 
 
 def _check_features_alone(P_x: Partition, P_y: Partition) -> None:
@@ -246,9 +159,7 @@ class DistributedLinear(WeightedLayer):
 
     @cached_property
     def _routes(self) -> tuple[RouteName | None, RouteName | None]:
-        """The routes of x to the workers that multiply, and of their products to y."""
-        workers = np.reshape(self._work.ranks, self._work.shape)
-        return route(self.P_x, workers, self.replicated), route(self.P_y, workers.swapaxes(1, 2), self.replicated)
+        return routes_between(self.P_x, self.P_y, self._work, self.replicated)
 
     def _check_routes(self) -> None:
         """Reject partitions without a route between them, and copies that no worker holds."""
@@ -273,33 +184,10 @@ class DistributedLinear(WeightedLayer):
         return {"weight": (self.out_features, self.in_features)} | ({"bias": (self.out_features,)} if self.bias else {})
 
     def _plan(self, x: ShapeDtypes, params: ParamShapeDtypes) -> ProductPlan:
-        self._check_blocks(x)
-        from_x, to_y = (ROUTES[way] for way in self._routes if way is not None)
-        gathered = from_x.gather(x, self.P_x, self._work)
-        of_params, local = self._parameters.plan(params, self.bias), self._local()
-        summands = products(gathered.after(x), of_params, local)
-        return ProductPlan(gathered, of_params, summands, to_y.scatter(summands, self.P_y, self._work), local)
-
-    def _local(self) -> dict[int, LocalAffine]:
-        """Return the product of each worker that multiplies."""
-        _, p_fo, p_fi = self._work.shape
-        rows, columns = balanced_sizes(self.out_features, p_fo), balanced_sizes(self.in_features, p_fi)
-        indices = (index_of(rank, self._work.shape) for rank in range(self._work.size))
-        return {
-            worker: LocalAffine((rows[i], columns[j]), adds_bias=j == 0)
-            for worker, (_, i, j) in zip(self._work.ranks, indices, strict=True)
-        }
-
-    def _check_blocks(self, x: ShapeDtypes) -> None:
-        """Reject blocks of x without their share of the features."""
-        shares = balanced_sizes(self.in_features, self.P_x.shape[-1])
-        for rank, worker in enumerate(self.P_x.ranks):
-            block, shape = rank % len(shares), x[worker].shape
-            if len(shape) < 2 or shape[-1] != shares[block]:
-                raise PlanError(
-                    f"On worker {worker}: `x` has shape {shape}, but block {block} must be ... x {shares[block]}: "
-                    f"{self.in_features} features, balanced over {len(shares)} workers."
-                )
+        from_x, to_y = self._routes
+        assert from_x and to_y  # checked at construction
+        weights, widths = self._plan_weights(params), (self.in_features, self.out_features)
+        return plan_product(x, weights, self.P_x, self.P_y, self._work, (from_x, to_y), *widths)
 
     def __repr__(self) -> str:
         flags = "".join(f", {name}" for name in ("replicated", "sharded") if getattr(self, name))

@@ -28,7 +28,7 @@ from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.decomposition import balanced_sizes, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import World
+from distdl_jax.transports.world import World
 from distdl_jax.validation import checked_axis, checked_integer
 
 

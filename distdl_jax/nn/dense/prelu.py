@@ -22,7 +22,7 @@ from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import World
+from distdl_jax.transports.world import World
 from distdl_jax.validation import check_key, checked_integer, is_real
 
 

@@ -26,7 +26,7 @@ from distdl_jax.partitions.initialization import UniformFanIn, init_block
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.partitions.tensors import TensorSpec, zero_volume_tensor
 from distdl_jax.plans.shape_dtype import shape_text
-from distdl_jax.tracing.world import Workers
+from distdl_jax.transports.world import Workers
 from distdl_jax.validation import (
     check_function,
     check_key,

@@ -38,7 +38,7 @@ from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, ranges_
 from distdl_jax.plans.exchange import Exchange
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import World
+from distdl_jax.transports.world import World
 
 Params = Mapping[str, Array]
 

@@ -19,11 +19,11 @@ from distdl_jax.nn.shape.data_movement import AllReduce, AllSumReduce, ReduceSca
 from distdl_jax.partitions.partition import CartesianPartition, Partition
 from distdl_jax.plans.shape_dtype import shape_text
 from distdl_jax.plans.worker_ranks import Workers, union
+from distdl_jax.source_lines import function_name
 from distdl_jax.tracing.mixed_dimensions import Dim
 from distdl_jax.transforms.block_functions import BlockFunction
 from distdl_jax.transforms.plain_functions import Function, follow, is_elementwise, refusal
 from distdl_jax.transports.agreement import agree
-from distdl_jax.watchdog.source_lines import function_name
 
 
 class Seam(NamedTuple):
@@ -137,7 +137,7 @@ def _stays(layer: Any) -> bool:
 # --- plain functions between layers ---------------------------------------------------------------------------------
 
 
-class Run(NamedTuple):
+class FunctionRun(NamedTuple):
     """Consecutive plain functions, and the layer after them, if any.
 
     `P` is the partition of their input block or, if only that is certain (`is_after`), of their output; workers hold
@@ -202,15 +202,15 @@ def _counts(P: Partition, dims: int) -> tuple[int, ...]:
 def check_activation(function: Function, P: Partition, x: Any, copied: tuple[int, ...] = ()) -> None:
     """Reject, on all workers of `P`, a layer's function that mixes entries along a split dimension of the block `x`."""
     if P.size > 1:
-        Run((function,), P, False, function, copied).check(x, P.ranks)
+        FunctionRun((function,), P, False, function, copied).check(x, P.ranks)
 
 
-def function_runs(layers: Sequence[Any], P_x: Partition | None = None) -> dict[int, Run]:
+def function_runs(layers: Sequence[Any], P_x: Partition | None = None) -> dict[int, FunctionRun]:
     """Return the runs of plain functions among layers, by the place of the first: those for which a split is known.
 
     `P_x` is the partition of the first layer's input, if certain.
     """
-    runs: dict[int, Run] = {}
+    runs: dict[int, FunctionRun] = {}
     before, place = P_x, 0
     while place < len(layers):
         stop = next((n for n in range(place, len(layers)) if not _is_plain(layers[n])), len(layers))
@@ -218,7 +218,7 @@ def function_runs(layers: Sequence[Any], P_x: Partition | None = None) -> dict[i
         P = before or ends_of(following).P_x
         if stop > place and P is not None and max(P.shape, default=1) > 1:
             functions = tuple(_functions(layers[place:stop]))
-            runs[place] = Run(functions, P, before is None, following if isinstance(following, Layer) else None)
+            runs[place] = FunctionRun(functions, P, before is None, following if isinstance(following, Layer) else None)
         before, place = ends_of(following).P_y, stop + 1
     return runs
 

@@ -27,7 +27,7 @@ from distdl_jax.partitions.tensors import TensorSpec, zero_volume_tensor
 from distdl_jax.plans.alike import derived
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import World
+from distdl_jax.transports.world import World
 from distdl_jax.validation import check_key, checked_dtype, is_real
 
 

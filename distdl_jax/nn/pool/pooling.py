@@ -16,19 +16,19 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.plan import Plan, ShapeDtypes
+from distdl_jax.functional.sliding_windows import WindowsPlan, plan_windows
 from distdl_jax.kernels.dtypes import mean_dtype
 from distdl_jax.kernels.geometry import Placement
 from distdl_jax.kernels.pooling import max_pool, sum_pool
 from distdl_jax.nn.base.dimensions import in_dimensions
 from distdl_jax.nn.base.input_checks import check_features
 from distdl_jax.nn.base.layer import ParameterFreeLayer
-from distdl_jax.nn.base.sliding_windows import WindowsPlan, plan_windows
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.plans.alike import derived
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.windows import Pairs, WindowSpec, window_spec
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import Workers
+from distdl_jax.transports.world import Workers
 from distdl_jax.validation import Padding, Sizes
 
 
@@ -111,7 +111,7 @@ class DistributedPool(ParameterFreeLayer):
         block, output = plan.fetch.run(world, x), plan.output(world.rank)
         if output.size == 0:
             return tie(jnp.zeros(output.shape, output.dtype), block)
-        placement = Placement(self._windows.stride, plan.padding(world.rank), self._windows.dilation)
+        placement = plan.fetch.placement(plan.fetch.index(world.rank))
         return self._pool(block, placement).astype(output.dtype)
 
     def _dtype(self, dtype: np.dtype) -> np.dtype:

@@ -29,7 +29,7 @@ from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges, box_sha
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.text import documented
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import World
+from distdl_jax.transports.world import World
 from distdl_jax.validation import check_key, checked_dtype, checked_integer
 
 Carry = Any

@@ -20,8 +20,8 @@ from distdl_jax.plans.decomposition import balanced_ranges, intersect_ranges
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype, listed
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import World
 from distdl_jax.transports.agreement import exchange_named_shapes
+from distdl_jax.transports.world import World
 from distdl_jax.validation import checked_axis
 
 

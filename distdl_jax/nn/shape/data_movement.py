@@ -15,7 +15,7 @@ from distdl_jax.functional.all_gather import plan_all_gather, plan_reduce_scatte
 from distdl_jax.functional.all_reduce import Operation, plan_all_reduce
 from distdl_jax.functional.all_sum_reduce import plan_all_sum_reduce
 from distdl_jax.functional.broadcast import broadcast_rule, plan_broadcast, plan_sum_reduce, sum_rule
-from distdl_jax.functional.halo_exchange import Halo, checked_halo, checked_periodic, plan_halo_exchange
+from distdl_jax.functional.halo_exchange import Halo, agree_on_halos, checked_halo, checked_periodic, plan_halo_exchange
 from distdl_jax.functional.plan import Plan, ShapeDtypes
 from distdl_jax.functional.repartition import (
     all_to_all_partition,
@@ -33,7 +33,8 @@ from distdl_jax.functional.take import (
     summed_partition,
     taken_partition,
 )
-from distdl_jax.nn.base.layer import Ends, ParameterFreeLayer
+from distdl_jax.nn.base.layer import Ends, ParameterFreeLayer, describe
+from distdl_jax.nn.base.parameters import ParamShapeDtypes, agree_on_shapes
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_axes
 from distdl_jax.validation import checked_axes, checked_axis, checked_booleans
@@ -43,10 +44,9 @@ class _Primitive(ParameterFreeLayer):
     """The base of the primitives as layers: `Broadcast(P_x, P_y)(x)` is `broadcast(x, P_x, P_y)`.
 
     A subclass names its function, whose docstring it extends, and the function's plan. The fields are the arguments of
-    the function, except x. Partitions and flags are checked at construction.
+    both, except x, and are checked at construction.
     """
 
-    _function: ClassVar[Callable[..., Array]]
     _planned: ClassVar[Callable[..., Plan]]
 
     def __init_subclass__(
@@ -54,7 +54,7 @@ class _Primitive(ParameterFreeLayer):
     ) -> None:
         super().__init_subclass__(**options)
         if function is not None and plan is not None:
-            cls._function, cls._planned = staticmethod(function), staticmethod(plan)
+            cls._planned = staticmethod(plan)
             cls.__doc__ = f"{cls.__doc__}\n\n{inspect.getdoc(function)}"
 
     def __post_init__(self) -> None:
@@ -64,9 +64,6 @@ class _Primitive(ParameterFreeLayer):
     @property
     def _arguments(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-
-    def _apply(self, x: Array) -> Array:
-        return self._function(x, **self._arguments)
 
     def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
         """Plan the layer for all workers' blocks, by world rank: without communication, equal on every worker."""
@@ -139,6 +136,9 @@ class AllSumReduce(_Primitive, function=functional.all_sum_reduce, plan=plan_all
     def _copied(self) -> tuple[int, ...]:
         return self.axes_reduce
 
+    def _agree_on_shapes(self, params: Any, x: Array) -> tuple[ShapeDtypes, ParamShapeDtypes]:
+        return _agree_in_team(self, self._copied, x)
+
 
 @dataclass(frozen=True)
 class AllReduce(_Primitive, function=functional.all_reduce, plan=plan_all_reduce):
@@ -152,6 +152,15 @@ class AllReduce(_Primitive, function=functional.all_reduce, plan=plan_all_reduce
     def _copied(self) -> tuple[int, ...]:
         axes = range(self.P_x.dim) if self.axes_reduce is None else self.axes_reduce
         return reduction_axes(self.P_x.shape, axes, None)
+
+    def _agree_on_shapes(self, params: Any, x: Array) -> tuple[ShapeDtypes, ParamShapeDtypes]:
+        return _agree_in_team(self, self._copied, x)
+
+
+def _agree_in_team(layer: _Primitive, axes: tuple[int, ...], x: Array) -> tuple[ShapeDtypes, ParamShapeDtypes]:
+    """Return the shapes of x on this worker's team along `axes`: other teams may hold blocks of other shapes."""
+    team = layer.P_x.create_allreduction_partition(axes).ranks
+    return agree_on_shapes(layer.P_x.world, team, describe(layer), {}, {}, x)
 
 
 @dataclass(frozen=True)
@@ -213,6 +222,11 @@ class HaloExchange(_Primitive, function=functional.halo_exchange, plan=plan_halo
             )
         pairs = {worker: checked_halo(halos[worker], self.P_x.dim) for worker in self.P_x.ranks}
         return plan_halo_exchange(x, self.P_x, pairs, periodic=self.periodic)
+
+    def _agree_on_plan(self, params: Any, x: Array) -> Plan:
+        label = f"HaloExchange(P_x={self.P_x.describe()}, periodic={self.periodic})"  # the halo is this worker's
+        shapes, halos = agree_on_halos(label, x, self.P_x, self.halo)
+        return self.plan(shapes, halos=halos)
 
 
 @dataclass(frozen=True)

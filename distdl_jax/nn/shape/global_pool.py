@@ -18,7 +18,7 @@ from distdl_jax.partitions.partition import Partition
 from distdl_jax.plans.decomposition import index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import World
+from distdl_jax.transports.world import World
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,17 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
-from distdl_jax.functional.plan import Plan, ShapeDtypes
+from distdl_jax.functional.block_checks import common_dtype, owned_grid
+from distdl_jax.functional.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.functional.repartition import RepartitionPlan, plan_repartition
+from distdl_jax.functional.sampling import SamplingPlan, Taps, plan_sampling
 from distdl_jax.kernels.dtypes import mean_dtype
 from distdl_jax.nn.base.layer import ParameterFreeLayer
-from distdl_jax.nn.shape.sampling import SamplingPlan, Taps, plan_sampling
 from distdl_jax.partitions.partition import Partition, check_partitions
+from distdl_jax.plans.padding import PAD_MODES, filled_from, fills, widest
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
-from distdl_jax.tracing.world import Workers, World
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.validation import check_length, is_integer, is_real, per_feature
-
-PAD_MODES = ("constant", "reflect", "replicate", "circular")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,13 @@ class Sampling(ParameterFreeLayer):
         """Return the taps along each dimension of x; None if outputs equal inputs."""
 
     def _plan(self, x: ShapeDtypes, params: object) -> SamplingPlan | MovedPlan:
-        return plan_sampling(x, self.P_x, self._taps, self._dtype, self._fill)
+        return self._sampling(x)
+
+    def _sampling(self, x: ShapeDtypes) -> SamplingPlan:
+        blocks = taking_part(x, self.P_x.ranks)
+        dtype = common_dtype("x", blocks, self.P_x.ranks)
+        taps = self._taps(owned_grid("x", self.P_x, blocks).extent)
+        return plan_sampling(blocks, self.P_x, taps, self._dtype(dtype), self._fill(dtype))
 
 
 @dataclass(frozen=True)
@@ -146,7 +152,7 @@ class DistributedUpsample(Sampling):
         dtype = x[self.P_x.ranks[0]].dtype
         if self.mode == "linear" and not jnp.issubdtype(dtype, jnp.inexact):
             raise PlanError(f"`x` must be floating if `mode` is 'linear', but is {dtype}.")
-        plan = plan_sampling(x, self.P_x, self._taps, self._dtype, self._fill)
+        plan = self._sampling(x)
         return plan if self.P_y is None else MovedPlan(plan, plan_repartition(plan.after(x), self.P_x, self.P_y))
 
     def _taps(self, extent: tuple[int, ...]) -> list[Taps | None]:
@@ -281,7 +287,7 @@ class DistributedPad(Sampling):
         return [None] * first + [None if not any(pair) else self._along(n, *pair) for n, pair in pairs]
 
     def _along(self, n: int, low: int, high: int) -> Taps:
-        limit = {"reflect": n - 1, "circular": n}.get(self.mode)
+        limit = widest(self.mode, n)
         if n + low + high < 0 or (limit is not None and max(low, high) > limit):
             raise PlanError(
                 f"`padding` (={(low, high)}) in mode {self.mode!r} must be at most {limit} along a dimension of length "
@@ -294,10 +300,10 @@ class DistributedPad(Sampling):
         ones = np.ones((1, places.size))
         if self.mode == "circular":
             return Taps(places[None], ones, periodic=True)
-        if self.mode == "reflect":
-            return Taps((n - 1 - np.abs(n - 1 - np.abs(places)))[None], ones)
+        if fills(self.mode):
+            return Taps(filled_from(self.mode, places, n)[None], ones)
         inside = (places >= 0) & (places < n)
-        return Taps(np.clip(places, 0, n - 1)[None], ones if self.mode == "replicate" else inside[None].astype(float))
+        return Taps(np.clip(places, 0, n - 1)[None], inside[None].astype(float))
 
 
 class DistributedCrop(DistributedPad):

@@ -14,9 +14,9 @@ from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
+from distdl_jax.functional.products import ProductPlan
 from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.layer import PartitionedLayer
-from distdl_jax.nn.base.matmul_plan import ProductPlan
 from distdl_jax.nn.conv.conv import CONVOLUTIONS
 from distdl_jax.nn.networks.layer_compatibility import check_activation
 from distdl_jax.nn.networks.network import params_of_part

@@ -33,7 +33,7 @@ from distdl_jax.plans.decomposition import ProductGrid, balanced_ranges
 from distdl_jax.plans.pencils import Reals, factorizations, largest_block, pencils
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import Workers, World
+from distdl_jax.transports.world import Workers, World
 from distdl_jax.validation import checked_integer, checked_integers
 
 

@@ -31,7 +31,7 @@ from distdl_jax.tools.cost.amounts import Amounts, alike
 from distdl_jax.tools.cost.classes import groups
 from distdl_jax.tools.cost.layers import Chain, Counter, nodes_in
 from distdl_jax.tools.cost.memory import CompiledMemory, WorkerMemory, compile_step, worker_memory
-from distdl_jax.tracing.world import World
+from distdl_jax.transports.world import World
 from distdl_jax.validation import checked_boolean, checked_dtype
 
 VERSION = 3

@@ -21,7 +21,7 @@ from distdl_jax.nn.networks.sequential import Sequential, SequentialPlan
 from distdl_jax.partitions.spec_trees import is_spec
 from distdl_jax.tools.cost.traced import traced_by_all
 from distdl_jax.tools.cost.traces import NotRecorded, Trace, TracedClass, traced_classes
-from distdl_jax.tracing.world import World
+from distdl_jax.transports.world import World
 from distdl_jax.watchdog.programs.ir import Operation
 
 

@@ -25,9 +25,9 @@ from distdl_jax.partitions.partition import Partition
 from distdl_jax.tools.cost.layers import Chain, CountedLayer
 from distdl_jax.tools.cost.traced import MOST_WORKERS
 from distdl_jax.tools.cost.traces import Communication, Trace
-from distdl_jax.tracing.world import World
 from distdl_jax.transforms.gradients import value_and_grad
 from distdl_jax.transports.threads.workers import on_stand_ins
+from distdl_jax.transports.world import World
 
 
 class WorkerMemory(NamedTuple):

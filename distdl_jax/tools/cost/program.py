@@ -25,7 +25,7 @@ class Value(NamedTuple):
         return math.prod(self.aval.shape) * int(getattr(self.aval.dtype, "itemsize", 0))
 
 
-class Step(NamedTuple):
+class ProgramStep(NamedTuple):
     """An operation of a program, from its arguments, without constants, to its results."""
 
     eqn: Any
@@ -52,13 +52,13 @@ class Program(NamedTuple):
     """A program without calls; loops and branches are operations of it."""
 
     args: tuple[Value, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     results: tuple[Value | None, ...]
 
     @classmethod
     def of(cls, jaxpr: Any) -> Program:
         """Return the program of a jaxpr."""
-        reader = _Reader()
+        reader = _StepReader()
         args = [reader.value(var.aval) for var in jaxpr.invars]
         results = reader.read(jaxpr, args)
         return cls(tuple(args), tuple(reader.steps), tuple(results))
@@ -66,7 +66,7 @@ class Program(NamedTuple):
     def needed_for(self, results: Iterable[Value | None]) -> Program:
         """Return the part of the program that computes some of its results."""
         wanted = {value for value in results if value is not None}
-        kept: list[Step] = []
+        kept: list[ProgramStep] = []
         for step in reversed(self.steps):
             if any(value in wanted for value in step.results):
                 kept.append(step)
@@ -84,9 +84,9 @@ class Program(NamedTuple):
         return [mark for step in self.steps for mark in marks_in(step.eqn)]
 
 
-class _Reader:
+class _StepReader:
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[ProgramStep] = []
         self.zeros: set[Value | None] = set()
         self._count = 0
 
@@ -113,7 +113,7 @@ class _Reader:
                     made = [self.value(var.aval) for var in eqn.outvars]
                     results = list(made)
                     given = tuple(value for value in of_eqn if value is not None)
-                    self.steps.append(Step(eqn, given, tuple(made)))
+                    self.steps.append(ProgramStep(eqn, given, tuple(made)))
                     if _is_zero(eqn) or (eqn.primitive.name == "tie" and of_eqn[0] in self.zeros):
                         self.zeros.update(made)
             values.update(zip(eqn.outvars, results, strict=True))

@@ -23,9 +23,9 @@ from distdl_jax.partitions.partition import Partition
 from distdl_jax.tools.cost.program import flops_in
 from distdl_jax.tools.cost.traces import Stored, Trace, TracedClass
 from distdl_jax.tracing.program_reader import read_program
-from distdl_jax.tracing.world import World
 from distdl_jax.transforms.gradients import grad
 from distdl_jax.transports.threads.workers import on_stand_ins
+from distdl_jax.transports.world import World
 from distdl_jax.watchdog.programs.ir import Operation, operations
 
 MOST_WORKERS = 256
@@ -43,12 +43,12 @@ def traced_by_all(layer: Any, x: ShapeDtypes, world: World, dtype: np.dtype) -> 
     def on_worker(worker: int) -> Trace:
         as_operations.set(True)
         block = x[worker]
-        return _Tracer(layer, jax.ShapeDtypeStruct(block.shape, block.dtype), dtype).trace()
+        return _WorkerTracer(layer, jax.ShapeDtypeStruct(block.shape, block.dtype), dtype).trace()
 
     return tuple(TracedClass(np.array([w]), trace) for w, trace in enumerate(on_stand_ins(world, on_worker)))
 
 
-class _Tracer:
+class _WorkerTracer:
     """One worker's programs of a layer, on the thread that represents it; its block is like `x`.
 
     - `dtype`: of the parameters.

@@ -29,10 +29,10 @@ from distdl_jax.partitions.spec_trees import is_spec
 from distdl_jax.plans.alike import ByClass, representatives
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tools.cost.classes import codes, same
-from distdl_jax.tools.cost.program import Program, Step, Value, marks_in
-from distdl_jax.tracing.world import World
+from distdl_jax.tools.cost.program import Program, ProgramStep, Value, marks_in
 from distdl_jax.transforms.block_functions import BlockFunction
 from distdl_jax.transports.threads.current_world import original_world, simulated_world
+from distdl_jax.transports.world import World
 from distdl_jax.watchdog.programs.ir import Operation
 
 Communication = tuple[Mark | Operation, ...]
@@ -277,7 +277,7 @@ class _Gradients(NamedTuple):
         return cls(whole, before, backward, y, rest[:n], of_block, list(whole.args[:-1]), whole.args[-1])
 
 
-def _is_loop(step: Step) -> bool:
+def _is_loop(step: ProgramStep) -> bool:
     return step.name in ("scan", "while", "cond")
 
 

@@ -34,7 +34,7 @@ FACE, STRIP, WIDEST = 230, 40, 1240
 """Pixels of the longer side of a slab, of a strip's height, and in total."""
 
 
-class Block(NamedTuple):
+class DrawnBlock(NamedTuple):
     """A block, the workers that hold it, and the number of the copy in which it is drawn."""
 
     workers: tuple[int, ...]
@@ -52,7 +52,7 @@ class Panel(NamedTuple):
     copy: int
     ranges: tuple[Range, ...]
     row: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[DrawnBlock, ...]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Blocks:
     name: str
     shape: tuple[int, ...]
     grid: tuple[int, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[DrawnBlock, ...]
     copies: int = 1
     workers: int = 0
     outside: str = ""
@@ -122,7 +122,7 @@ class Blocks:
     def panels(self) -> list[Panel]:
         """The nonempty blocks, by plane, in rows of limited length."""
 
-        def plane(block: Block) -> tuple[int, tuple[Range, ...]]:
+        def plane(block: DrawnBlock) -> tuple[int, tuple[Range, ...]]:
             return block.copy, tuple(block.box[d] for d in self.drawn[:-2])
 
         filled = sorted((b for b in self.blocks if not b.is_empty), key=lambda block: (plane(block), block.box))
@@ -135,11 +135,11 @@ class Blocks:
                 panels.append(Panel(copy, ranges, row, tuple(b for b in blocks if self.column(b) in some)))
         return panels
 
-    def column(self, block: Block) -> Range:
+    def column(self, block: DrawnBlock) -> Range:
         """Return the range of a block along the last drawn dimension."""
         return block.box[self.drawn[-1]] if self.drawn else (0, 1)
 
-    def line(self, block: Block) -> Range:
+    def line(self, block: DrawnBlock) -> Range:
         """Return the range of a block along the second to last drawn dimension."""
         return block.box[self.drawn[-2]] if len(self.drawn) > 1 else (0, 1)
 
@@ -151,7 +151,7 @@ class Blocks:
                 shown.append(f"dim {d}: {self.range_text(bounds)}")
         return ", ".join(shown)
 
-    def box_text(self, block: Block) -> str:
+    def box_text(self, block: DrawnBlock) -> str:
         """Return the box of a block as an index; for a grid of workers, the worker's index."""
         return f"{named(block.workers)}: [{', '.join(map(self.range_text, block.box))}]"
 
@@ -169,7 +169,7 @@ class Blocks:
             lines += self._table(panel.blocks)
         return "\n".join([*lines, *self.notes])
 
-    def _table(self, blocks: Sequence[Block]) -> list[str]:
+    def _table(self, blocks: Sequence[DrawnBlock]) -> list[str]:
         names = {(self.line(block), self.column(block)): label(block.workers) for block in blocks}
         rows, columns = (sorted({pair[side] for pair in names}) for side in (0, 1))
         heads = [self.range_text(bounds) if self.drawn else "" for bounds in columns]
@@ -229,7 +229,7 @@ def outside(P: Partition) -> str:
 def workers_as_blocks(P: Partition) -> Blocks:
     """Return the workers of a partition for drawing: on the grid, if there is one."""
     cells = first_cells(P.shape)
-    blocks = tuple(Block((P.ranks[rank_of(cell, P.shape)],), tuple((i, i + 1) for i in cell)) for cell in cells)
+    blocks = tuple(DrawnBlock((P.ranks[rank_of(cell, P.shape)],), tuple((i, i + 1) for i in cell)) for cell in cells)
     return Blocks("", P.shape, P.shape, blocks, 1, P.size, outside(P), are_cells=True)
 
 
@@ -241,7 +241,7 @@ def spec_as_blocks(spec: TensorSpec, name: str = "") -> Blocks:
         rank = rank_of(cell, P.shape)
         copy = rank_of([cell[d] for d in along], [*along.values()]) if copies <= MOST_COPIES else 0
         owners.setdefault((spec._box(rank), copy), []).append(P.ranks[rank])
-    blocks = tuple(Block(tuple(workers), *box_and_copy) for box_and_copy, workers in owners.items())
+    blocks = tuple(DrawnBlock(tuple(workers), *box_and_copy) for box_and_copy, workers in owners.items())
     grid = tuple(p for d, p in enumerate(P.shape) if d not in along) or (1,) * len(spec.global_shape)
     return Blocks(name, spec.global_shape, grid, blocks, copies, P.size, outside(P))
 

@@ -10,7 +10,7 @@ from distdl_jax.plans.decomposition import Box, Range, intersect
 from distdl_jax.text import bytes_text, tint
 from distdl_jax.tools.draw import svg
 from distdl_jax.tools.draw.grids import Blocks, Grid, lay_out, titled
-from distdl_jax.tools.draw.messages import Event
+from distdl_jax.tools.draw.messages import DrawnEvent
 from distdl_jax.tools.draw.svg import Area, Part, Point
 
 
@@ -42,12 +42,12 @@ def _sent(area: Area) -> str:
     return svg.rect(area, "none", stroke_dasharray="3 2.5", stroke_opacity=".55")
 
 
-def _arrived(area: Area, piece: Event) -> str:
+def _arrived(area: Area, piece: DrawnEvent) -> str:
     fill = svg.rect(area, tint(piece.team[0]), "") + svg.rect(area, svg.HATCH, svg.INK, piece.about)
     return svg.element("g", "", fill, class_="strip")
 
 
-def draw_halos(blocks: Blocks, halos: Sequence[Event]) -> Part:
+def draw_halos(blocks: Blocks, halos: Sequence[DrawnEvent]) -> Part:
     """Draw blocks with their halos: an arrow for each message, and one for all messages between two panels."""
     boxes = _boxes(blocks)
     panel_of = {w: i for i, panel in enumerate(blocks.panels) for block in panel.blocks for w in block.workers}
@@ -87,7 +87,7 @@ def _boxes(blocks: Blocks) -> dict[int, Box]:
     return {worker: block.box for block in reversed(blocks.blocks) for worker in block.workers}
 
 
-def _is_near(halo: Event, boxes: Mapping[int, Box]) -> bool:
+def _is_near(halo: DrawnEvent, boxes: Mapping[int, Box]) -> bool:
     """Say whether a halo is from the adjacent block, not from further away or across the periodic boundary."""
     (start, stop), (first, last) = (boxes[worker][halo.axis] for worker in halo.team)
     return start < stop and (stop == first if halo.box[halo.axis][0] < first else start == last)
@@ -99,7 +99,7 @@ def _middle(area: Area, other: Point, is_across: bool) -> Point:
     return (x + w / 2, other[1]) if is_across else (other[0], y + h / 2)
 
 
-def _between_panels(grid: Grid, halos: Sequence[Event]) -> Part:
+def _between_panels(grid: Grid, halos: Sequence[DrawnEvent]) -> Part:
     """Return a line for each pair of panels that communicate, with the number of messages and bytes."""
     bundles: dict[tuple[int, ...], list[int]] = {}
     for halo in halos:
@@ -114,7 +114,7 @@ def _between_panels(grid: Grid, halos: Sequence[Event]) -> Part:
     return Part(2 * left + 240, 18 * len(bundles), tuple(marks))
 
 
-def draw_pieces(before: Blocks, after: Blocks, pieces: Sequence[Event]) -> Part:
+def draw_pieces(before: Blocks, after: Blocks, pieces: Sequence[DrawnEvent]) -> Part:
     """Draw the tensor before and after side by side, with arrows from box to box, or from block to block.
 
     A worker that forwards received data starts at its block after; one that adds to a sum ends at its block before.

@@ -31,7 +31,7 @@ from distdl_jax.tools.cost.layers import LayerMovement, forward_movements
 from distdl_jax.tools.draw import svg
 from distdl_jax.tools.draw.grids import MOST, Blocks, named, spec_as_blocks, titled
 from distdl_jax.tools.draw.halos_and_arrows import draw_halos, draw_pieces
-from distdl_jax.tools.draw.messages import Event, amounts_of, message_lines, message_squares
+from distdl_jax.tools.draw.messages import DrawnEvent, amounts_of, message_lines, message_squares
 from distdl_jax.tools.draw.svg import Part
 from distdl_jax.watchdog.programs.ir import Operation
 from distdl_jax.watchdog.programs.matching import play_back
@@ -113,7 +113,7 @@ def draw_plan(
     return _draw_steps(name, tensors, steps, notes)
 
 
-def _draw_steps(title: str, tensors: Sequence[Blocks], steps: Sequence[Step], notes: Sequence[str]) -> Drawing:
+def _draw_steps(title: str, tensors: Sequence[Blocks], steps: Sequence[DrawnStep], notes: Sequence[str]) -> Drawing:
     """Draw the tensors before and after, then the movements in order."""
     moving = [step for step in steps if step.events or step.left_out]
     shown, rest = moving[:MOST_STEPS], moving[MOST_STEPS:]
@@ -137,9 +137,9 @@ def _draw_steps(title: str, tensors: Sequence[Blocks], steps: Sequence[Step], no
     return Drawing(svg.document(title, about, svg.below([*parts, svg.words(notes)])), text)
 
 
-def steps_of(movements: Sequence[LayerMovement], workers: Sequence[int], before: Blocks | None) -> list[Step]:
+def steps_of(movements: Sequence[LayerMovement], workers: Sequence[int], before: Blocks | None) -> list[DrawnStep]:
     """Return movements on some workers, with halos if they are those of the tensor `before`."""
-    steps: list[Step] = []
+    steps: list[DrawnStep] = []
     for place, movement, of_params, operations in movements:
         if place != movements[0].place:
             before = None
@@ -168,7 +168,7 @@ def _name(movement: MovementPlan, of_params: bool) -> str:
     return f"{name} of parameters" if of_params and name != "parameters" else str(name)
 
 
-def _step(name: str, movement: MovementPlan, workers: Sequence[int], before: Blocks | None) -> Step:
+def _step(name: str, movement: MovementPlan, workers: Sequence[int], before: Blocks | None) -> DrawnStep:
     taking_part = set(movement.workers)
     workers = [worker for worker in workers if worker in taking_part]
     does: dict[int, Sequence[Operation]] = {}
@@ -188,27 +188,27 @@ def _step(name: str, movement: MovementPlan, workers: Sequence[int], before: Blo
     return replace(step, pieces=pieces, before=before if pieces else None)
 
 
-def _communication(name: str, does: Mapping[int, Sequence[Operation]], workers: Sequence[int]) -> Step:
+def _communication(name: str, does: Mapping[int, Sequence[Operation]], workers: Sequence[int]) -> DrawnStep:
     """Return the messages and the team operations of some workers, from their communication."""
-    messages: list[Event] = []
-    calls: dict[Event, None] = {}
+    messages: list[DrawnEvent] = []
+    calls: dict[DrawnEvent, None] = {}
     left_out, known = 0, set(workers)
     for worker, operations in does.items():
         for op in operations:
             if not op.is_message:
-                calls[Event(op.kind, tuple(op.team), op.bytes_sent, root=op.root)] = None
+                calls[DrawnEvent(op.kind, tuple(op.team), op.bytes_sent, root=op.root)] = None
             elif op.dest in known:
-                messages.append(Event("message", (worker, op.dest), op.bytes_sent))
+                messages.append(DrawnEvent("message", (worker, op.dest), op.bytes_sent))
             else:
                 left_out += op.dest is not None
     if not left_out:
         happened, waiting = play_back({worker: tuple(operations) for worker, operations in does.items()})
         if not waiting:  # in a possible order of execution
-            messages = [Event("message", tuple(team), op.bytes_sent) for op, team, _ in happened if op.is_message]
-    return Step(name.strip(), (*messages, *calls), left_out)
+            messages = [DrawnEvent("message", tuple(team), op.bytes_sent) for op, team, _ in happened if op.is_message]
+    return DrawnStep(name.strip(), (*messages, *calls), left_out)
 
 
-def _halos(movement: RangesPlan, worker: int) -> Iterator[Event]:
+def _halos(movement: RangesPlan, worker: int) -> Iterator[DrawnEvent]:
     """Yield the parts of a worker's halo, each with the message that brings it."""
     halos, itemsize = movement.halos, movement.dtype.itemsize
     index = halos.owned.index(halos.owned.cell_of[worker])
@@ -221,11 +221,11 @@ def _halos(movement: RangesPlan, worker: int) -> Iterator[Event]:
                 start = needed[0] + int(piece.dest_start[d])  # type: ignore[arg-type]
                 bounds = (start, start + piece.shape[d])
                 halo = (*box[:d], bounds, *box[d + 1 :])
-                yield Event("message", (message.partner, worker), piece.size * itemsize, box=halo, axis=d)
+                yield DrawnEvent("message", (message.partner, worker), piece.size * itemsize, box=halo, axis=d)
         box[d] = needed  # corners are included in the next dimension
 
 
-def _boxes(step: Step, before: Blocks, after: Blocks) -> tuple[Event, ...]:
+def _boxes(step: DrawnStep, before: Blocks, after: Blocks) -> tuple[DrawnEvent, ...]:
     """Return the messages with the boxes sent from the blocks before to those after, as far as they are drawn."""
     if not all(0 < len(blocks.drawn) < 3 for blocks in (before, after)):
         return ()
@@ -238,7 +238,7 @@ def _boxes(step: Step, before: Blocks, after: Blocks) -> tuple[Event, ...]:
 
 
 @dataclass(frozen=True)
-class Step:
+class DrawnStep:
     """A movement to draw.
 
     - `name`: of the movement, and its object.
@@ -249,19 +249,19 @@ class Step:
     """
 
     name: str
-    events: tuple[Event, ...] = ()
+    events: tuple[DrawnEvent, ...] = ()
     left_out: int = 0
     before: Blocks | None = None
     after: Blocks | None = None
-    pieces: tuple[Event, ...] = ()
+    pieces: tuple[DrawnEvent, ...] = ()
     shapes: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
 
     @property
-    def messages(self) -> list[Event]:
+    def messages(self) -> list[DrawnEvent]:
         return [event for event in self.events if event.is_message]
 
     @property
-    def calls(self) -> list[Event]:
+    def calls(self) -> list[DrawnEvent]:
         """The team operations."""
         return [event for event in self.events if not event.is_message]
 

@@ -29,7 +29,7 @@ TOP, ROW = 34, 24
 """Pixels above the first message in order, and between messages."""
 
 
-class Event(NamedTuple):
+class DrawnEvent(NamedTuple):
     """A message, or a team operation.
 
     - `kind`: "message", or MPI's name of the operation.
@@ -64,7 +64,7 @@ class Event(NamedTuple):
         return f"{self.kind} of {named(sorted(self.team))}  {self.nbytes:,} bytes{what}"
 
 
-def amounts_of(messages: Iterable[Event]) -> dict[tuple[int, int], tuple[int, int]]:
+def amounts_of(messages: Iterable[DrawnEvent]) -> dict[tuple[int, int], tuple[int, int]]:
     """Return the number of messages and bytes from each worker to each other."""
     amounts: dict[tuple[int, int], tuple[int, int]] = {}
     for message in messages:
@@ -105,7 +105,7 @@ def message_squares(workers: Sequence[int], amounts: Amounts) -> Part:
     return Part(edge + side + 4, edge + side + 4, tuple(body))
 
 
-def message_lines(events: Sequence[Event], workers: Sequence[int], waiting: Mapping[int, str]) -> Part:
+def message_lines(events: Sequence[DrawnEvent], workers: Sequence[int], waiting: Mapping[int, str]) -> Part:
     """Draw messages in order: a vertical line for each worker, with an arrow for each message.
 
     `waiting` are blocked workers, and the operations in which they wait.
@@ -149,7 +149,7 @@ def message_lines(events: Sequence[Event], workers: Sequence[int], waiting: Mapp
     return svg.below([Part(width, bottom, (*body, *marks)), svg.words(lines[:12], 11, svg.STRONG)], 10)
 
 
-def _on_lines(event: Event, team: Sequence[float], y: float) -> str:
+def _on_lines(event: DrawnEvent, team: Sequence[float], y: float) -> str:
     """Return an arrow between the lines of two workers, or dots on those of a team, and the bytes if they fit."""
     ends = sorted(team)
     first, last = ends[0], ends[-1]
@@ -168,7 +168,7 @@ def _on_lines(event: Event, team: Sequence[float], y: float) -> str:
 
 
 def draw_messages(
-    title: str, workers: Sequence[int], events: Sequence[Event], waiting: Mapping[int, str], notes: Sequence[str]
+    title: str, workers: Sequence[int], events: Sequence[DrawnEvent], waiting: Mapping[int, str], notes: Sequence[str]
 ) -> Drawing:
     """Draw messages in order, and the workers that wait for ever."""
     lanes = workers[:MOST]
@@ -206,7 +206,9 @@ def draw_report(report: Report) -> Drawing:
     happened, waiting = play_back(report.programs)
     listed = {rank: list(operations(program, first_branch=True)) for rank, program in report.programs.items()}
     events = [
-        Event("message" if op.is_message else op.kind, tuple(team), op.bytes_sent, _what(*listed[team[0]][place - 1]))
+        DrawnEvent(
+            "message" if op.is_message else op.kind, tuple(team), op.bytes_sent, _what(*listed[team[0]][place - 1])
+        )
         for op, team, place in happened
     ]
     amounts = report.messages().values()

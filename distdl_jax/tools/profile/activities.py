@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import distdl_jax.nn as nn
 from distdl_jax.tools.profile.compiled_text import Instruction, compiled_programs, containers, operation
-from distdl_jax.tools.profile.recording import Event, Recording
+from distdl_jax.tools.profile.recording import Execution, Recording
 from distdl_jax.tracing.scopes import read_scopes
 from distdl_jax.watchdog.programs.ir import Operation
 
@@ -62,7 +62,7 @@ def activities_of(recording: Recording, teams: Mapping[int, tuple[int, ...]], no
     """Join executed instructions with the scopes of compiled programs; `teams`, `nobody`: as for `operation`."""
     rows: dict[Row, int] = {}
     activities = list[Activity]()
-    by_program: defaultdict[int, list[Event]] = defaultdict(list)
+    by_program: defaultdict[int, list[Execution]] = defaultdict(list)
     for event in recording.events:
         by_program[event.number].append(event)
     for events in by_program.values():
@@ -82,7 +82,7 @@ def activities_of(recording: Recording, teams: Mapping[int, tuple[int, ...]], no
     return Activities(tuple(rows), recording.steps, tuple(activities))
 
 
-def _program(events: list[Event]) -> dict[str, Instruction]:
+def _program(events: list[Execution]) -> dict[str, Instruction]:
     """Return the program that has most of the executed instructions, since names of programs need not be unique."""
     seen = {event.instruction for event in events}
     programs = compiled_programs({events[0].program})

@@ -26,7 +26,7 @@ QUESTIONS = 50
 """The number of times that the clock is read; the fastest reading is used."""
 
 
-class Event(NamedTuple):
+class Execution(NamedTuple):
     """An executed instruction: its program's name and number, its start and end, in ns."""
 
     instruction: str
@@ -40,7 +40,7 @@ class Recording(NamedTuple):
     """The times of all steps, and the executed instructions, ordered by start."""
 
     steps: tuple[tuple[int, int], ...]
-    events: tuple[Event, ...]
+    events: tuple[Execution, ...]
 
     def moved(self, clock: Callable[[int], int]) -> Recording:
         """Return the recording by another clock."""
@@ -105,7 +105,7 @@ def _read(data: jax.profiler.ProfileData) -> Recording:
                 steps.append((start, end))
             elif (stats := dict(event.stats)).get("hlo_op") == event.name:
                 program, number = str(stats.get("hlo_module", "")), int(stats.get("program_id", 0))
-                events.append(Event(event.name, program, number, start, end))
+                events.append(Execution(event.name, program, number, start, end))
     if not began:
         raise SetupError(
             "This JAX's profiler doesn't report its start time, so workers can't be compared by its times."

@@ -94,7 +94,7 @@ def _meetings(timed: Mapping[int, Sequence[Activity]]) -> tuple[list[Arrow], lis
     return arrows, [*teams.values()]
 
 
-class Wait(NamedTuple):
+class WaitSpan(NamedTuple):
     """A time in which a worker waits for another one, in ns."""
 
     start: int
@@ -102,7 +102,7 @@ class Wait(NamedTuple):
     worker: int
 
 
-def causes(waits: Mapping[int, Sequence[Wait]], wait: Wait) -> Counter[int]:
+def causes(waits: Mapping[int, Sequence[WaitSpan]], wait: WaitSpan) -> Counter[int]:
     """Return how long a wait is due to each worker: while that one waits itself, to the worker that it waits for.
 
     - `waits`: of each worker, ordered by start.
@@ -116,7 +116,7 @@ def causes(waits: Mapping[int, Sequence[Wait]], wait: Wait) -> Counter[int]:
         for other in others[at:]:
             if other.start >= end:
                 break
-            inside = Wait(max(start, other.start), min(end, other.end), other.worker)
+            inside = WaitSpan(max(start, other.start), min(end, other.end), other.worker)
             found[worker] += max(inside.start - start, 0)
             left.append(inside)
             start = inside.end
@@ -269,10 +269,10 @@ def _layer(layers: dict[tuple[str, str], LayerProfile], row: Row, workers: int) 
     return layers[key], layers[key].backward if row.direction == BACKWARD else layers[key].forward
 
 
-def _waits(mine: Activities, met: Met, worker: int) -> list[Wait]:
+def _waits(mine: Activities, met: Met, worker: int) -> list[WaitSpan]:
     """Return the times in which a worker waited for another one."""
     pairs = zip(mine.messages, met.until[worker].tolist(), met.waited_for[worker].tolist(), strict=True)
-    return [Wait(each.start, until, other) for each, until, other in pairs if until > each.start]
+    return [WaitSpan(each.start, until, other) for each, until, other in pairs if until > each.start]
 
 
 class Span(NamedTuple):

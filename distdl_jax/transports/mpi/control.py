@@ -20,14 +20,14 @@ from mpi4py import MPI
 
 from distdl_jax.errors import one_program, shown_label
 from distdl_jax.plans.trees import gathered
-from distdl_jax.tracing.world import Workers
-from distdl_jax.watchdog.source_lines import user_line
+from distdl_jax.source_lines import user_line
+from distdl_jax.transports.world import Workers
 from distdl_jax.watchdog.watch.call_log import CallLog, Calls
 from distdl_jax.watchdog.watch.log import log
 from distdl_jax.watchdog.watch.status import worker_status
 
 
-class Mailbox:
+class MPIMailbox:
     """One worker's mailbox. Nothing blocks; between two workers messages keep their order."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -113,7 +113,7 @@ class ControlChannel:
       pending.
     """
 
-    def __init__(self, mailbox: Mailbox, rank: int, monitor: Monitor) -> None:
+    def __init__(self, mailbox: MPIMailbox, rank: int, monitor: Monitor) -> None:
         self._mailbox = mailbox
         self._rank = rank
         self.monitor = monitor

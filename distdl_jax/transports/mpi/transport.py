@@ -29,7 +29,6 @@ from mpi4py import MPI
 from distdl_jax.errors import SetupError
 from distdl_jax.jax_compat import add_dependency
 from distdl_jax.plans.shape_dtype import ShapeDtype
-from distdl_jax.tracing.world import OutsideWorldError, Reduction, Workers
 from distdl_jax.transports.mpi.compat import (
     as_parameter,
     import_mpi4jax,
@@ -38,6 +37,7 @@ from distdl_jax.transports.mpi.compat import (
     mpi_operation,
     mpi_reduce,
 )
+from distdl_jax.transports.world import OutsideWorldError, Reduction, Workers
 from distdl_jax.watchdog.programs.ir import Operation
 from distdl_jax.watchdog.watch.abort import end_the_job
 from distdl_jax.watchdog.watch.flight_recorder import recorded

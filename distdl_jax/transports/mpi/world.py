@@ -14,14 +14,14 @@ from mpi4py import MPI
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, SetupError
 from distdl_jax.settings import current_settings
-from distdl_jax.tracing.world import Workers
+from distdl_jax.source_lines import user_line
 from distdl_jax.transports.mpi.compat import comm_handle
-from distdl_jax.transports.mpi.control import ControlChannel, Mailbox
+from distdl_jax.transports.mpi.control import ControlChannel, MPIMailbox
 from distdl_jax.transports.mpi.launch_checks import check_devices, check_launch, check_workers_agree
 from distdl_jax.transports.mpi.transport import Communicators, MPITransport
 from distdl_jax.transports.nan_check import refuse_to_run_again
+from distdl_jax.transports.world import Workers
 from distdl_jax.watchdog.programs.ir import Program
-from distdl_jax.watchdog.source_lines import user_line
 from distdl_jax.watchdog.watch.agent import Agent
 from distdl_jax.watchdog.watch.call_log import CallLog
 from distdl_jax.watchdog.watch.log import log
@@ -46,8 +46,8 @@ class MPIWorld:
         self.members = _members(comm)
         self.communicators = Communicators(comm)
         self.transport = MPITransport(self.communicators)
-        self._agent = Agent(Mailbox(comm.Dup()), self.rank, self.members, current_settings().timeout)
-        self._control = self._agent.channel = ControlChannel(Mailbox(comm.Dup()), self.rank, self._agent)
+        self._agent = Agent(MPIMailbox(comm.Dup()), self.rank, self.members, current_settings().timeout)
+        self._control = self._agent.channel = ControlChannel(MPIMailbox(comm.Dup()), self.rank, self._agent)
         if self.size > 1:
             watchdog_thread.add(self._agent)
 

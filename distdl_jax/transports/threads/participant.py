@@ -13,10 +13,10 @@ from typing import Any
 
 from distdl_jax.errors import ONE_PROGRAM, one_program, shown_label
 from distdl_jax.plans.worker_ranks import Workers
+from distdl_jax.source_lines import line_of
 from distdl_jax.watchdog.programs.diagnosis import describe, tags_text
 from distdl_jax.watchdog.programs.ir import Operation
 from distdl_jax.watchdog.programs.matching import Stop
-from distdl_jax.watchdog.source_lines import line_of
 from distdl_jax.watchdog.watch.call_log import Calls
 from distdl_jax.watchdog.watch.clock import seconds_text
 from distdl_jax.watchdog.watch.deadlock import State, View, different_functions, find_deadlock, workers_text

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from distdl_jax.errors import PlanError, SetupError
-from distdl_jax.tracing.world import Workers
 from distdl_jax.transports.threads.one_reader import others_may_read
 from distdl_jax.transports.threads.participant import (
     AGREEMENT,
@@ -25,6 +24,7 @@ from distdl_jax.transports.threads.participant import (
     deadlock_text,
     wait_text,
 )
+from distdl_jax.transports.world import Workers
 from distdl_jax.watchdog.programs.ir import Operation
 from distdl_jax.watchdog.programs.matching import collective, expected, find_cycle, fit, sent
 from distdl_jax.watchdog.watch.clock import LINES, last_line

@@ -17,10 +17,10 @@ from typing import Any
 import jax
 
 from distdl_jax.jax_compat import settings_of_this_thread
-from distdl_jax.tracing.world import World
 from distdl_jax.transports.threads.current_world import one_more_runs, simulated_world
 from distdl_jax.transports.threads.rendezvous import Rendezvous, WorkerStopped
 from distdl_jax.transports.threads.world import ThreadWorld
+from distdl_jax.transports.world import World
 from distdl_jax.watchdog.error_text import comparable, error_text, show_own_lines
 from distdl_jax.watchdog.launch.said_once import same_text
 from distdl_jax.watchdog.watch.abort import say

@@ -20,14 +20,14 @@ from distdl_jax.errors import SetupError
 from distdl_jax.jax_compat import ordered_effect, wait_for_program
 from distdl_jax.kernels.dtypes import wide_as
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.source_lines import user_line
 from distdl_jax.tracing.program_reader import place_of
-from distdl_jax.tracing.world import Reduction, Workers, World
 from distdl_jax.transports.nan_check import refuse_to_run_again
 from distdl_jax.transports.threads.current_world import simulated_world
 from distdl_jax.transports.threads.participant import AGREEMENT
 from distdl_jax.transports.threads.rendezvous import Rendezvous
+from distdl_jax.transports.world import Reduction, Workers, World
 from distdl_jax.watchdog.programs.ir import Operation, Place, Program
-from distdl_jax.watchdog.source_lines import user_line
 
 
 class ThreadWorld:

@@ -114,14 +114,14 @@ class Origins:
             return None
         taken = {rank: flow.where(branch) for rank, flow in self._flows.items()}
         for flows in (self._flows, taken)[: 1 + (taken != self._flows)]:
-            comparison = _Comparison(self._listed, flows, self._pairing.one_of_each())
+            comparison = _ValueComparison(self._listed, flows, self._pairing.one_of_each())
             found = comparison.mixed_layers() or comparison.mixed_movements(self._meetings)
             if (found := found or comparison.mixed_results()) is not None:
                 return found
         return None
 
 
-class _Comparison:
+class _ValueComparison:
     """The values that workers pass: bit i stands for the argument or constant `names[i]`, and after these n, bit n + k
     for a movement, `calls[k]`, by its numbers on its workers."""
 

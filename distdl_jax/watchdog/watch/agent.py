@@ -23,7 +23,7 @@ from distdl_jax.watchdog.watch.core import Core, Facts
 from distdl_jax.watchdog.watch.deadlock import State
 from distdl_jax.watchdog.watch.flight_recorder import last_operations
 from distdl_jax.watchdog.watch.messages import Answer, CannotAgree, Detail, EndJob, Mailbox, Message, Posts, Say
-from distdl_jax.watchdog.watch.status import Channel, worker_status
+from distdl_jax.watchdog.watch.status import AgreementChannel, worker_status
 from distdl_jax.watchdog.watch.thread_sampler import (
     Sample,
     main_line,
@@ -59,7 +59,7 @@ class Agent:
         self.members = members
         self.epoch = 0
         self.calls = CallLog()
-        self.channel: Channel | None = None
+        self.channel: AgreementChannel | None = None
         self.is_covered = False
         self._mailbox = mailbox
         self._rank = rank

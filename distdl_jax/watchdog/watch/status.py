@@ -35,7 +35,7 @@ RUNS_REMEMBERED = 8
 """The number of dispatched programs whose calls are stored."""
 
 
-class Channel(Protocol):
+class AgreementChannel(Protocol):
     """Where a waiting worker looks for messages, its watchdog, and the numbers of sent and received messages."""
 
     monitor: Any
@@ -56,7 +56,7 @@ class Waiting:
     thread."""
 
     number: int
-    channel: Channel | None
+    channel: AgreementChannel | None
     label: str
     where: str
     waits_for: tuple[int, ...]
@@ -182,7 +182,9 @@ class WorkerStatus:
     # --- transitions ---
 
     @contextmanager
-    def agreeing(self, channel: Channel | None, label: str, where: str, waits_for: tuple[int, ...]) -> Iterator[None]:
+    def agreeing(
+        self, channel: AgreementChannel | None, label: str, where: str, waits_for: tuple[int, ...]
+    ) -> Iterator[None]:
         """Record that the worker waits for others to agree on something."""
         here = self.is_called_here()
         self.home = here.thread

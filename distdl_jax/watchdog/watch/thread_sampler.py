@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 
 from distdl_jax.jax_compat import activity
-from distdl_jax.watchdog.source_lines import is_library, is_of_python
+from distdl_jax.source_lines import is_library, is_of_python
 from distdl_jax.watchdog.watch.call_log import CallLog
 from distdl_jax.watchdog.watch.clock import PATIENCE
 from distdl_jax.watchdog.watch.status import WorkerStatus, is_pending, worker_status

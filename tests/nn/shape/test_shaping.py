@@ -15,7 +15,7 @@ from sequential import Beside, beside, check_beside, close, cut
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.nn.shape.sampling import Taps
+from distdl_jax.functional.sampling import Taps
 
 
 def transposed(

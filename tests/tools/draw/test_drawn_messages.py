@@ -9,7 +9,7 @@ from tools.draw.reading import of_class, parsed
 
 import distdl_jax as dj
 from distdl_jax import functional as F
-from distdl_jax.tools.draw.messages import MOST_EVENTS, Event, draw_messages
+from distdl_jax.tools.draw.messages import MOST_EVENTS, DrawnEvent, draw_messages
 from distdl_jax.watchdog.programs.ir import Cond, Loop, Operation, Program
 from distdl_jax.watchdog.programs.matching import play_back
 from distdl_jax.watchdog.programs.report import Report
@@ -85,7 +85,7 @@ def test_receives_from_whoever_sends_first_are_matched() -> None:
 
 def test_many_messages_and_workers_are_summed_up() -> None:
     """The picture stays small, and says what is left out."""
-    events = [Event("message", (i % 99, (i + 1) % 99), 8, "") for i in range(1000)]
+    events = [DrawnEvent("message", (i % 99, (i + 1) % 99), 8, "") for i in range(1000)]
     drawing = draw_messages("step", range(100), events, {}, [])
     root = parsed(drawing.svg)
     assert len(of_class(root, "arrow")) == MOST_EVENTS

@@ -13,7 +13,7 @@ from distdl_jax.tools.profile.activities import BACKWARD, FORWARD, MESSAGE, Acti
 from distdl_jax.tools.profile.compiled_text import Instruction, containers, operation, read_instructions
 from distdl_jax.tools.profile.profile import Profile
 from distdl_jax.tools.profile.recording import offset_by
-from distdl_jax.tools.profile.times import Span, Wait, add_up, causes, meet, shares
+from distdl_jax.tools.profile.times import Span, WaitSpan, add_up, causes, meet, shares
 from distdl_jax.watchdog.programs.ir import Operation
 
 TEXT = """\
@@ -139,7 +139,7 @@ def test_messages_that_are_not_matched_are_said():
 
 
 def test_who_waits_is_not_waited_for():
-    waits = {0: [Wait(0, 100, 1)], 1: [Wait(10, 30, 2), Wait(50, 120, 2)], 2: [Wait(60, 70, 3)], 3: []}
+    waits = {0: [WaitSpan(0, 100, 1)], 1: [WaitSpan(10, 30, 2), WaitSpan(50, 120, 2)], 2: [WaitSpan(60, 70, 3)], 3: []}
     assert causes(waits, waits[0][0]) == {1: 10 + 20, 2: 20 + 10 + 30, 3: 10}
     assert causes(waits, waits[1][0]) == {2: 20}
 

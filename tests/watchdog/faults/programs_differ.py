@@ -27,7 +27,7 @@ def evaluate(x):
 def arguments_differ():
     """A plain argument of a function is another one on one worker.
 
-    says: The workers' programs differ: `ddof` of var is 0 on worker 0, but 1 on worker 1
+    says: worker 0 is about to run var along (0,), keepdims True, ddof 0, on 2 (0, 1) ({file}
     """
     dj.functional.var(jnp.arange(2.0) + rank, P.grid([2]), ddof=rank)
 

@@ -1,4 +1,4 @@
-"""The plan of layers that resample, pad or crop: the inputs that each output reads, dimension by dimension.
+"""The plan of operations that resample, pad or crop: the inputs that each output reads, dimension by dimension.
 
 An output at index o is a weighted sum of inputs, dimension by dimension: y[o] = sum_k w_k[o] x[i_k[o]]. Each worker
 fetches the range of inputs that its balanced block of outputs reads, and sums.
@@ -6,7 +6,7 @@ fetches the range of inputs that its balanced block of outputs reads, and sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 
@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array, lax
 
 from distdl_jax.errors import PlanError
-from distdl_jax.functional.block_checks import common_dtype, owned_grid
+from distdl_jax.functional.block_checks import owned_grid
 from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.functional.plan import Plan, ShapeDtypes, taking_part
 from distdl_jax.kernels.dtypes import accumulation_dtype, in_own_width
@@ -26,7 +26,7 @@ from distdl_jax.plans.decomposition import Range, balanced_range
 from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.tie import tie
-from distdl_jax.tracing.world import Workers, World
+from distdl_jax.transports.world import Workers, World
 
 MOST_TAPS = 4
 """The largest number of inputs of an output that are added one by one; more are gathered together."""
@@ -183,7 +183,7 @@ def _taken(x: Array, places: np.ndarray, weights: np.ndarray, d: int) -> Array:
 
 @dataclass(frozen=True)
 class SamplingPlan(Plan):
-    """The plan of a layer whose outputs are sums of inputs along each dimension.
+    """The plan of an operation whose outputs are sums of inputs along each dimension.
 
     - `fetch`: the movement of the inputs that each worker's outputs read.
     - `taps`: by dimension, the taps of all outputs along it; None if outputs equal inputs.
@@ -239,19 +239,16 @@ class SamplingPlan(Plan):
 
 
 def plan_sampling(
-    x: ShapeDtypes,
-    P_x: Partition,
-    along: Callable[[tuple[int, ...]], Sequence[Taps | None]],
-    dtype_of: Callable[[np.dtype], np.dtype],
-    fill: Callable[[np.dtype], float],
+    x: ShapeDtypes, P_x: Partition, taps: Sequence[Taps | None], dtype: np.dtype | None = None, fill: float = 0.0
 ) -> SamplingPlan:
-    """Plan a layer on P_x whose taps are `along`, a function of the tensor's shape.
+    """Plan the outputs that read the inputs `taps` along each dimension of a tensor on P_x; None for the inputs.
 
-    `dtype_of` and `fill` are functions of x's dtype: the output's dtype, and the value of outputs that read nothing.
+    `dtype` is the output's (default: x's), and `fill` the value of outputs that read nothing.
+
+    **Raises:** `PlanError` if the blocks don't form a grid, or outputs read along a dimension of length 0.
     """
     x = taking_part(x, P_x.ranks)
-    dtype, owned = common_dtype("x", x, P_x.ranks), owned_grid("x", P_x, x)
-    taps = along(owned.extent)
+    owned = owned_grid("x", P_x, x)
     needed = []
     for d, along_d in enumerate(taps):
         if along_d is None:
@@ -265,4 +262,4 @@ def plan_sampling(
         needed.append(tuple(along_d.block(p, i).needed(size) for i in range(p)))
     periodic = tuple(each is not None and each.periodic for each in taps)
     fetch = plan_ranges("sampling", x, P_x, Halos(owned, tuple(needed), periodic))
-    return SamplingPlan(fetch, taps, dtype_of(dtype), fill(dtype))
+    return SamplingPlan(fetch, taps, dtype or fetch.dtype, fill)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from distdl_jax.plans.shape_dtype import ranks_text, shape_text
-from distdl_jax.tracing.world import Workers, World
-from distdl_jax.watchdog.source_lines import user_line
+from distdl_jax.source_lines import user_line
+from distdl_jax.transports.world import Workers, World
 
 _log = logging.getLogger("distdl_jax")
 _said = False
