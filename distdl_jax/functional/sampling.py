@@ -72,6 +72,11 @@ class Taps:
         return len(self.inputs) == 1 and bool(np.all(steps == 1)) and bool(np.all(self.weights == 1))
 
     @cached_property
+    def is_selection(self) -> bool:
+        """Whether each output equals an input."""
+        return len(self.inputs) == 1 and not self.periodic and bool(np.all(self.weights == 1))
+
+    @cached_property
     def window(self) -> int:
         """The number of inputs of an output, if these are adjacent windows of equal weights; otherwise 0."""
         k, m = self.inputs.shape
@@ -166,6 +171,26 @@ def _applied(taps: Taps, x: Array, d: int) -> Array:
     return y
 
 
+def _selected(own: Sequence[Taps | None], x: Array) -> Array:
+    """Return outputs that equal inputs, by dimension. Cotangents are summed in float32, and rounded once."""
+
+    @jax.custom_vjp
+    def selected(x: Array) -> Array:
+        y = lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}")  # as XLA might convert float16 to move it
+        for d, taps in enumerate(own):
+            y = y if taps is None else jnp.take(y, taps.inputs[0], axis=d, mode="clip")
+        return between_layers(lax.bitcast_convert_type(y, x.dtype))
+
+    def backward(_: None, dy: Array) -> tuple[Array]:
+        for d, taps in reversed(list(enumerate(own))):
+            dy = dy if taps is None else between_layers(_applied(taps.adjoint(x.shape[d]), dy, d))
+        return (dy.astype(x.dtype),)
+
+    selected.defvjp(in_own_width(lambda x: (selected(x), None)), in_own_width(backward))
+    y: Array = selected(x)
+    return y
+
+
 def _summed(taps: Taps, x: Array, d: int) -> Array:
     if len(taps.inputs) > MOST_TAPS:
         return jnp.sum(_taken(x, taps.inputs.T, taps.weights.T, d), d + 1)
@@ -175,6 +200,7 @@ def _summed(taps: Taps, x: Array, d: int) -> Array:
 def _taken(x: Array, places: np.ndarray, weights: np.ndarray, d: int) -> Array:
     """Return the inputs at `places` along dimension `d`, times their weights."""
     taken = jnp.take(x, places, axis=d, mode="clip")
+    taken = taken.astype(accumulation_dtype(np.dtype(x.dtype)))
     along = (*weights.shape, *(1,) * (x.ndim - d - 1))
     if not np.all(weights):
         taken = jnp.where((weights != 0).reshape(along), taken, 0)
@@ -224,6 +250,12 @@ class SamplingPlan(Plan):
         halos = self.fetch.halos
         index = halos.owned.index(halos.owned.cell_of[world.rank])
         own = self.block(world.rank)
+        if accumulation_dtype(self.dtype) != block.dtype == self.dtype and all(
+            taps is None or taps.is_selection for taps in own
+        ):
+            starts = [halos.needed[d][i][0] for d, i in enumerate(index)]
+            along = zip(own, starts, strict=True)
+            return _selected([taps and Taps(taps.inputs - start, taps.weights) for taps, start in along], block)
         y = (
             block
             if all(taps is None or taps.is_slice for taps in own)

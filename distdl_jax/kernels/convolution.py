@@ -26,10 +26,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from distdl_jax.kernels import onednn, products, xla
 from distdl_jax.kernels.dtypes import accumulation_dtype, in_own_width
+from distdl_jax.kernels.geometry import channels_first, channels_last
 from distdl_jax.kernels.phases import TransposedProblem, by_phases
+from distdl_jax.kernels.precision import default_has_fast_products
 from distdl_jax.kernels.problem import Direction, Problem, conv
 from distdl_jax.settings import current_settings
 
@@ -48,6 +51,8 @@ FEW = 17
 def convolution(problem: Problem, x: Array, weight: Array) -> Array:
     """Return the convolution of `x` with `weight`, which have one dtype."""
     if problem.has_choice and not as_operations.get():
+        if problem.dtype == "float32" and default_has_fast_products():
+            problem = replace(problem, fast_math=True)
         return _forward(problem, x, weight)
     window = problem.window
     by_xla = partial(
@@ -63,13 +68,34 @@ def transposed_convolution(problem: TransposedProblem, x: Array, weight: Array) 
     return by_phases(problem, problem.ordinary, x, weight, convolution)
 
 
+def in_direction(problem: Problem, direction: Direction, *operands: Array) -> Array:
+    """Return the convolution, or one of its gradients, of the operands in the order of `products`.
+
+    It can be differentiated. A problem with `channels_last` has all arrays in that order.
+    """
+    return _DIFFERENTIABLE[direction](problem, *operands)
+
+
 def algorithm(problem: Problem, direction: Direction) -> Algorithm:
     """Return the algorithm for the convolution, or one of its gradients."""
-    if current_settings().onednn == "on" and onednn.can_compute(problem, direction):
+    variants = _variants(problem)
+    if any(_onednn_can(variant, direction) for variant in variants):
         return "onednn"
-    if problem.dtype in ("float32", "float64") and _is_slow_in_xla(problem, direction):
+    if problem.dtype in ("float64", "float32", "float16", "bfloat16") and _is_slow_in_xla(variants[-1], direction):
         return "products"
     return "xla"
+
+
+def _variants(problem: Problem) -> list[Problem]:
+    """Return the problem as given; in float32, if it is of half precision; and that with the channels first."""
+    wide = replace(problem, dtype=accumulation_dtype(np.dtype(problem.dtype)).name)
+    return list(dict.fromkeys((problem, wide, replace(wide, channels_last=False, fast_math=False))))
+
+
+def _onednn_can(problem: Problem, direction: Direction) -> bool:
+    if problem.channels_last or problem.fast_math:  # to be taken out when onednn.py takes both
+        return False
+    return current_settings().onednn == "on" and onednn.can_compute(problem, direction)
 
 
 def _is_slow_in_xla(problem: Problem, direction: Direction) -> bool:
@@ -87,16 +113,37 @@ def _is_slow_in_xla(problem: Problem, direction: Direction) -> bool:
 
 
 def _computed(problem: Problem, direction: Direction, *operands: Array) -> Array:
-    wide = replace(problem, dtype=accumulation_dtype(np.dtype(problem.dtype)).name)
-    compute = getattr(_ALGORITHMS[algorithm(wide, direction)], direction)
-    return _in_float32(partial(compute, wide), *operands)
+    """Compute by the fastest algorithm; other than oneDNN's are of float32 and more, with the channels first."""
+    way, variants = algorithm(problem, direction), _variants(problem)
+    as_taken = (variant for variant in variants if way == "onednn" and _onednn_can(variant, direction))
+    variant = next(as_taken, variants[-1])
+    compute = partial(getattr(_ALGORITHMS[way], direction), variant)
+    if variant.channels_last == problem.channels_last:
+        return _in_dtype(variant.dtype, compute, *operands)
+    *are_weights, is_weight = _ARE_WEIGHTS[direction]
+    firsts = map(channels_first, operands, are_weights)
+    return channels_last(_in_dtype(variant.dtype, compute, *firsts), is_weight)
+
+
+_ARE_WEIGHTS: dict[Direction, tuple[bool, bool, bool]] = {
+    "forward": (False, True, False),
+    "input_gradient": (True, False, False),
+    "weight_gradient": (False, False, True),
+}
+"""Whether the operands, and the result, are weights."""
 
 
 def _in_float32(compute: Callable[..., Array], *operands: Array) -> Array:
     """Compute in float32 and round the result, if the operands are of half precision and on a CPU."""
     dtype = np.dtype(operands[0].dtype)
-    wide = accumulation_dtype(dtype)
-    if wide == dtype or jax.default_backend() != "cpu" or as_operations.get():
+    on_cpu = jax.default_backend() == "cpu" and not as_operations.get()
+    return _in_dtype(accumulation_dtype(dtype) if on_cpu else dtype, compute, *operands)
+
+
+def _in_dtype(wide: DTypeLike, compute: Callable[..., Array], *operands: Array) -> Array:
+    """Compute in the dtype `wide`, and round the result to that of the operands."""
+    dtype = operands[0].dtype
+    if dtype == wide:
         return compute(*operands)
     return compute(*(operand.astype(wide) for operand in operands)).astype(dtype)
 
@@ -136,6 +183,12 @@ def _backward_of_weight_gradient(problem: Problem, operands: tuple[Array, Array]
 def _with_operands(function: Callable[..., Array], problem: Problem, *operands: Array) -> tuple[Array, Any]:
     return function(problem, *operands), operands
 
+
+_DIFFERENTIABLE: dict[Direction, Callable[..., Array]] = {
+    "forward": _forward,
+    "input_gradient": _input_gradient,
+    "weight_gradient": _weight_gradient,
+}
 
 for _function, _rule in (
     (_forward, _backward),

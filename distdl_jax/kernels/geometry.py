@@ -88,6 +88,18 @@ def padded(x: Array, padding: Sequence[tuple[int, int]]) -> Array:
     return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0)] * 2 + [(low, high, 0) for low, high in padding])
 
 
+def channels_first(x: Array, is_weight: bool) -> Array:
+    """Return N x features x C as N x C x features, or a weight kernel x C x c_out as c_out x C x kernel."""
+    if is_weight:
+        return jnp.transpose(x, (x.ndim - 1, x.ndim - 2, *range(x.ndim - 2)))
+    return jnp.moveaxis(x, -1, 1)
+
+
+def channels_last(x: Array, is_weight: bool) -> Array:
+    """Return the x of which this is `channels_first(x)`."""
+    return jnp.transpose(x, (*range(2, x.ndim), 1, 0)) if is_weight else jnp.moveaxis(x, 1, -1)
+
+
 def folded(x: Array) -> Array:
     """Return N x C x depth x features as (N depth) x C x features."""
     x = jnp.swapaxes(x, 1, 2)

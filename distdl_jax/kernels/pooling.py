@@ -31,28 +31,43 @@ def max_pool(x: Array, kernel: tuple[int, ...], window: Placement) -> Array:
     `lax.reduce_window` sends a NaN's cotangent to some other entry of the window.
     """
     least = extreme(x.dtype, largest=False)
-    x = _padded(x, least, window.padding)
-    if _by_slices(kernel, window):
+    x = padded_with(x, least, window.padding)
+    if by_slices(kernel, window):
         return between_layers(_largest(between_layers(x), Windows(kernel, window.unpadded(), x.shape)))
     return lax.reduce_window(x, least, lax.max, (1, 1, *kernel), (1, 1, *window.stride), "VALID")
 
 
 def sum_pool(x: Array, kernel: tuple[int, ...], window: Placement) -> Array:
     """Return the sum of each window, of half precision in float32."""
-    x = _padded(x, np.zeros((), x.dtype), window.padding)
-    if _by_slices(kernel, window):
-        return between_layers(_total(between_layers(x), Windows(kernel, window.unpadded(), x.shape)))
+    x = padded_with(x, np.zeros((), x.dtype), window.padding)
+    if by_slices(kernel, window):
+        y = _total(between_layers(x), Windows(kernel, window.unpadded(), x.shape))
+        return between_layers(y) if y.dtype == x.dtype else y  # float32 is rounded in the same loop
     x = _wide(x)
     return lax.reduce_window(x, np.zeros((), x.dtype), lax.add, (1, 1, *kernel), (1, 1, *window.stride), "VALID")
 
 
-def _padded(x: Array, value: np.ndarray, padding: Pairs) -> Array:
+def padded_with(x: Array, value: np.ndarray, padding: Pairs) -> Array:
     if not any(map(any, padding)):
         return x
+    if _is_half(x.dtype):
+        return _half_padded(x, float(value), padding)
     return lax.pad(x, value, [(0, 0, 0), (0, 0, 0), *((low, high, 0) for low, high in padding)])
 
 
-def _by_slices(kernel: tuple[int, ...], window: Placement) -> bool:
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _half_padded(x: Array, value: float, padding: Pairs) -> Array:
+    """Pad as integers, which have no derivative."""
+    return _from_bits(padded_with(_bits(x), np.asarray(value, x.dtype).view(np.int16), padding), x.dtype)
+
+
+_half_padded.defvjp(
+    lambda x, value, padding: (_half_padded(x, value, padding), None),
+    lambda value, padding, _, dy: (_half_padded(dy, 0.0, tuple((-low, -high) for low, high in padding)),),
+)
+
+
+def by_slices(kernel: tuple[int, ...], window: Placement) -> bool:
     few = math.prod(kernel) <= MOST_SLICES and jax.default_backend() == "cpu"
     return few or set(window.dilation) != {1}  # JAX does not differentiate dilated windows
 
@@ -86,6 +101,12 @@ class Windows:
         return [tuple(o // s for o, s in zip(offset, self.stride, strict=True)) for offset in self.offsets]
 
     @property
+    def overlap(self) -> bool:
+        """Whether an entry can be in several windows."""
+        places = {tuple(o % s for o, s in zip(offset, self.stride, strict=True)) for offset in self.offsets}
+        return len(places) < math.prod(self.kernel)
+
+    @property
     def counts(self) -> list[int]:
         """The number of strides in x along each feature dimension."""
         return [-(-n // s) for n, s in zip(self.shape[2:], self.stride, strict=True)]
@@ -96,14 +117,66 @@ def _wide(x: Array) -> Array:
     return x.astype(accumulation_dtype(np.dtype(x.dtype)))
 
 
+def _is_half(dtype: np.dtype) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits == 16
+
+
+def _bits(x: Array) -> Array:
+    """Return half precision as integers: XLA converts it to float32 and back even where it is only moved."""
+    return lax.bitcast_convert_type(x, np.int16) if _is_half(x.dtype) else x
+
+
+def _from_bits(bits: Array, dtype: np.dtype) -> Array:
+    return lax.bitcast_convert_type(bits, dtype) if _is_half(dtype) else bits
+
+
+def _ordered(x: Array) -> Array:
+    """Return integers in the order of x's numbers, if it is of half precision; NaN is the largest.
+
+    XLA would convert each number to float32, which took up to thirteen times as long as float32's own maxima.
+    """
+    if not _is_half(x.dtype):
+        return x
+    bits, infinity = _bits(x), np.asarray(np.inf, x.dtype).view(np.int16)
+    magnitude = bits & np.int16(0x7FFF)
+    signed = jnp.where(bits < 0, -magnitude, magnitude)
+    return jnp.where(magnitude > infinity, np.int16(0x7FFF), signed)
+
+
+def _ordered_once(x: Array, windows: Windows) -> Array:
+    """Return `_ordered(x)`, computed once, not for each window, if windows overlap."""
+    return between_layers(_ordered(x)) if windows.overlap and _is_half(x.dtype) else _ordered(x)
+
+
+def _summands(dy: Array, windows: Windows, dtype: np.dtype) -> Array:
+    """Return what `_scatter_sum` sums to numbers of `dtype`: the numbers themselves, if windows don't overlap."""
+    return _wide(dy) if windows.overlap else _bits(dy.astype(dtype))
+
+
+def _rounded(x: Array, dtype: np.dtype) -> Array:
+    """Return `_bits(x.astype(dtype))`, or x if it is that. In one loop with the sums it would not be vectorised."""
+    is_rounded = x.dtype == (np.int16 if _is_half(dtype) else dtype)
+    return x if is_rounded else _bits(between_layers(x).astype(dtype))
+
+
+def _in_order(numbers: Array, dtype: np.dtype) -> Array:
+    """Return the numbers of `dtype` whose `_ordered` these are."""
+    if not _is_half(dtype):
+        return numbers
+    bits = jnp.where(numbers < 0, -numbers | np.int16(-0x8000), numbers)
+    return _from_bits(bits, dtype)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _largest(x: Array, windows: Windows) -> Array:
-    return reduce(jnp.maximum, windows.entries(_wide(x))).astype(x.dtype)
+    return _in_order(reduce(jnp.maximum, windows.entries(_ordered_once(x, windows))), x.dtype)
 
 
 def _largest_backward(windows: Windows, x: Array, dy: Array) -> tuple[Array]:
-    first = between_layers(_first_largest(windows.entries(_wide(x))))  # computed once, not for each entry of x
-    firsts, dys = _moved(first, -1, windows), _moved(_wide(dy), 0, windows)
+    first = between_layers(
+        _first_largest(windows.entries(_ordered_once(x, windows)))
+    )  # computed once, not for each entry of x
+    firsts, dys = _moved(first, -1, windows), _moved(_summands(dy, windows, dy.dtype), 0, windows)
     return (_scatter_sum(lambda i, q: jnp.where(firsts[q] == i, dys[q], 0), windows, dy.dtype),)
 
 
@@ -126,13 +199,36 @@ def _first_largest(entries: list[Array]) -> Array:
 _largest.defvjp(in_own_width(lambda x, windows: (_largest(x, windows), x)), in_own_width(_largest_backward))
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def scatter_to_largest(dy: Array, x: Array, windows: Windows) -> Array:
+    """Return the sum of `dy` over the windows whose first maximum an entry of x is."""
+    return _largest_backward(windows, x, dy)[0]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def gather_from_largest(t: Array, x: Array, windows: Windows) -> Array:
+    """Return, for each window, the entry of `t` at the first maximum of x."""
+    first = between_layers(_first_largest(windows.entries(_ordered_once(x, windows))))
+    found, *others = windows.entries(_bits(t))
+    for i, entries in enumerate(others, 1):
+        found = jnp.where(first == i, entries, found)
+    return _from_bits(found, t.dtype)
+
+
+for _function, _adjoint in ((scatter_to_largest, gather_from_largest), (gather_from_largest, scatter_to_largest)):
+    _function.defvjp(
+        in_own_width(lambda values, x, windows, function=_function: (function(values, x, windows), x)),
+        in_own_width(lambda windows, x, dy, adjoint=_adjoint: (adjoint(dy, x, windows), jnp.zeros_like(x))),
+    )
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _total(x: Array, windows: Windows) -> Array:
     return reduce(jnp.add, windows.entries(_wide(x)))
 
 
 def _total_backward(windows: Windows, dtype_of_x: Array, dy: Array) -> tuple[Array]:
-    dys = _moved(dy, 0, windows)
+    dys = _moved(_summands(dy, windows, dtype_of_x.dtype), 0, windows)
     return (_scatter_sum(lambda _, q: dys[q], windows, dtype_of_x.dtype),)
 
 
@@ -171,13 +267,13 @@ def _scatter_sum(given: Callable[[int, tuple[int, ...]], Array], windows: Window
         place = tuple(o % s for o, s in zip(offset, windows.stride, strict=True))
         phases[place] = phases[place] + given(i, by) if place in phases else given(i, by)
     shape, counts = windows.shape, windows.counts
-    nothing = jnp.zeros((*shape[:2], *counts), dtype)
+    nothing = jnp.zeros_like(next(iter(phases.values())))
     places = [max(along) + 1 for along in zip(*phases, strict=True)]  # for windows far from each other there are none
-    pieces = [phases.get(place, nothing).astype(dtype) for place in product(*map(range, places))]
+    pieces = [_rounded(phases.get(place, nothing), dtype) for place in product(*map(range, places))]
     for d in reversed(range(len(counts))):
         n, s = places[d], windows.stride[d]
         pieces = [_interleaved(pieces[first : first + n], 2 + d, s) for first in range(0, len(pieces), n)]
-    return lax.slice(pieces[0], (0,) * len(shape), shape)
+    return _from_bits(lax.slice(pieces[0], (0,) * len(shape), shape), dtype)
 
 
 def _interleaved(pieces: list[Array], axis: int, stride: int) -> Array:

@@ -29,6 +29,8 @@ class Problem:
     """One worker's convolution.
 
     - `x`, `weight`: the shapes, N x C x features and c_out x C/groups x kernel.
+    - `channels_last`: whether the arrays are N x features x C, and the weights kernel x C/groups x c_out.
+    - `fast_math`: whether products of float32 may be of bfloat16.
     """
 
     x: Shape
@@ -36,6 +38,8 @@ class Problem:
     window: Placement
     groups: int
     dtype: str
+    channels_last: bool = False
+    fast_math: bool = False
 
     @property
     def dims(self) -> int:

@@ -327,3 +327,16 @@ def test_largest_elements_share_the_gradient() -> None:
     direction = jnp.asarray([[[1.0, 2, 3], [4, 5, 6], [7, 8, 9]]])
     product = dj.jit(lambda x, v: dj.hvp(loss, (x,), (v,)))(x, direction)
     np.testing.assert_allclose(product[0], [[2.0, 0, 2.0], [8, 0, 0], [0, 0, 0]])
+
+
+@pytest.mark.simulated(1)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_upsampling_half_precision_rounds_once(dtype: str) -> None:
+    """Outputs are inputs; gradients, of inputs that are read 4 to 12 times, are those in float32, rounded."""
+    layer = nn.DistributedUpsample(dj.Partition().grid([1, 1, 1, 1]), size=(7, 11))
+    rng = np.random.default_rng(3)
+    x, dy = (jnp.asarray(rng.normal(size=(1, 2, *sizes))).astype(dtype) for sizes in ((3, 4), (7, 11)))
+    y, pullback = jax.vjp(layer, x)
+    wide, pullback_wide = jax.vjp(layer, x.astype("float32"))
+    np.testing.assert_array_equal(y, wide.astype(dtype))
+    np.testing.assert_array_equal(pullback(dy)[0], pullback_wide(dy.astype("float32"))[0].astype(dtype))
