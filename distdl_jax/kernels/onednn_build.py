@@ -20,7 +20,7 @@ import numpy as np
 from distdl_jax.errors import SetupError
 from distdl_jax.kernels import onednn, xla
 from distdl_jax.kernels.geometry import Placement
-from distdl_jax.kernels.onednn_library import SOURCE, made_for, path, version
+from distdl_jax.kernels.onednn_library import SOURCE, description, made_for, path, version
 from distdl_jax.kernels.problem import DIRECTIONS, Problem
 
 _HEADER, _VERSION = "include/oneapi/dnnl/dnnl.hpp", "include/oneapi/dnnl/dnnl_version.h"
@@ -69,7 +69,7 @@ def main() -> int:
     except SetupError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"-- {library} is ready: oneDNN {version()}")
+    print(f"-- {library} is ready: {description()}")
     return 0
 
 

@@ -36,6 +36,8 @@ class Problem:
     window: Placement
     groups: int
     dtype: str
+    channels_last: bool = False
+    fast_math: bool = False
 
     @property
     def dims(self) -> int:
