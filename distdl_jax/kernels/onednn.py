@@ -78,8 +78,11 @@ def order(problem: Problem, direction: Direction) -> int:
         return CHOSEN
     if math.prod(problem.weight[2:]) == 1:
         return AS_THEY_ARE  # a matrix product, which takes less time than another order
+    is_half = problem.dtype == "bfloat16" or _rounds_operands(problem)
     # oneDNN's own order has blocks of 16 channels, which few channels would only partly fill.
     match direction:
+        case "forward" if is_half and c_in > 3 and min(c_in, c_out) < 16:
+            return CHANNELS_LAST  # on processors with AMX it chooses badly, on others the same
         case "input_gradient" if c_in == 1 or (c_in <= 3 and problem.dims < 3):
             return AS_THEY_ARE
         case "input_gradient" if c_out < 16:
