@@ -93,6 +93,8 @@ CALLS = {
     "conv2d depthwise 64, 7^2": problem(8, 64, 64, 56, 7, 2, groups=64),
     "conv2d 64 -> 256, 1^2": problem(8, 64, 256, 56, 1, 2),
     "conv1d 64, 9": problem(8, 64, 64, 4096, 9, 1),
+    "conv2d 512, 3^2, 32 x 2^2": problem(32, 512, 512, 2, 3, 2),
+    "conv2d 3 -> 64, 7^2, stride 2": problem(32, 3, 64, 64, 7, 2, stride=2),
 }
 
 
