@@ -93,8 +93,6 @@ def _variants(problem: Problem) -> list[Problem]:
 
 
 def _onednn_can(problem: Problem, direction: Direction) -> bool:
-    if problem.channels_last or problem.fast_math:  # to be taken out when onednn.py takes both
-        return False
     return current_settings().onednn == "on" and onednn.can_compute(problem, direction)
 
 

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import jax
@@ -20,7 +22,7 @@ import numpy as np
 from distdl_jax.errors import SetupError
 from distdl_jax.kernels import onednn, xla
 from distdl_jax.kernels.geometry import Placement
-from distdl_jax.kernels.onednn_library import SOURCE, made_for, path, version
+from distdl_jax.kernels.onednn_library import SOURCE, description, made_for, path, version
 from distdl_jax.kernels.problem import DIRECTIONS, Problem
 
 _HEADER, _VERSION = "include/oneapi/dnnl/dnnl.hpp", "include/oneapi/dnnl/dnnl_version.h"
@@ -69,22 +71,32 @@ def main() -> int:
     except SetupError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"-- {library} is ready: oneDNN {version()}")
+    print(f"-- {library} is ready: {description()}")
     return 0
 
 
 def _try() -> None:
-    """Raise `SetupError` unless a convolution, and its gradients, equal XLA's."""
+    """Raise `SetupError` unless a convolution, and its gradients, equal XLA's in each dtype and order of dimensions."""
     window, draw = Placement((1, 2), ((1, 1), (0, 1)), (1, 1)), np.random.default_rng(0).standard_normal
-    problem = Problem((2, 6, 9, 8), (20, 3, 3, 2), window, 2, "float32")
-    x, weight, dy = (jnp.asarray(draw(shape), jnp.float32) for shape in (problem.x, problem.weight, problem.y))
-    shapes = f"{problem.x} by {problem.weight}"
-    for direction, operands in zip(DIRECTIONS, ((x, weight), (weight, dy), (x, dy)), strict=True):
-        if not onednn.can_compute(problem, direction):
-            raise SetupError(f"oneDNN {version()} can't compute a small convolution ({direction}: {shapes}).")
-        ours, xlas = (getattr(module, direction)(problem, *operands) for module in (onednn, xla))
-        if not jnp.allclose(ours, xlas, rtol=1e-4, atol=1e-4):
-            raise SetupError(f"The result of oneDNN {version()} differs from XLA's ({direction}: {shapes}).")
+    first = Problem((2, 6, 9, 8), (20, 3, 3, 2), window, 2, "float32")
+    shapes = {"x": first.x, "weight": first.weight, "dy": first.y}
+    arrays = {name: jnp.asarray(draw(shape), "bfloat16").astype("float32") for name, shape in shapes.items()}
+    last = {"x": (0, 2, 3, 1), "weight": (2, 3, 1, 0), "dy": (0, 2, 3, 1)}
+    names = ("x", "weight", "dy"), ("weight", "dy", "x"), ("x", "dy", "weight")
+    for direction, (one, other, result) in zip(DIRECTIONS, names, strict=True):
+        expected = getattr(xla, direction)(first, arrays[one], arrays[other])
+        for (dtype, tolerance), channels_last in product((("float32", 1e-4), ("bfloat16", 1e-2)), (False, True)):
+            problem = replace(first, dtype=dtype, channels_last=channels_last)
+            what = f"{direction}: {problem.x} by {problem.weight}, {dtype}{', channels last' if channels_last else ''}"
+            if not onednn.can_compute(problem, direction):
+                if dtype == "float32":
+                    raise SetupError(f"oneDNN {version()} can't compute a small convolution ({what}).")
+                continue
+            given = (arrays[name].transpose(last[name] if channels_last else range(4)) for name in (one, other))
+            ours = getattr(onednn, direction)(problem, *(array.astype(dtype) for array in given))
+            xlas = jnp.transpose(expected, last[result]) if channels_last else expected
+            if not jnp.allclose(ours.astype("float32"), xlas, rtol=tolerance, atol=tolerance):
+                raise SetupError(f"The result of oneDNN {version()} differs from XLA's ({what}).")
 
 
 def build() -> Path:

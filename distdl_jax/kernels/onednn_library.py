@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jaxlib
@@ -41,7 +42,9 @@ def loaded() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(str(path()))
         library.convolution_made_for.restype = ctypes.c_char_p
-        library.convolution_onednn_version.restype = library.convolution_bytes_needed.restype = ctypes.c_int64
+        library.convolution_instruction_set.restype = ctypes.c_char_p
+        for function in ("onednn_version", "bytes_needed", "multiplies_bfloat16"):
+            getattr(library, f"convolution_{function}").restype = ctypes.c_int64
         found = library.convolution_made_for().decode()
     except (OSError, AttributeError) as error:
         found = str(error)
@@ -84,19 +87,47 @@ def threads() -> int:
     return next((int(text) for text in values if text.isdecimal() and int(text) > 0), 1)
 
 
-def bytes_needed(direction: int, order: int, groups: int, integers: Sequence[Sequence[int]]) -> int | None:
-    """Return how many bytes a call needs besides operands and result; None if oneDNN has nothing fast for it.
+def instruction_set() -> str:
+    """Return the processor's instruction set for which oneDNN compiles, such as "avx2"; "" without the library."""
+    library = loaded()
+    return library.convolution_instruction_set().decode().removeprefix("cpu_isa_") if library else ""
 
-    - `direction`: its index in `DIRECTIONS`.
-    - `order`: the memory order of activations while oneDNN computes, numbered as in onednn.cc.
-    - `integers`: the shapes of x, the weight and y; stride, dilation, low and high padding; the number of sides around
-      the block if x is split, otherwise 0, and for each its dimension, and the entries before the block and after it.
+
+def multiplies_bfloat16() -> bool:
+    """Return whether the processor has products of bfloat16, avx512_bf16 or AMX, and oneDNN may use them."""
+    library = loaded()
+    return library is not None and library.convolution_multiplies_bfloat16() != 0
+
+
+def description() -> str:
+    """Return a sentence that says what the compiled library can do on this processor."""
+    computed = f"oneDNN {version()} computes with {instruction_set()}"
+    if multiplies_bfloat16():
+        return f"{computed}: bfloat16 natively, but for depthwise convolutions; float16 in float32."
+    return f"{computed}: bfloat16 and float16 in float32, since it found neither avx512_bf16 nor AMX."
+
+
+class Planned(NamedTuple):
+    """One call as oneDNN plans it: the memory that it needs besides operands and result, and its implementation."""
+
+    bytes: int
+    implementation: str
+
+
+def planned(options: Sequence[int], integers: Sequence[Sequence[int]]) -> Planned | None:
+    """Return the plan of a call; None if oneDNN has nothing fast for it, or there is no library.
+
+    - `options`: the index of the direction in `DIRECTIONS`; 1 for bfloat16, 0 for float32; whether channels are last;
+      whether products may be of bfloat16; the memory order of activations while oneDNN computes, numbered as in
+      onednn.cc; the number of groups.
+    - `integers`: the logical shapes of x, the weight and y; stride, dilation, low and high padding.
     """
     library = loaded()
     if library is None:
         return None
-    rank, flat = len(integers[0]), np.concatenate([np.array(each, np.int64) for each in integers])
+    flat = np.concatenate([np.array(each, np.int64) for each in (options, [len(integers[0])], *integers)])
+    name = ctypes.create_string_buffer(256)
     number: int = library.convolution_bytes_needed(
-        *map(ctypes.c_int64, (direction, order, groups, rank)), flat.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
+        flat.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)), name, ctypes.c_size_t(len(name))
     )
-    return None if number < 0 else number
+    return None if number < 0 else Planned(number, name.value.decode())

@@ -12,7 +12,9 @@ from jax import Array, lax
 from distdl_jax.distribute.interpreter import Site, rule
 from distdl_jax.distribute.layouts import Axes, Cut, trimmed
 from distdl_jax.distribute.tensors import Tensor
+from distdl_jax.kernels import reduce_window as kernels
 from distdl_jax.kernels.dtypes import extreme
+from distdl_jax.kernels.general import conv_general_dilated
 from distdl_jax.plans.decomposition import Range, balanced_ranges
 from distdl_jax.tracing.tie import tie
 
@@ -140,8 +142,19 @@ def convolution(site: Site, x: Tensor, w: Tensor) -> Tensor:
     block = read.fetched(0)
     y = _nothing(site, out_cut, site.outs[0].dtype, block, weight, nothing=read.has_nothing)
     if y is None:
-        groups = params["feature_group_count"] // (mesh.size(group) if group else 1)
-        y = site.bind(block, weight, padding=tuple(read.padding), feature_group_count=groups)
+        y = conv_general_dilated(
+            block,
+            weight,
+            params["window_strides"],
+            read.padding,
+            params["lhs_dilation"],
+            params["rhs_dilation"],
+            numbers,
+            params["feature_group_count"] // (mesh.size(group) if group else 1),
+            params["batch_group_count"],
+            params["precision"],
+            params["preferred_element_type"],
+        )
     pending = [*(() if group else granted.get("in", ())), *(a for k in along_taps for a in of_w[ws[k]])]
     return site.value(y, out_cut, pending)
 
@@ -175,6 +188,7 @@ def _window(site: Site, w: Tensor, k: int, places: tuple[int, int, int], is_cut:
     return Window(d, stride, span, int(low), int(high), base, site.shape[of_y], (taps, dilation) if is_cut else None)
 
 
+_REDUCERS: dict[str, Any] = {f"reduce_window_{kind}": kind for kind in ("max", "min", "sum")}
 _FILLS = {
     "reduce_window_sum": lambda dtype: np.zeros((), dtype),
     "reduce_window_max": lambda dtype: extreme(dtype, largest=False),
@@ -210,6 +224,17 @@ def reduce_window(site: Site, *args: Tensor) -> list[Tensor]:
     if _nothing(site, out_cut, xs[0].dtype, *blocks, nothing=False) is not None:
         shape = site.mesh.block_shape(out_cut, site.shape)
         return [site.value(tie(jnp.zeros(shape, out.dtype), *blocks), out_cut, n=n) for n, out in enumerate(site.outs)]
+    if kind := _REDUCERS.get(site.name):
+        y = kernels.reduce_window(
+            blocks[0],
+            kind,
+            params["window_dimensions"],
+            params["window_strides"],
+            tuple(reads[0].padding),
+            params["base_dilation"],
+            params["window_dilation"],
+        )
+        return [site.value(y, out_cut)]
     results = site.bind(*blocks, *(value.whole() for value in initial), padding=tuple(reads[0].padding))
     results = results if site.eqn.primitive.multiple_results else [results]
     return [site.value(y, out_cut, n=n) for n, y in enumerate(results)]
@@ -232,7 +257,9 @@ def select_and_scatter_add(site: Site, source: Tensor, x: Tensor) -> Tensor:
     block, dy = read.fetched(0), source.at(read.axes)
     y = tie(jnp.zeros(block.shape, site.outs[0].dtype), block, dy)
     if 0 not in dy.shape and 0 not in block.shape:
-        y = site.bind(dy, block, padding=tuple(read.padding))
+        select: kernels.Selected = "max" if params["select_prim"].name == "ge" else "min"
+        sizes, strides = params["window_dimensions"], params["window_strides"]
+        y = kernels.select_and_scatter_add(dy, block, select, sizes, strides, tuple(read.padding))
     return site.value(site.movements.added_ranges(y, x.shape, cut, read.needed) if read.needed else y, cut)
 
 

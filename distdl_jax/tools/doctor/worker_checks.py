@@ -117,9 +117,10 @@ def _onednn(kind: str) -> Iterator[Finding]:
         return
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = import_module("distdl_jax.kernels.onednn_library").version()
+        library = import_module("distdl_jax.kernels.onednn_library")
+        found = library.version()
     if found != "none":
-        yield Finding("ok", "onednn", f"oneDNN {found} is compiled in.")
+        yield Finding("ok", "onednn", library.description())
     elif caught:  # compiled for another jaxlib
         yield Finding("warning", "onednn", str(caught[0].message), _COMPILE_ONEDNN)
     else:

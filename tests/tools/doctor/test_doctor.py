@@ -96,6 +96,7 @@ def test_a_healthy_job():
     assert report["hosts"][0]["threads"].get("XLA", 1) == 1
     assert "MPI knows all of them" in words(report, "launcher")
     assert words(report, "message").count("from worker 0 to 1, on one host") == 2
+    assert shared_library.version() == "none" or words(report, "onednn") == shared_library.description()
 
 
 # Pins a worker to the first core.
