@@ -155,15 +155,15 @@ def halo_exchange(x: Array, P_x: Partition, halo: Sequence[Sequence[int]], *, pe
     if not P_x.active:
         checked_halo(halo, P_x.dim, or_none=True)
         return outside(P_x.world, x)
-    label = f"halo_exchange on {P_x.describe()}{f', periodic {wraps}' * any(wraps)}"
-    shape_dtypes, widths = agree_on_halos(label, x, P_x, halo)
+    shape_dtypes, widths = agree_on_halos(x, P_x, halo, wraps)
     return plan_halo_exchange(shape_dtypes, P_x, widths, periodic=wraps).run(P_x.world, x)
 
 
 def agree_on_halos(
-    label: str, x: Array, P_x: Partition, halo: Sequence[Sequence[int]]
+    x: Array, P_x: Partition, halo: Sequence[Sequence[int]], wraps: tuple[bool, ...]
 ) -> tuple[ShapeDtypes, dict[int, Halo]]:
     """Return the shapes and dtypes of x, and the requested halos, on all workers of P_x."""
+    label = f"halo_exchange on {P_x.describe()}{f', periodic {wraps}' * any(wraps)}"
     known = agree(P_x.world, P_x.ranks, label, lambda: (shape_dtype_of("x", x), checked_halo(halo, P_x.dim)))
     shapes, halos = ({worker: pair[place] for worker, pair in known.items()} for place in (0, 1))
     return shapes, halos

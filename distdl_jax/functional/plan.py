@@ -151,7 +151,9 @@ def flags_text(**flags: tuple[object, object]) -> str:
     >>> flags_text(transpose_src=(True, False), preserve_batch=(True, True))
     ' (transpose_src=True)'
     """
-    given = ", ".join(f"{name}={value!r}" for name, (value, default) in flags.items() if value != default)
+    given = ", ".join(
+        f"{name}={value!r}" for name, (value, default) in flags.items() if value is not None and value != default
+    )
     return f" ({given})" if given else ""
 
 

@@ -23,7 +23,7 @@ from distdl_jax.kernels import products
 from distdl_jax.kernels.convolution import convolution
 from distdl_jax.kernels.geometry import Placement
 from distdl_jax.kernels.onednn import can_compute
-from distdl_jax.kernels.onednn_library import version
+from distdl_jax.kernels.onednn_library import multiplies_bfloat16, version
 from distdl_jax.kernels.problem import DIRECTIONS, Problem
 from distdl_jax.settings import Settings
 
@@ -257,12 +257,16 @@ def _dtypes_of_convolutions(jaxpr):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["3-D", "1-D strided, dilated", "depthwise", "1 x 1"])
 def test_half_precision_is_float32_rounded_once(name, dtype, fast, monkeypatch):
-    """XLA's convolutions of half precision take up to 46 times as long as those of float32."""
+    """XLA's convolutions of half precision take up to 46 times as long as those of float32.
+
+    oneDNN's own of bfloat16, where the processor has them, accumulate in float32.
+    """
     monkeypatch.setattr(problems, "current_settings", lambda: Settings(fast_convolutions=fast))
     (narrow, _, x, weight), (wide, *_) = _case(name, dtype), _case(name, "float32")
     operands = x.astype(dtype), weight.astype(dtype)
     program = jax.jit(_gradients(narrow)).trace(*operands)
-    assert _dtypes_of_convolutions(program.jaxpr) == {"float32"}
+    native = {"bfloat16"} if dtype == "bfloat16" and multiplies_bfloat16() else set()
+    assert _dtypes_of_convolutions(program.jaxpr) <= {"float32"} | native
 
     def rounded(x, weight):
         as_float32 = [operand.astype("float32") for operand in (x, weight)]
@@ -273,7 +277,8 @@ def test_half_precision_is_float32_rounded_once(name, dtype, fast, monkeypatch):
     got, expected = program.lower().compile()(*operands), jax.jit(rounded)(*operands)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         assert a.dtype == dtype
-        unit = float(jnp.finfo(dtype).eps) * max(1.0, float(jnp.abs(b).max()))
+        # Gradients are of a result that is rounded, which may fall the other way.
+        unit = (2 if native else 1) * float(jnp.finfo(dtype).eps) * max(1.0, float(jnp.abs(b).max()))
         np.testing.assert_allclose(a.astype("float32"), b.astype("float32"), rtol=0, atol=unit)
 
 

@@ -16,7 +16,7 @@ from distdl_jax.functional.all_reduce import Operation, plan_all_reduce
 from distdl_jax.functional.all_sum_reduce import plan_all_sum_reduce
 from distdl_jax.functional.broadcast import broadcast_rule, plan_broadcast, plan_sum_reduce, sum_rule
 from distdl_jax.functional.halo_exchange import Halo, agree_on_halos, checked_halo, checked_periodic, plan_halo_exchange
-from distdl_jax.functional.plan import Plan, ShapeDtypes
+from distdl_jax.functional.plan import Plan, ShapeDtypes, flags_text
 from distdl_jax.functional.repartition import (
     all_to_all_partition,
     checked_shifts,
@@ -33,10 +33,11 @@ from distdl_jax.functional.take import (
     summed_partition,
     taken_partition,
 )
-from distdl_jax.nn.base.layer import Ends, ParameterFreeLayer, describe
+from distdl_jax.nn.base.layer import Ends, ParameterFreeLayer
 from distdl_jax.nn.base.parameters import ParamShapeDtypes, agree_on_shapes
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.plans.broadcasting import reduction_axes
+from distdl_jax.transports.world import Workers
 from distdl_jax.validation import checked_axes, checked_axis, checked_booleans
 
 
@@ -47,6 +48,7 @@ class _Primitive(ParameterFreeLayer):
     both, except x, and are checked at construction.
     """
 
+    _name: ClassVar[str]
     _planned: ClassVar[Callable[..., Plan]]
 
     def __init_subclass__(
@@ -54,7 +56,7 @@ class _Primitive(ParameterFreeLayer):
     ) -> None:
         super().__init_subclass__(**options)
         if function is not None and plan is not None:
-            cls._planned = staticmethod(plan)
+            cls._name, cls._planned = function.__name__, staticmethod(plan)
             cls.__doc__ = f"{cls.__doc__}\n\n{inspect.getdoc(function)}"
 
     def __post_init__(self) -> None:
@@ -68,6 +70,22 @@ class _Primitive(ParameterFreeLayer):
     def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
         """Plan the layer for all workers' blocks, by world rank: without communication, equal on every worker."""
         return self._planned(x, **self._arguments)
+
+    def _agree_on_shapes(self, params: Any, x: Array) -> tuple[ShapeDtypes, ParamShapeDtypes]:
+        return agree_on_shapes(self.P_x.world, self._agreeing, self._label, {}, {}, x)
+
+    @property
+    def _agreeing(self) -> Workers:
+        """The workers that agree on the shapes of a call."""
+        return self._team
+
+    @property
+    def _label(self) -> str:
+        """The subject of that agreement, as a function's: its partitions, and arguments that are not the defaults."""
+        P_y, names = self._arguments.get("P_y"), self._arguments.keys() - {"P_x", "P_y"}
+        given = {f.name: (self._arguments[f.name], f.default) for f in fields(self) if f.name in names}  # type: ignore[arg-type]
+        where = f"on {self.P_x.describe()}" if P_y is None else f"from {self.P_x.describe()} to {P_y.describe()}"
+        return f"{self._name}{flags_text(**given)} {where}"
 
 
 @dataclass(frozen=True)
@@ -136,8 +154,9 @@ class AllSumReduce(_Primitive, function=functional.all_sum_reduce, plan=plan_all
     def _copied(self) -> tuple[int, ...]:
         return self.axes_reduce
 
-    def _agree_on_shapes(self, params: Any, x: Array) -> tuple[ShapeDtypes, ParamShapeDtypes]:
-        return _agree_in_team(self, self._copied, x)
+    @property
+    def _agreeing(self) -> Workers:
+        return self.P_x.create_allreduction_partition(self._copied).ranks  # other teams may hold other shapes
 
 
 @dataclass(frozen=True)
@@ -153,14 +172,9 @@ class AllReduce(_Primitive, function=functional.all_reduce, plan=plan_all_reduce
         axes = range(self.P_x.dim) if self.axes_reduce is None else self.axes_reduce
         return reduction_axes(self.P_x.shape, axes, None)
 
-    def _agree_on_shapes(self, params: Any, x: Array) -> tuple[ShapeDtypes, ParamShapeDtypes]:
-        return _agree_in_team(self, self._copied, x)
-
-
-def _agree_in_team(layer: _Primitive, axes: tuple[int, ...], x: Array) -> tuple[ShapeDtypes, ParamShapeDtypes]:
-    """Return the shapes of x on this worker's team along `axes`: other teams may hold blocks of other shapes."""
-    team = layer.P_x.create_allreduction_partition(axes).ranks
-    return agree_on_shapes(layer.P_x.world, team, describe(layer), {}, {}, x)
+    @property
+    def _agreeing(self) -> Workers:
+        return self.P_x.create_allreduction_partition(self._copied).ranks  # other teams may hold other shapes
 
 
 @dataclass(frozen=True)
@@ -224,8 +238,7 @@ class HaloExchange(_Primitive, function=functional.halo_exchange, plan=plan_halo
         return plan_halo_exchange(x, self.P_x, pairs, periodic=self.periodic)
 
     def _agree_on_plan(self, params: Any, x: Array) -> Plan:
-        label = f"HaloExchange(P_x={self.P_x.describe()}, periodic={self.periodic})"  # the halo is this worker's
-        shapes, halos = agree_on_halos(label, x, self.P_x, self.halo)
+        shapes, halos = agree_on_halos(x, self.P_x, self.halo, checked_periodic(self.periodic, self.P_x.dim))
         return self.plan(shapes, halos=halos)
 
 
