@@ -131,7 +131,8 @@ class Operand:
     def arranged(self, array: Array, source: Axes, target: Axes) -> Array:
         """Return the array, which has the axes `source`, with the axes `target`."""
         before, after = ([i for axis in axes for i in axis] for axes in (source, target))
-        array = jnp.transpose(array.reshape([self.sizes[i] for i in before]), [before.index(i) for i in after])
+        if [i for i in before if self.sizes[i] > 1] != [i for i in after if self.sizes[i] > 1]:
+            array = jnp.transpose(array.reshape([self.sizes[i] for i in before]), [before.index(i) for i in after])
         return array.reshape([math.prod(self.sizes[i] for i in axis) for axis in target])
 
     def reversed(self, array: Array) -> Array:
