@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -39,6 +39,25 @@ def equation_digests(closed: ClosedJaxpr) -> list[tuple[str, str]]:
 def combined(digests: Iterable[tuple[str, str]]) -> str:
     """Return one digest of all."""
     return hashlib.sha256("".join(digest for digest, _ in digests).encode()).hexdigest()
+
+
+def difference(name: str, lists: Mapping[int, Sequence[tuple[str, str]]]) -> str:
+    """Return the sentence on the first equation that differs between workers."""
+    first = min(lists)
+    for worker, digests in sorted(lists.items()):
+        if list(digests) == list(lists[first]):
+            continue
+        for (ours, where), (theirs, where_there) in zip(lists[first], digests, strict=False):
+            if ours != theirs:
+                shown = (
+                    where if where == where_there else f"{where} on worker {first}, {where_there} on worker {worker}"
+                )
+                return f"The workers' programs of {name} differ: first in {shown}. Workers {first} and {worker}."
+        return (
+            f"The workers' programs of {name} differ: worker {first} has {len(lists[first])} equations, worker "
+            f"{worker} {len(digests)}."
+        )
+    return f"The workers' programs of {name} differ."
 
 
 def _texts(closed: ClosedJaxpr) -> Iterator[tuple[bytes, str]]:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from distdl_jax.distribute import marks, rules  # noqa: F401  they register rules
-from distdl_jax.distribute.digests import combined, equation_digests
+from distdl_jax.distribute.digests import combined, difference, equation_digests
 from distdl_jax.distribute.doors import is_floating, undifferentiated, variables
 from distdl_jax.distribute.interpreter import Run, as_weak
 from distdl_jax.distribute.layouts import Mesh, axes_in, trimmed, uncut
@@ -185,7 +185,7 @@ class Distributed:
             raise PlanError(f"On worker {worker}, {name} raised {failed[worker]}")
         if len({digest for _, digest in found.values()}) > 1:
             lists = agree(world, team, f"the equations of {name}", lambda: digests)
-            raise PlanError(_difference(name, lists))
+            raise PlanError(difference(name, lists))
         assert traced is not None
         return traced
 
@@ -341,25 +341,6 @@ def _undifferentiated_argument(path: str, spec: TensorSpec | None) -> str:
         f"`in_specs` (one variable, such as a parameter: the sum over the copies), or {other} (a value computed from "
         "other workers' data: each copy's own term)."
     )
-
-
-def _difference(name: str, lists: dict[int, Sequence[tuple[str, str]]]) -> str:
-    """Return the sentence on the first equation that differs between workers."""
-    first = min(lists)
-    for worker, digests in sorted(lists.items()):
-        if list(digests) == list(lists[first]):
-            continue
-        for (ours, where), (theirs, where_there) in zip(lists[first], digests, strict=False):
-            if ours != theirs:
-                shown = (
-                    where if where == where_there else f"{where} on worker {first}, {where_there} on worker {worker}"
-                )
-                return f"The workers' programs of {name} differ: first in {shown}. Workers {first} and {worker}."
-        return (
-            f"The workers' programs of {name} differ: worker {first} has {len(lists[first])} equations, worker "
-            f"{worker} {len(digests)}."
-        )
-    return f"The workers' programs of {name} differ."
 
 
 def _nothing(spec: Spec, out: Any) -> Any:
