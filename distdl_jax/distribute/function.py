@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from distdl_jax.distribute import marks, rules  # noqa: F401  they register rules
-from distdl_jax.distribute.digests import combined, difference, equation_digests
+from distdl_jax.distribute.digests import combined, difference, equation_digests, static_digest
 from distdl_jax.distribute.doors import is_floating, undifferentiated, variables
 from distdl_jax.distribute.interpreter import Run, as_weak
 from distdl_jax.distribute.layouts import Mesh, axes_in, trimmed, uncut
@@ -24,7 +24,7 @@ from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.jax_compat import without_dead_equations
 from distdl_jax.partitions.tensors import TensorSpec, zero_volume_tensor
 from distdl_jax.source_lines import function_name
-from distdl_jax.text import bytes_text, quoted
+from distdl_jax.text import bytes_text
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.jaxprs import equations
 from distdl_jax.transports.agreement import agree
@@ -201,7 +201,8 @@ class Distributed:
             spec.describe() if isinstance(spec, TensorSpec) else f"{spec}"
             for spec in (*traced.specs, *traced.out_specs)
         ]
-        statics = [quoted(leaf) for n, leaf in enumerate(traced.leaves) if n not in set(traced.arrays)]
+        arrays = set(traced.arrays)
+        statics = [static_digest(leaf) for n, leaf in enumerate(traced.leaves) if n not in arrays]
         first = combined([(text, "") for text in (*described, *traced.paths, str(self.gather), *statics)])
         return [(first, "the specs, `gather` or an argument that is no array"), *equation_digests(traced.closed)]
 
@@ -264,14 +265,14 @@ class Distributed:
         mesh, args = traced.mesh, []
         summed: list[int] = []
         for place, (n, spec, whole) in enumerate(zip(traced.arrays, traced.specs, traced.shapes, strict=True)):
-            x, found = traced.leaves[n], tensor_spec(spec)
+            x, found = jnp.asarray(traced.leaves[n]), tensor_spec(spec)
             cut = uncut(whole.shape) if found is None else mesh.raw_cut_of(found)
             has_copies = bool(mesh.axes - axes_in(cut))
             if is_floating(x):
                 if isinstance(spec, Meaning) and spec.name == "VARIABLE":
                     summed.append(place)
                 elif (spec is None or isinstance(spec, TensorSpec)) and (found is None or has_copies):
-                    x = undifferentiated(_undifferentiated_argument(traced.paths[place], found), jnp.asarray(x))
+                    x = undifferentiated(_undifferentiated_argument(traced.paths[place], found), x)
             short = [d for d, size in enumerate(whole.shape) if size == 1 and cut[d]]
             x, cut = movements.gathered(x, whole.shape, cut, short)
             args.append(Tensor(movements, whole.shape, whole.dtype, cut, x))

@@ -307,6 +307,9 @@ loss, gradient = dj.jit(dj.distribute(step, (None, spec)))(jnp.ones(3), spec.blo
 expected = step(jnp.ones(3), x)
 np.testing.assert_allclose(loss, expected[0], rtol=1e-5)
 np.testing.assert_allclose(gradient, expected[1], rtol=1e-4, atol=1e-7)
+# A leaf that is a function has another address in each process.
+f = dj.distribute(lambda act, x: act(x).sum(), (None, spec))
+np.testing.assert_allclose(f(lambda x: jnp.sin(x), spec.block(x)), np.sin(x).sum(), rtol=1e-4)
 """
 
 

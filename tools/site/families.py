@@ -27,6 +27,12 @@ FAMILIES = (
         "init_block specs_like training_specs map_blocks map_overlap draw Drawing random.*",
     ),
     Family(
+        "distribute",
+        "Functions of whole arrays",
+        "Run an ordinary JAX function on blocks. Guide: [your own network, as it is](../distribute.md).",
+        "distribute constrain with_rule",
+    ),
+    Family(
         "programs",
         "Programs and derivatives",
         "Compile, differentiate and check programs of all workers. Guides: [the contract](../contract.md), "
