@@ -192,6 +192,7 @@ def _needs(manifest: Manifest, specs: Any) -> list[_Need | None]:
     """
     spec_by_path = {jax.tree_util.keystr(path): spec for path, spec in specs_by_path(specs).items()}
     saved = {leaf.path: leaf for leaf in manifest.leaves}
+    # A spec in place of a subtree holds for the leaves below it, as everywhere; but each leaf has a shape of its own.
     spec_path_of, without = match(saved, spec_by_path)
     if without:
         raise PlanError(
@@ -216,6 +217,7 @@ def _needs(manifest: Manifest, specs: Any) -> list[_Need | None]:
             continue
         leaf, world = saved[path], spec.partition.world
         _check_shape(path, spec, leaf)
+        # The shapes of placeholders are known of the workers that saved, which have other ranks in another world.
         placeholder = leaf.placeholders.get(world.rank) if manifest.workers == world.size else None
         needs.append(_Need(f"specs{path}", spec, leaf, spec.known_placeholder or placeholder or (0,)))
     return needs

@@ -273,10 +273,11 @@ class Distributed:
                     summed.append(place)
                 elif (spec is None or isinstance(spec, TensorSpec)) and (found is None or has_copies):
                     x = undifferentiated(_undifferentiated_argument(traced.paths[place], found), x)
+            # A cut dimension of length 1 is on one worker: all get it here, since later nothing of that length is cut.
             short = [d for d, size in enumerate(whole.shape) if size == 1 and cut[d]]
             x, cut = movements.gathered(x, whole.shape, cut, short)
             args.append(Tensor(movements, whole.shape, whole.dtype, cut, x))
-        if summed:
+        if summed:  # together, so that their gradients are summed in one movement
             axes = [mesh.axes - axes_in(args[place].cut) for place in summed]
             copies = variables(movements, axes, [args[place].at(args[place].cut) for place in summed])
             for place, x in zip(summed, copies, strict=True):

@@ -203,12 +203,14 @@ def conv_partitions(
 ) -> ConvPartitions:
     """Choose the algorithm and arrange the teams; reject inconsistent partitions with a message."""
     batch, p_ci, *features = P_x.shape
-    if P_y is None or P_W is None:
+    if P_y is None or P_W is None:  # channels are whole, and so is the weight on every worker
         work = P_x.create_cartesian_topology_partition([batch, 1, 1, *features])
         return ConvPartitions("feature", work, work, work)
     p_co = P_y.shape[1]
+    # P_W has output channels, input channels and features; with a batch in front, it is the grid of the work itself.
     full = P_W.shape if P_W.dim == dims + 3 else (1, *P_W.shape)
     work = P_W.create_cartesian_topology_partition(full)
+    # Split channels of a convolution in groups hold whole groups: no sum is left over input channels.
     split_groups = groups > 1 and p_ci > 1
     is_whole = groups == 1 and work.dim == dims + 3
     gathers, scatters = (is_whole and moves_features(P, 1, work, side) for P, side in ((P_x, 2), (P_y, 1)))

@@ -191,7 +191,7 @@ def _move(
     world = given[0].partition.world
     root = _checked_root(root, world)
     team = tuple(sorted({root}.union(*(spec.partition.ranks for spec in given))))
-    if world.rank not in team:
+    if world.rank not in team:  # it takes no part in the agreement, and has nothing to move
         placed = [
             value
             if spec is None
@@ -210,6 +210,7 @@ def _move(
         paths = [(path, described(spec)) for path, _, spec in leaves if spec]
         return paths, [_shape_dtype(name, value) for name, value, _ in moving]
 
+    # One agreement for the whole tree: all paths and shapes travel at once, and all workers raise the same error.
     label = f"the {kind} of a tree {'to' if kind == 'gather' else 'from'} worker {root}"
     contributions = agree(world, team, label, contribute)
     check_alike({worker: paths for worker, (paths, _) in contributions.items()})

@@ -157,12 +157,13 @@ def plan_reduction(
     if op in ("max", "min", "var") and jnp.issubdtype(dtype, jnp.complexfloating):
         why = "" if op == "var" else ", which have an order"
         raise PlanError(f"`x` must hold real numbers{why}, but is {dtype}.")
-    wide = accumulation_dtype(output)
+    wide = accumulation_dtype(output)  # in which the workers' results are combined, and rounded once
     shapes = {
         worker: tuple(1 if d in axes else length for d, length in enumerate(block.shape)) for worker, block in x.items()
     }
     blocks = {worker: ShapeDtype(shape, output) for worker, shape in shapes.items()}
     if op == "var":
+        # Two rounds, of sums and of squared deviations: one round of squares would lose the digits of the mean.
         return VariancePlan(blocks, axes, n - ddof if n > ddof else 0, Moments(grid, axes, Along(axes), wide))
     sums = plan_all_sum_reduce({worker: ShapeDtype(shape, wide) for worker, shape in shapes.items()}, P_x, axes)
     if op in ("sum", "mean"):
@@ -171,6 +172,7 @@ def plan_reduction(
         raise PlanError(f"`x` ({shape_text(grid.extent)}) must have an entry along dimensions {axes}.")
     if not is_differentiable(dtype):
         return ExtremumAlongPlan(blocks, axes, n, ExtremumPlan(sums.teams, sums.inputs, op == "max"), op == "max")
+    # With the number of ties, by which the gradient is divided: ties on other workers count, too.
     pairs = {worker: ShapeDtype((*shape, 2), wide) for worker, shape in shapes.items()}
     return ExtremumAlongPlan(blocks, axes, n, CountedExtremumPlan(sums.teams, pairs), op == "max")
 

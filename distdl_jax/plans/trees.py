@@ -121,6 +121,7 @@ def doubling_steps(
 
     steps, m = [], 1
     while m < p:
+        # The last exchange may need fewer blocks than there are, and leaves everything where it belongs.
         count, ends = min(m, p - m), 2 * m >= p
         own, after = run(place, m), run(place, m + count)
         sent = pieces(run(place, count), length(run(place - m, m)), ends)

@@ -21,6 +21,7 @@ def gather(site: Site, x: Tensor, indices: Tensor) -> Tensor:
     gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     windowed = [d for d in range(len(x.shape)) if d not in gone]
     through = {d: o for d, o in zip(windowed, numbers.offset_dims, strict=True) if sizes[d] == x.shape[d]}
+    # Even if all of it is taken: where the slice starts is computed, and clamped by the whole length.
     through = {d: o for d, o in through.items() if d not in numbers.start_index_map}
     batch = [o for o in range(len(site.shape)) if o not in numbers.offset_dims]  # of the result, as in the indices
     paired = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
@@ -57,6 +58,7 @@ def scatter(site: Site, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     batch = [u for u in range(len(updates.shape)) if u not in numbers.update_window_dims]
     paired = dict(zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True))
     of_x, of_updates, of_indices = x.natural(), updates.natural(), indices.natural()
+    # Updates that are set, multiplied or compared must all be there, in their order: only what passes stays cut.
     wishes: list[tuple[Any, Axes, int]] = [(d, of_x[d], x.size) for d in (*through, *paired)]
     wishes += [(d, of_updates[u], updates.size) for d, u in through.items()]
     wishes += [(d, of_updates[batch[k]], updates.size) for d, k in paired.items()]
@@ -75,6 +77,7 @@ def scatter(site: Site, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     for k, u in enumerate(batch):
         wanted[u] = of_batch[k]
     pending = frozenset(a for k in range(len(batch)) for a in granted.get(("update", k), ()))
+    # The operand counts once: it is the first worker's term, to which each adds its own updates.
     block = x.terms(tuple(own), pending) if pending else x.at(own)
     return site.value(site.bind(block, indices.at([*of_batch, ()]), updates.at(wanted)), own, pending)
 

@@ -92,6 +92,7 @@ def scan(site: Site, *xs: Tensor) -> list[Tensor]:
     constants, fixed = loop.constants, loop.constants + loop.carried
     cuts = [x.readable() for x in xs[:fixed]] + [x.whole_along([0]) for x in xs[fixed:]]
     inside = cuts[:fixed] + [cut[1:] for cut in cuts[fixed:]]
+    # A body may cut what was whole before, which is cut from the first pass on then. Cuts only grow, so this ends.
     while True:
         results = Body(site.run, loop.body).dry(inside)
         before = inside[constants:fixed]

@@ -28,6 +28,7 @@ def dot_general(site: Site, x: Tensor, y: Tensor) -> Tensor:
         for operand, of in ((x, names[0]), (y, names[1]))
         for d, axes in enumerate(operand.natural())
     ]
+    # A name is of a dimension that the two operands share, so both get the cut of whichever was granted it.
     granted = site.claim(wishes)
     own_x, own_y = ([granted.get(of[d], ()) for d in range(len(of))] for of in names)
     out = [granted.get(("batch", k), ()) for k in range(len(batch_x))]

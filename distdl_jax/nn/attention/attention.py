@@ -241,7 +241,8 @@ class DistributedMultiHeadAttention(PartitionedLayer):
         )
         scatter = plan_reduce_scatter(whole, self.P_x, self._gathered)
         heads = Heads(self.num_heads, self._key_heads, self._features, out, is_padded(params, keys))
-        way = self.exchange if self._work.shape[1] > 1 else None
+        way = self.exchange if self._work.shape[1] > 1 else None  # of keys, if the sequence is split
+        # A mask has this worker's queries only, so that its keys can't be processed by another worker.
         masked = any(name in shapes for shapes in params.values() for name in (MASK, SEEN))
         steps = ring_steps(heads, whole, keys, self._work, self.causal, balanced=not masked) if way == "ring" else ()
         to_heads = plan_to_heads(heads, x, memory or x, self._work) if way == "heads" else None

@@ -76,6 +76,7 @@ def _turn(queries: Sequence[Range], keys: Sequence[Range], near: int, far: int, 
     """Return the round in which workers from `first` on fetch keys, and workers from `far` on send queries."""
     p, looking, lent = len(queries), [], []
     for i, (start, stop) in enumerate(queries):
+        # In the middle round of an even p both workers of a pair could do all of it: each does half of the queries.
         middle = (start + stop) // 2
         looking.append((start, (middle if near == far <= i else stop) if i >= first else start))
         lent.append((middle if near == far else start, stop) if i >= far else (stop, stop))

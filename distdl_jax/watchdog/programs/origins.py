@@ -189,6 +189,7 @@ class _ValueComparison:
             for row, call in zip(rows, self._calls, strict=True)
         ]
         known = self._leaf_mask
+        # Leaves first: they have names. Then movements, which tell sums of values apart that have the same leaves.
         found = self._mixed(rows, known) or self._mixed(rows, ~known) or self._mixed(new, known, are_permuted=True)
         if found is not None:
             n, *passed = found
@@ -227,11 +228,13 @@ class _ValueComparison:
         """
         for n, row in enumerate(rows):
             for one, other in dict.fromkeys(pair for group in row.groups for pair in _different(group, row.origins)):
+                # A value that one of the two doesn't know by this name can't have been mixed up with another.
                 masks = mask & self._known[other], mask & self._known[one]
                 first, second = row.origins[one] & masks[0], row.origins[other] & masks[1]
                 only_first, only_second = first & ~second, second & ~first
                 if not (only_first and only_second):
-                    continue
+                    continue  # one passes more than the other, as where a block is empty: nothing is swapped
+                # Where the other passes what is missing here: only calls that could be confused, of the same kind.
                 same_kind = [
                     (call.origins[one] & masks[0], call.origins[other] & masks[1])
                     for call in rows

@@ -220,11 +220,13 @@ class Coordinator:
         timeout, situation, lines = self.timeout, self._situation(now), lines_within(self.limits.waiting)
         assert timeout.question is not None
         answers = timeout.question.answers
+        # A wait counts from when the last worker that compiled was done, unless it is longer than any compilation.
         compiled = min((answer.detail.compiled for answer in answers.values()), default=NEVER)
         least, most = (part * self.limits.waiting or NEVER for part in ASKED)
         lasting, overdue = list[LongWait](), list[LongWait]()
         longest, due_at = (-NEVER, 0, 0.0), NEVER
         for worker, wait in sorted((worker, wait) for worker, answer in answers.items() for wait in answer.waits):
+            # An answer may be older than a state: a wait that has ended since is neither told nor overdue.
             limit, is_in = situation.limit_of(worker, wait), _is_in(self.states[worker], wait)
             if is_in and (limit < NEVER or wait.kind == "left"):
                 lasting.append(LongWait(wait.seconds, worker, limit))
@@ -233,6 +235,7 @@ class Coordinator:
             longest = max(longest, (wait.seconds, worker, counted))
             if counted >= limit and is_in:
                 overdue.append(LongWait(wait.seconds, worker, limit))
+            # Ask again when this wait may be overdue, or its next line is due; not at once, since answers take time.
             next_line = min((line for line in lines if line > wait.seconds), default=NEVER) - wait.seconds
             soon = NEVER if wait.kind == "left" else min(max(limit - counted, least), most)
             due_at = min(due_at, timeout.asked_at + min(soon, max(next_line, SOON)))
