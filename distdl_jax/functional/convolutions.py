@@ -203,7 +203,7 @@ def conv_partitions(
 ) -> ConvPartitions:
     """Choose the algorithm and arrange the teams; reject inconsistent partitions with a message."""
     batch, p_ci, *features = P_x.shape
-    if P_y is None or P_W is None:  # channels are whole, and so is the weight on every worker
+    if P_y is None or P_W is None:  # channels are whole: only the batch and features are split
         work = P_x.create_cartesian_topology_partition([batch, 1, 1, *features])
         return ConvPartitions("feature", work, work, work)
     p_co = P_y.shape[1]
