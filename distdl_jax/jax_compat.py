@@ -73,9 +73,9 @@ def bound_again(eqn: Any, args: Sequence[Any]) -> list[Any]:
 
 
 def without_dead_equations(closed: Any) -> Any:
-    """Return a traced program without the equations that contribute to no result.
+    """Return a traced program without the equations that contribute to no result: their messages would be sent.
 
-    Private: `jax._src.interpreters.partial_eval.dce_jaxpr`. XLA does the same later, but messages would stay.
+    Private: `jax._src.interpreters.partial_eval.dce_jaxpr`. A `jax.extend` for interpreters would replace it.
     """
     from jax._src.interpreters.partial_eval import dce_jaxpr
 

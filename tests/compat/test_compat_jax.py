@@ -89,6 +89,15 @@ def test_a_program_evaluated_equation_by_equation() -> None:
         assert str(got.source_info.name_stack) == str(expected.source_info.name_stack)
 
 
+@what_breaks(jax_compat.without_dead_equations)
+def test_a_program_without_dead_equations() -> None:
+    """All arguments stay, also unused ones."""
+    closed = jax.make_jaxpr(lambda x, y: (jnp.sin(x) * jnp.cos(y), x + 1)[1])(1.0, 2.0)
+    living = jax_compat.without_dead_equations(closed)
+    assert [eqn.primitive.name for eqn in living.eqns] == ["add"]
+    assert len(living.in_avals) == 2
+
+
 @what_breaks(jax_compat.at_line_of)
 def test_what_is_traced_takes_the_line_of_an_equation() -> None:
     first = jax.make_jaxpr(squared_twice)(1.0).jaxpr.eqns[0]
