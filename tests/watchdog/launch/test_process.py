@@ -164,8 +164,8 @@ def test_the_supervisor_does_not_import_jax():
 def test_every_public_name_is_listed_once():
     for name in dj.__all__:
         assert getattr(dj, name) is not None
-    assert dir(dj) == dj.__all__ and dir(dj.nn) == sorted(dj.nn.__all__)
-    assert sorted(dj._MODULE_OF) == dj.__all__
+    assert dir(dj) == sorted(dj.__all__) and dir(dj.nn) == sorted(dj.nn.__all__)
+    assert sorted(dj._MODULE_OF) == sorted(dj.__all__)
     with pytest.raises(AttributeError, match="module 'distdl_jax' has no attribute 'no_such_name'"):
         _ = dj.no_such_name
 
