@@ -39,8 +39,8 @@ class Order(NamedTuple):
     - `drop_last`: whether an epoch ends before a smaller batch.
 
     >>> order = Order(5, 2, None, False)
-    >>> order.batches, order.epoch(0).tolist(), order.after(Place(0, 2))
-    (3, [0, 1, 2, 3, 4], Place(epoch=1, batch=0, order=1571550454))
+    >>> order.batches, order.epoch(0).tolist(), order.after(Position(0, 2))
+    (3, [0, 1, 2, 3, 4], Position(epoch=1, batch=0, order=1571550454))
     """
 
     n: int
