@@ -23,7 +23,7 @@ def undifferentiated(sentence: str, x: Any) -> Any:
 
 
 def _forward(sentence: str, x: Any) -> tuple[Any, None]:
-    return x.value, None
+    return undifferentiated(sentence, x.value), None
 
 
 def _backward(sentence: str, _: None, dy: Any) -> tuple[Any]:
@@ -52,7 +52,9 @@ def variables(movements: Movements, axes_of: Sequence[frozenset[int]], xs: Seque
         return xs
 
     def forward(*xs: Any) -> tuple[Any, None]:
-        return tuple(x.value for x in xs), None
+        return copies(
+            *(x.value for x in xs)
+        ), None  # whose derivatives are summed likewise, in a derivative of this one
 
     def backward(_: None, cotangents: Sequence[Any]) -> tuple[Any, ...]:
         found: list[Any] = [None] * len(cotangents)
@@ -62,7 +64,7 @@ def variables(movements: Movements, axes_of: Sequence[frozenset[int]], xs: Seque
                 kinds.setdefault((axes, np.dtype(dy.dtype)), []).append(n)
         movements.asked_by = "", "gradients of variables"
         for (axes, _), numbers in kinds.items():
-            sums = movements.all_sums([cotangents[n] for n in numbers], axes)
+            sums = movements.gradients_of_copies([cotangents[n] for n in numbers], axes)
             for n, total in zip(numbers, sums, strict=True):
                 found[n] = total
         return tuple(found)

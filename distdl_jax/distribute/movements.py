@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from distdl_jax.distribute.layouts import Cut, Mesh, axes_in
+from distdl_jax.distribute.layouts import Cut, Mesh, axes_in, uncut
 from distdl_jax.functional.all_gather import GatherPlan
-from distdl_jax.functional.all_sum_reduce import AllSumPlan
+from distdl_jax.functional.all_sum_reduce import AllSumPlan, Copy
 from distdl_jax.functional.block_checks import GridBlocks
 from distdl_jax.functional.halo_exchange import RangesPlan
-from distdl_jax.functional.movement import Movement, move
+from distdl_jax.functional.movement import Movement, move, pulled_back
 from distdl_jax.functional.plan import MovementPlan
 from distdl_jax.functional.repartition import RepartitionPlan
 from distdl_jax.plans.decomposition import Range
@@ -30,6 +30,17 @@ from distdl_jax.watchdog.programs.ir import Operation
 
 Needed = Mapping[int, Sequence[Range]]
 """For some cut dimensions, the range that each index along it needs."""
+
+
+def _together(move_packed: Callable[[Array], Array], xs: Sequence[Array]) -> list[Array]:
+    """Return the results of a movement of several arrays of one dtype, packed into one."""
+    if len(xs) == 1:
+        return [move_packed(xs[0])]
+    packed, start, results = move_packed(jnp.concatenate([x.ravel() for x in xs])), 0, []
+    for x in xs:
+        results.append(lax.slice_in_dim(packed, start, start + x.size).reshape(x.shape))
+        start += x.size
+    return results
 
 
 @dataclass(frozen=True)
@@ -98,14 +109,20 @@ class Movements:
 
     def all_sums(self, xs: Sequence[Array], axes: Iterable[int]) -> list[Array]:
         """Return the sums of several arrays of one dtype in one movement."""
-        if len(xs) == 1:
-            return [self.all_sum(xs[0], axes)]
-        packed = jnp.concatenate([x.ravel() for x in xs])
-        total, start, sums = self.all_sum(packed, axes), 0, []
-        for x in xs:
-            sums.append(lax.slice_in_dim(total, start, start + x.size).reshape(x.shape))
-            start += x.size
-        return sums
+        return _together(lambda packed: self.all_sum(packed, axes), xs)
+
+    def gradients_of_copies(self, cotangents: Sequence[Array], axes: Iterable[int]) -> list[Array]:
+        """Return the gradients of variables with copies along `axes`, from the cotangents of this worker's copies."""
+        team = self.mesh.team(axes)
+        if len(team) == 1:
+            return list(cotangents)
+        copy = Copy(team, True)
+
+        def summed(packed: Array) -> Array:
+            self._note(copy.adjoint(), packed, "sum", packed.shape, uncut(packed.shape), uncut(packed.shape))
+            return pulled_back(self.mesh.world, copy, packed)
+
+        return _together(summed, cotangents)
 
     def scattered_sum(self, x: Array, shape: Sequence[int], cut: Cut, dims: tuple[int, ...]) -> Array:
         """Return this worker's block of a sum, from terms that are whole along `dims`."""

@@ -188,7 +188,12 @@ def _backward(
         assert residual is not None
         sums = _moved_back(world, part.adjoint(), part.before_adjoint(residual, dy))
         return (part.after_adjoint(residual, sums, dy.dtype),)
-    return (_moved_back(world, _Pullback(part) if to_be_transposed.value else part.adjoint(), dy),)
+    return (pulled_back(world, part, dy),)
+
+
+def pulled_back(world: World, part: Movement, dy: Array) -> Array:
+    """Return the cotangent of a linear movement's input, from that of its output."""
+    return _moved_back(world, _Pullback(part) if to_be_transposed.value else part.adjoint(), dy)
 
 
 def _cotangent(parts: Parts, dtype: np.dtype) -> Array:
