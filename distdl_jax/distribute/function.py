@@ -283,7 +283,14 @@ class Distributed:
             for place, x in zip(summed, copies, strict=True):
                 args[place] = Tensor(movements, args[place].shape, args[place].dtype, args[place].cut, x)
         run, wanted = Run(movements, self.gather), [spec is None for spec in traced.out_specs]
-        results = run.evaluate(traced.closed.jaxpr, traced.closed.consts, args, wanted)
+        # What is closed over is a whole value, too: only a traced one can be differentiated.
+        consts = [
+            undifferentiated(_CLOSED_OVER.format(jax.typeof(x).str_short()), x)
+            if isinstance(x, jax.core.Tracer) and is_floating(x)
+            else x
+            for x in traced.closed.consts
+        ]
+        results = run.evaluate(traced.closed.jaxpr, consts, args, wanted)
         movements.asked_by = "", "results"
         run.settle_together([y for y, is_whole in zip(results, wanted, strict=True) if is_whole])
         return results
@@ -332,6 +339,13 @@ class Distributed:
             "dj.COPIES (each copy counts). What isn't part of the loss may pass jax.lax.stop_gradient.",
             jnp.asarray(x),
         )
+
+
+_CLOSED_OVER = (
+    "A derivative is taken from outside of a distributed function, by a value ({}) that it closes over, of which all "
+    "workers have copies. Make it an argument, with dj.VARIABLE or dj.COPIES in `in_specs`, or take the derivative "
+    "inside."
+)
 
 
 def _undifferentiated_argument(path: str, spec: TensorSpec | None) -> str:

@@ -133,6 +133,22 @@ def test_a_derivative_that_could_mean_two_things_is_refused(specs: Any, out: Any
     dj.simulate(2, program)
 
 
+def test_a_derivative_by_what_is_closed_over_is_refused() -> None:
+    def program() -> None:
+        spec = TensorSpec((5, 3), dj.Partition().grid([2, 1]))
+        block = spec.block(whole())
+
+        def loss(w: Any) -> Any:
+            return dj.distribute(lambda x: loss_of(w, x), (spec,), dj.PARTS)(block)
+
+        with pytest.raises(dj.PlanError, match=r"by a value \(float\d+\[3\]\) that it closes over"):
+            dj.grad(loss)(jnp.ones(3))
+        expected = loss_of(jnp.ones(3), whole())
+        np.testing.assert_allclose(dj.all_reduce(jax.jit(loss)(jnp.ones(3)), spec.partition), expected, rtol=1e-5)
+
+    dj.simulate(2, program)
+
+
 def test_results_as_they_fall_and_as_they_are_asked_for() -> None:
     x = whole(7)
 
