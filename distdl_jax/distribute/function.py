@@ -27,6 +27,7 @@ from distdl_jax.source_lines import function_name
 from distdl_jax.text import bytes_text
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.jaxprs import equations
+from distdl_jax.transforms.any_leaves import is_array
 from distdl_jax.transports.agreement import agree
 from distdl_jax.validation import check_function, checked_integer
 
@@ -106,6 +107,9 @@ class _Traced:
 
 class Distributed:
     """A function of whole arrays, as a function of this worker's blocks; made by `dj.distribute`."""
+
+    takes_any_leaves = True
+    """For `dj.jit`: leaves that aren't arrays are part of the program's key."""
 
     def __init__(self, f: Callable[..., Any], in_specs: Any, out_specs: Any, gather: int | None) -> None:
         self.f, self.in_specs, self.out_specs, self.gather = f, in_specs, out_specs, gather
@@ -210,7 +214,7 @@ class Distributed:
         specs = self._specs_of(args)
         paths_and_leaves, tree = jax.tree.flatten_with_path(args)
         leaves = [leaf for _, leaf in paths_and_leaves]
-        arrays = [n for n, leaf in enumerate(leaves) if _is_array(leaf)]
+        arrays = [n for n, leaf in enumerate(leaves) if is_array(leaf)]
         paths = [f"args{jax.tree_util.keystr(path)}" for path, _ in paths_and_leaves]
         partitions = list(self._partitions())
         shapes = [_whole_shape(paths[n], leaves[n], specs[n]) for n in arrays]
@@ -222,8 +226,8 @@ class Distributed:
             results = self.f(*jax.tree.unflatten(tree, [given.get(n, leaf) for n, leaf in enumerate(leaves)]))
             found, of_results = jax.tree.flatten(results)
             structure.append(of_results)
-            statics.update({n: leaf for n, leaf in enumerate(found) if not _is_array(leaf)})
-            return [leaf for leaf in found if _is_array(leaf)]
+            statics.update({n: leaf for n, leaf in enumerate(found) if not is_array(leaf)})
+            return [leaf for leaf in found if is_array(leaf)]
 
         with trace_context.set(anchors=None, whole_program=True):
             closed = without_dead_equations(jax.make_jaxpr(of_arrays)(*shapes))
@@ -367,10 +371,6 @@ def _nothing(spec: Spec, out: Any) -> Any:
 
 def _with_leaves(traced: _Traced, leaves: list[Any]) -> _Traced:
     return _Traced(**{**vars(traced), "leaves": leaves})
-
-
-def _is_array(leaf: Any) -> bool:
-    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or isinstance(leaf, bool | int | float | complex)
 
 
 def _shape_of(leaf: Any) -> Any:

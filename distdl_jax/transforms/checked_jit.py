@@ -33,6 +33,7 @@ from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.effect_free_call import call_without_effect
 from distdl_jax.tracing.marks import refuse_forward_mode
 from distdl_jax.tracing.program_reader import constants_text, moved_constants, read_flow
+from distdl_jax.transforms.any_leaves import JittedOfAnyLeaves
 from distdl_jax.transforms.copies_warning import Drift, drift_text, drifts
 from distdl_jax.transports.open_world import world_of, worlds_used
 from distdl_jax.transports.world import OutsideWorldError, World
@@ -90,7 +91,12 @@ def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
 
     In a call under `jax.grad` the derivative's program is not compared; `jit` the function that takes the gradient.
     """
-    return partial(jit, **options) if fun is None else CheckedFunction(fun, options)
+    if fun is None:
+        return partial(jit, **options)
+    checked = CheckedFunction(fun, options)
+    if not getattr(fun, "takes_any_leaves", False):
+        return checked
+    return JittedOfAnyLeaves(fun, checked, lambda fun: CheckedFunction(fun, {}), options)
 
 
 def check(fun: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Report:

@@ -390,3 +390,44 @@ def test_transformations_around_it_and_inside() -> None:
             assert dj.check(dj.value_and_grad(parts), w, block).ok
 
         dj.simulate(3, program)
+
+
+def test_leaves_that_are_no_arrays() -> None:
+    """Under dj.jit, too: they are part of the program's key, by equality."""
+    x = whole(6)
+    traced = []
+
+    def f(model: Any, x: Any) -> Any:
+        traced.append(model["name"])
+        return {"name": model["name"], "loss": jnp.mean(model["activation"](x * model["scale"]))}
+
+    def program() -> None:
+        spec = TensorSpec(x.shape, dj.Partition().grid([2, 1]))
+        step = dj.jit(dj.distribute(f, (None, spec)))
+        for name, activation in (("a", jnp.tanh), ("a", jnp.tanh), ("b", jnp.sin)):
+            found = step({"name": name, "activation": activation, "scale": 2.0}, spec.block(x))
+            assert found["name"] == name
+            np.testing.assert_allclose(found["loss"], np.mean(activation(2 * x)), rtol=1e-5)
+        with pytest.raises(
+            dj.InvalidTypeError, match=r"`args\[0\]\['name'\]` \(=\{1\}\) must be an array, or hashable"
+        ):
+            step({"name": {1}, "activation": jnp.tanh, "scale": 2.0}, spec.block(x))
+
+    dj.simulate(2, program)
+    assert sorted(set(traced)) == ["a", "b"] and traced.count("a") == traced.count("b")
+
+
+def test_the_first_worker_prints(capfd: pytest.CaptureFixture[str]) -> None:
+    def printing(x: Any) -> Any:
+        jax.debug.print("sum {}", x.sum())
+        return x.sum()
+
+    def program() -> None:
+        spec = TensorSpec((4, 3), dj.Partition().grid([2, 1]))
+        jax.block_until_ready(jax.jit(dj.distribute(printing, (spec,)))(jnp.ones((2, 3), jnp.float32)))
+        jax.effects_barrier()
+        with pytest.raises(dj.PlanError, match="would print blocks"):
+            dj.distribute(lambda x: jax.debug.print("{}", x), (spec,), gather=0)(jnp.ones((2, 3)))
+
+    dj.simulate(2, program)
+    assert capfd.readouterr().out.count("sum 12.0") == 1
