@@ -166,8 +166,3 @@ class Tensor:
     def __repr__(self) -> str:
         pending = f", pending along {sorted(self.pending)}" if self.pending else ""
         return f"Tensor({self.dtype}{list(self.shape)}, cut {self.cut}{pending}{', lazy' * self.is_lazy})"
-
-
-def is_free(tensor: Tensor, axes: Iterable[int]) -> bool:
-    """Say whether none of `axes` cuts the value or is pending."""
-    return not (axes_in(tensor.cut) | tensor.pending) & set(axes)

@@ -65,11 +65,6 @@ class IndexMap:
         """The number of indices."""
         return sum(segment.length for segment in self.segments)
 
-    @property
-    def reads_nothing(self) -> bool:
-        """Whether all of it is fill."""
-        return all(segment.start is None for segment in self.segments)
-
     def within(self, start: int, stop: int) -> list[Segment]:
         """Return the segments of the indices from `start` to `stop`."""
         found, first = [], 0

@@ -98,11 +98,6 @@ class WindowsRead:
             block = lax.pad(block, jnp.asarray(fill, block.dtype), [(int(e == d), 0, 0) for e in range(block.ndim)])
         return block
 
-    @property
-    def has_only_padding(self) -> bool:
-        """Whether some windows of this worker read no entry."""
-        return bool(self._only_padding)
-
 
 def _nothing(site: Site, cut: Cut, dtype: Any, *anchors: Array, nothing: bool) -> Array | None:
     """Return this worker's part of the result if it is empty, or a sum of nothing; otherwise None."""
