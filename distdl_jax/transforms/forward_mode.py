@@ -201,6 +201,7 @@ def linear_transpose(
                 )
 
     _check_together("linear_transpose", fun, partition, check)
+    # A linear function has the same transpose at every point; at 0 an affine one loses its constant.
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), primals)
 
     @wraps(fun)

@@ -130,6 +130,7 @@ def _widened(
         n, own, kind = owned.extent[d], owned.ranges[d][i], kinds[d]
         start, stop = _wide_range(own, depths[d], n, kind)
         starts.append(own[0] - start)
+        # What lies beyond the tensor mirrors entries within it, which have come with the halo: no further message.
         if kind in ("reflect", "nearest"):
             wide = jnp.take(wide, _sources(start, stop, n, kind) - needed[d][i][0], axis=d, mode="clip")
         elif not isinstance(kind, str):
