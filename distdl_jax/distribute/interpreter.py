@@ -13,7 +13,9 @@ from jax.extend.core import Literal
 
 from distdl_jax.distribute.layouts import Axes, Cut, axes_in, trimmed, uncut
 from distdl_jax.distribute.movements import Movements
+from distdl_jax.distribute.programs import VIEWS, is_multiplication, is_view, view_roots, without_repetitions
 from distdl_jax.distribute.tensors import Tensor
+from distdl_jax.distribute.views import View, multiplied
 from distdl_jax.errors import PlanError
 from distdl_jax.jax_compat import at_line_of, bound_again, name_and_params
 from distdl_jax.kernels.dtypes import accumulation_dtype, wide_as
@@ -127,7 +129,7 @@ class Run:
         self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Tensor], whole: Sequence[bool] = ()
     ) -> list[Tensor]:
         """Return the results of a program, from its arguments; `whole`: which results are to be whole."""
-        movements = self.movements
+        movements, jaxpr = self.movements, without_repetitions(jaxpr, ELEMENTWISE | VIEWS)
         env: dict[Any, Tensor] = {
             var: Tensor.copies(movements, x) for var, x in zip(jaxpr.constvars, consts, strict=True)
         }
@@ -138,16 +140,43 @@ class Run:
         def read(atom: Any) -> Tensor:
             return Tensor.copies(movements, atom.val) if isinstance(atom, Literal) else env[atom]
 
-        self.frames.append(env)
+        roots = view_roots(jaxpr)
+        views_of: dict[Any, list[int]] = {}
         for number, eqn in enumerate(jaxpr.eqns):
+            if is_view(roots, eqn):
+                views_of.setdefault(roots[eqn.outvars[0]], []).append(number)
+        is_read = {atom for eqn in jaxpr.eqns if not is_view(roots, eqn) for atom in _vars(eqn.invars)}
+        is_read |= set(() if self.frames else _vars(jaxpr.outvars))
+        done: set[int] = set()
+
+        def step(number: int) -> None:
+            eqn = jaxpr.eqns[number]
+            done.add(number)
             for_whole = [var in wanted for var in eqn.outvars]
             with at_line_of(eqn), wide_as(atom.aval for atom in (*eqn.invars, *eqn.outvars)):
                 site = Site(self, eqn, for_whole)
                 site.is_scaling = site.name in SCALING and all(once.get(atom, True) for atom in _vars(eqn.invars))
-                results = self.apply(site, [read(atom) for atom in eqn.invars])
+                operands = [read(atom) for atom in eqn.invars]
+                results = self.multiple(site, operands) if is_view(roots, eqn) and is_multiplication(eqn) else None
+                results = self.apply(site, operands) if results is None else results
             for var, result in zip(eqn.outvars, results, strict=True):
                 result.is_wanted_whole = var in wanted
+                result.is_read = result.is_read or var in is_read
                 env[var] = result
+            for var in eqn.outvars:
+                look_ahead(var)
+
+        def look_ahead(var: Any) -> None:
+            """Make all views of a new value, which costs nothing: the first that is read fetches for all."""
+            for number in views_of.get(var, ()) if not (env[var].pending or env[var].is_lazy) else ():
+                step(number)
+
+        self.frames.append(env)
+        for var in (*jaxpr.constvars, *jaxpr.invars):
+            look_ahead(var)
+        for number in range(len(jaxpr.eqns)):
+            if number not in done:
+                step(number)
             for var in last_use.get(number, ()):
                 env.pop(var, None)
         results = [read(atom) for atom in jaxpr.outvars]
@@ -164,7 +193,10 @@ class Run:
         kept, args = self._kept_pending(site, args)
         if not kept and site.name not in CALLS:
             self.settle_together(args)
-            if args and site.name not in ALWAYS_ASKED and all(x.is_everywhere and not x.is_lazy for x in args):
+            # A view of length 1 isn't cut, but nobody has it yet: a view of it fetches what it needs.
+            is_unread = site.name in VIEWS | {"add_any"} and any(isinstance(x, View) for x in args)
+            everywhere = bool(args) and all(x.is_everywhere and not x.is_lazy for x in args)
+            if everywhere and not is_unread and site.name not in ALWAYS_ASKED:
                 return self._bound(site, args)
         results = found(site, *args)
         results = list(results) if isinstance(results, list | tuple) else [results]
@@ -174,6 +206,14 @@ class Run:
             Tensor(self.movements, y.shape, y.dtype, y.cut, y.terms(y.cut, y.pending), y.pending | kept)
             for y in results
         ]
+
+    def multiple(self, site: Site, args: Sequence[Tensor]) -> list[Tensor] | None:
+        """Return a multiple of a value that views read, or of a view, as a view; None if it isn't cut."""
+        n, x = next((n, x) for n, x in enumerate(args) if x.shape)
+        if x.pending or x.is_lazy or not any(x.cut):
+            return None
+        numbers = [None if k == n else other.whole() for k, other in enumerate(args)]
+        return [multiplied(x, lambda block: site.bind(*(block if each is None else each for each in numbers)))]
 
     def _on_whole_arrays(self, site: Site, args: Sequence[Tensor], why: str) -> list[Tensor]:
         """Run the primitive itself on whole operands, on every worker, if that is allowed."""

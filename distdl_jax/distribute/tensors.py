@@ -41,6 +41,7 @@ class Tensor:
         self.movements, self.shape, self.dtype = movements, tuple(shape), dtype
         self.cut, self.pending, self.make = trimmed(cut, shape), frozenset(pending), make
         self.is_wanted_whole = False
+        self.is_read, self.views = False, list[Any]()  # the views of it; whether more than views reads it
         self._at: dict[Cut, Any] = {} if make else {self.cut: block}
         self._fetched: dict[Any, Any] = {}
 
