@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.extend.core import Literal
 
 from distdl_jax.distribute.layouts import Axes, Cut, axes_in, trimmed, uncut
@@ -129,14 +130,17 @@ class Run:
         """Return the results of a program, from its arguments; `whole`: which results are to be whole."""
         movements = self.movements
         env: dict[Any, Tensor] = {
-            var: Tensor.copies(movements, x) for var, x in zip(jaxpr.constvars, consts, strict=True)
+            var: _constant(movements, x) for var, x in zip(jaxpr.constvars, consts, strict=True)
         }
         env.update(zip(jaxpr.invars, args, strict=True))
+        for x in env.values():
+            if x.is_exact is None:
+                x.is_exact = not jnp.issubdtype(x.dtype, jnp.inexact)
         once = _used_once(jaxpr)
         wanted, last_use = _wanted_whole(jaxpr, whole or [False] * len(jaxpr.outvars)), _last_uses(jaxpr)
 
         def read(atom: Any) -> Tensor:
-            return Tensor.copies(movements, atom.val) if isinstance(atom, Literal) else env[atom]
+            return _constant(movements, atom.val) if isinstance(atom, Literal) else env[atom]
 
         self.frames.append(env)
         for number, eqn in enumerate(jaxpr.eqns):
@@ -144,9 +148,12 @@ class Run:
             with at_line_of(eqn), wide_as(atom.aval for atom in (*eqn.invars, *eqn.outvars)):
                 site = Site(self, eqn, for_whole)
                 site.is_scaling = site.name in SCALING and all(once.get(atom, True) for atom in _vars(eqn.invars))
-                results = self.apply(site, [read(atom) for atom in eqn.invars])
+                operands = [read(atom) for atom in eqn.invars]
+                results = self.apply(site, operands)
             for var, result in zip(eqn.outvars, results, strict=True):
                 result.is_wanted_whole = var in wanted
+                if result.is_exact is None:
+                    result.is_exact = all(x.is_exact for x in operands)
                 env[var] = result
             for var in last_use.get(number, ()):
                 env.pop(var, None)
@@ -221,14 +228,14 @@ class Run:
 
         A sum of which a reader will want blocks is left to its rule: it is scattered.
         """
-        due = [x for x in dict.fromkeys(args) if _settles_whole(x)]
+        due = [x for x in dict.fromkeys(args) if settles_whole(x)]
         if not due:
             return
         for axes, dtype in dict.fromkeys((x.pending, np.dtype(x.dtype)) for x in due):
             alike = [
                 x
                 for x in dict.fromkeys((*due, *(x for frame in self.frames for x in frame.values())))
-                if x.pending == axes and np.dtype(x.dtype) == dtype and _settles_whole(x)
+                if x.pending == axes and np.dtype(x.dtype) == dtype and settles_whole(x)
             ]
             for bucket in _buckets(alike):
                 sums = self.movements.all_sums([x.terms(x.cut, axes) for x in bucket], axes)
@@ -247,7 +254,13 @@ ALWAYS_ASKED = {"checkpoint", "remat", "remat2", "scan", "while", "cond"} | {
 """Primitives whose rule is asked even if all operands are whole: those with bodies, lazy results, or kernels."""
 
 
-def _settles_whole(x: Tensor) -> bool:
+def _constant(movements: Movements, x: Any) -> Tensor:
+    value = Tensor.copies(movements, x)
+    value.is_exact = not isinstance(x, Tracer) or None  # the workers' programs have been compared, with constants
+    return value
+
+
+def settles_whole(x: Tensor) -> bool:
     """Say whether a pending sum is to be copied to all workers, not scattered."""
     return bool(x.pending) and x.natural() == x.cut
 
