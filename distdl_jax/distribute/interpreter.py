@@ -129,14 +129,13 @@ class Run:
     ) -> list[Tensor]:
         """Return the results of a program, from its arguments; `whole`: which results are to be whole."""
         movements = self.movements
-        env: dict[Any, Tensor] = {
-            var: _constant(movements, x) for var, x in zip(jaxpr.constvars, consts, strict=True)
-        }
+        env: dict[Any, Tensor] = {var: _constant(movements, x) for var, x in zip(jaxpr.constvars, consts, strict=True)}
         env.update(zip(jaxpr.invars, args, strict=True))
         for x in env.values():
             if x.is_exact is None:
                 x.is_exact = not jnp.issubdtype(x.dtype, jnp.inexact)
         once = _used_once(jaxpr)
+        added = {id(atom) for eqn in jaxpr.eqns if eqn.primitive.name == "add_any" for atom in eqn.invars}
         wanted, last_use = _wanted_whole(jaxpr, whole or [False] * len(jaxpr.outvars)), _last_uses(jaxpr)
 
         def read(atom: Any) -> Tensor:
@@ -152,6 +151,8 @@ class Run:
                 results = self.apply(site, operands)
             for var, result in zip(eqn.outvars, results, strict=True):
                 result.is_wanted_whole = var in wanted
+                result.collects = id(var) in added
+                result.is_carried = any(x.is_carried for x in operands)
                 if result.is_exact is None:
                     result.is_exact = all(x.is_exact for x in operands)
                 env[var] = result
@@ -231,10 +232,11 @@ class Run:
         due = [x for x in dict.fromkeys(args) if settles_whole(x)]
         if not due:
             return
+        others = [x for frame in self.frames for x in frame.values() if not (x.collects or x.is_carried)]
         for axes, dtype in dict.fromkeys((x.pending, np.dtype(x.dtype)) for x in due):
             alike = [
                 x
-                for x in dict.fromkeys((*due, *(x for frame in self.frames for x in frame.values())))
+                for x in dict.fromkeys((*due, *others))
                 if x.pending == axes and np.dtype(x.dtype) == dtype and settles_whole(x)
             ]
             for bucket in _buckets(alike):
@@ -304,8 +306,8 @@ def _used_once(jaxpr: Any) -> dict[Any, bool]:
     return {atom: count == 1 for atom, count in uses.items()}
 
 
-SCALING = {"mul", "div", "neg", "convert_element_type", "copy", "copy_p"}
-"""Linear primitives after which a sum has as many terms as before, and nothing added."""
+SCALING = {"mul", "div", "neg", "convert_element_type", "copy", "copy_p", "add_any"}
+"""Linear primitives after which there is one sum, if there was one, or two of the same derivative."""
 
 ELEMENTWISE: set[str] = set()
 """The primitives that work element by element; filled by their rules."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -50,7 +51,7 @@ class Moved:
     - `line`, `primitive`: where the program asks for it.
     - `what`: the kind of movement. `shape`, `dtype`: of the whole value.
     - `before`, `after`: the numbers of blocks along its dimensions; `pending`: whether a sum was pending.
-    - `operations`: this worker's messages.
+    - `operations`: this worker's messages. `times`: how often, in a loop of known length; of another, one pass counts.
     """
 
     line: str
@@ -61,6 +62,7 @@ class Moved:
     before: tuple[int, ...]
     after: tuple[int, ...]
     operations: tuple[Operation, ...]
+    times: int = 1
 
 
 class Movements:
@@ -76,7 +78,16 @@ class Movements:
         self.moved: list[Moved] = []
         self.asked_by: tuple[str, str] = ("", "")
         self.requests = 0
+        self.times = 1
         self.dry_runs: dict[Any, Any] = {}
+
+    @contextmanager
+    def repeated(self, times: int) -> Iterator[None]:
+        """Count each movement inside so many times."""
+        before = self.times
+        self.times *= times
+        yield
+        self.times = before
 
     def run(self, plan: MovementPlan, x: Array, what: str, shape: Sequence[int], before: Cut, after: Cut) -> Array:
         """Run a plan of one movement, and note it."""
@@ -92,7 +103,9 @@ class Movements:
         operations = part.operations(self.mesh.world.rank, ShapeDtype(tuple(x.shape), dtype))
         numbers = [tuple(self.mesh.size(axes) for axes in cut) for cut in (before, after)]
         line, primitive = self.asked_by
-        self.moved.append(Moved(line, primitive, what, tuple(shape), dtype.name, numbers[0], numbers[1], operations))
+        self.moved.append(
+            Moved(line, primitive, what, tuple(shape), dtype.name, numbers[0], numbers[1], operations, self.times)
+        )
 
     def blocks(self, cut: Cut, shape: Sequence[int], dtype: Any) -> GridBlocks:
         """Return the shapes and dtypes of the blocks of the workers that share a value with this one."""
@@ -239,4 +252,4 @@ class Movements:
         numbers = [tuple(self.mesh.size(axes) for axes in cut) for cut in (before, after)]
         line, primitive = self.asked_by
         dtype = np.dtype(jnp.result_type(x)).name
-        return Moved(line, primitive, what, tuple(shape), dtype, numbers[0], numbers[1], operations)
+        return Moved(line, primitive, what, tuple(shape), dtype, numbers[0], numbers[1], operations, self.times)

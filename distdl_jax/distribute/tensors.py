@@ -28,6 +28,8 @@ class Tensor:
       bits, enlarging broadcasts, and what is computed from them. So no worker makes the whole array.
     - `is_exact`: whether it is computed from integers and constants alone, so that it is the same on all workers to the
       bit; None if that isn't known yet.
+    - `collects`, `is_carried`: whether terms are added to it later, here or in the next pass of a loop. Such a sum
+      doesn't travel with others before it is due.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Tensor:
         self.cut, self.pending, self.make = trimmed(cut, shape), frozenset(pending), make
         self.is_wanted_whole = False
         self.is_exact: bool | None = None
+        self.collects = self.is_carried = False
         self._at: dict[Cut, Any] = {} if make else {self.cut: block}
         self._fetched: dict[Any, Any] = {}
 

@@ -61,6 +61,13 @@ class DryRun:
     reads_sum: tuple[bool, ...]
     moves: bool
 
+    def moves_to(self, layouts: Sequence[Layout]) -> bool:
+        """Say whether anything is sent if the results are returned in these layouts."""
+        return self.moves or any(
+            any(y.readable) and y.readable != layout.cut and not layout.pending
+            for y, layout in zip(self.results, layouts, strict=True)
+        )
+
 
 class Body:
     """A program as a function of blocks, for JAX's own higher-order functions.
@@ -77,6 +84,8 @@ class Body:
             Tensor.laid_out(run.movements, var.aval, layout, x)
             for var, layout, x in zip(jaxpr.invars, layouts, arrays, strict=True)
         ]
+        for x in args:
+            x.is_carried = bool(x.pending)
         return args, run.evaluate(jaxpr, self.closed.consts, args)
 
     def __call__(self, layouts: Sequence[Layout], arrays: Sequence[Any]) -> list[Any]:
@@ -104,7 +113,11 @@ class Body:
             def evaluated(arrays: Sequence[Any]) -> None:
                 args, ys = self._evaluated(Run(found, self.run.gather), layouts, arrays)
                 reads = tuple(x.pending != layout.pending for x, layout in zip(args, layouts, strict=True))
-                described.append(DryRun(tuple(map(Result.of, ys)), reads, found.requests > 0))
+                results = tuple(map(Result.of, ys))
+                for y, result in zip(ys, results, strict=True):
+                    if not result.kept().pending:
+                        y.at(result.readable)  # what moves only where it is read counts, too
+                described.append(DryRun(results, reads, found.requests > 0))
 
             with trace_context.set(anchors=None):
                 jax.eval_shape(evaluated, blocks)
@@ -231,7 +244,8 @@ def scan(site: Site, *xs: Tensor) -> list[Tensor]:
         return found[: loop.carried], found[loop.carried :]
 
     options = {name: site.params[name] for name in ("reverse", "unroll", "_split_transpose") if name in site.params}
-    last, ys = lax.scan(step, arrays[loop.constants : fixed], arrays[fixed:], loop.length, **options)
+    with site.movements.repeated(loop.length):
+        last, ys = lax.scan(step, arrays[loop.constants : fixed], arrays[fixed:], loop.length, **options)
     stacked = [layout._replace(cut=((), *layout.cut)) for layout in returned]
     return _values(site, [*last, *ys], [*carry, *stacked])
 
@@ -257,7 +271,7 @@ def while_(site: Site, *xs: Tensor) -> list[Tensor]:
 
     carry = _carried(xs[second:], dry)
     test, found = dry_both(carry)
-    decides = (found.moves or test.moves) and not test.results[0].layout.is_exact
+    decides = (found.moves_to(carry) or test.moves) and not test.results[0].layout.is_exact
     arrays = _arrays(xs, [*of_condition, *of_body, *carry])
     condition, body = Body(site.run, loop.condition, [Layout(())]), Body(site.run, loop.body, carry)
 
@@ -285,7 +299,7 @@ def cond(site: Site, choice: Tensor, *xs: Tensor) -> list[Tensor]:
     number = choice.whole()
     if not choice.is_exact:
         out = [layout._replace(is_exact=False) for layout in out]
-        if any(each.moves for each in of_branches):
+        if any(each.moves_to(out) for each in of_branches):
             number = site.movements.of_first(number)
     bodies = [partial(Body(site.run, branch, out), layouts) for branch in found.bodies]
     return _values(site, lax.switch(number, bodies, _arrays(xs, layouts)), out)
