@@ -20,6 +20,7 @@ from distdl_jax.distribute.meanings import Meaning, Spec, check_specs, is_spec, 
 from distdl_jax.distribute.movements import Movements
 from distdl_jax.distribute.plan import Plan
 from distdl_jax.distribute.tensors import Tensor
+from distdl_jax.distribute.whole_values import compare_while_running, refuse_different, whole_digests
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.jax_compat import without_dead_equations
 from distdl_jax.partitions.tensors import TensorSpec, zero_volume_tensor
@@ -128,7 +129,9 @@ class Distributed:
         outs = [out.aval for out in traced.closed.jaxpr.outvars]
         if traced.mesh.index is None:
             return traced.filled([_nothing(spec, out) for spec, out in zip(traced.out_specs, outs, strict=True)])
-        tensors = self._evaluated(traced, Movements(traced.mesh))
+        movements, leaves = Movements(traced.mesh), [traced.leaves[n] for n in traced.arrays]
+        compare_while_running(movements, traced.paths, traced.specs, leaves)
+        tensors = self._evaluated(traced, movements)
         results = enumerate(zip(tensors, traced.out_specs, outs, strict=True))
         return traced.filled([self._given_back(n, y, spec, out) for n, (y, spec, out) in results])
 
@@ -172,24 +175,26 @@ class Distributed:
         if partition is None or partition.size == 1 or not partition.active:
             return self._trace(args)
         world, name = partition.world, function_name(self.f)
-        traced, failure, digests = None, None, [("", "")]
+        traced, failure, digests, values = None, None, [("", "")], {}
         try:
             traced = self._trace(args)
             digests = self._digests(traced)
+            values = whole_digests(traced.paths, traced.specs, [traced.leaves[n] for n in traced.arrays])
         except Exception as error:
             failure = error
         text = None if failure is None else f"{type(failure).__name__}: {failure}"
         team = tuple(partition.ranks)
-        found = agree(world, team, f"the program of {name}", lambda: (text, combined(digests)))
+        found = agree(world, team, f"the program of {name}", lambda: (text, combined(digests), values))
         if failure is not None:
             raise failure
-        failed = {worker: text for worker, (text, _) in found.items() if text is not None}
+        failed = {worker: text for worker, (text, *_) in found.items() if text is not None}
         if failed:
             worker = min(failed)
             raise PlanError(f"On worker {worker}, {name} raised {failed[worker]}")
-        if len({digest for _, digest in found.values()}) > 1:
+        if len({digest for _, digest, _ in found.values()}) > 1:
             lists = agree(world, team, f"the equations of {name}", lambda: digests)
             raise PlanError(difference(name, lists))
+        refuse_different({worker: values for worker, (_, _, values) in found.items()})
         assert traced is not None
         return traced
 
@@ -242,18 +247,9 @@ class Distributed:
         results = structure[-1]
         numbered = jax.tree.unflatten(results, range(results.num_leaves))
         out = per_leaf("out_specs", self.out_specs, numbered)
-        return _Traced(
-            mesh,
-            leaves,
-            arrays,
-            [specs[n] for n in arrays],
-            [paths[n] for n in arrays],
-            shapes,
-            closed,
-            results,
-            statics,
-            [spec for n, spec in enumerate(out) if n not in statics],
-        )
+        result_specs = [spec for n, spec in enumerate(out) if n not in statics]
+        array_specs = [specs[n] for n in arrays], [paths[n] for n in arrays]
+        return _Traced(mesh, leaves, arrays, *array_specs, shapes, closed, results, statics, result_specs)
 
     def _specs_of(self, args: tuple[Any, ...]) -> list[Spec]:
         given = self.in_specs

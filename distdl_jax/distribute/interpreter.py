@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.extend.core import Literal
 
 from distdl_jax.distribute.layouts import Axes, Cut, axes_in, trimmed, uncut
@@ -130,15 +131,17 @@ class Run:
     ) -> list[Tensor]:
         """Return the results of a program, from its arguments; `whole`: which results are to be whole."""
         movements, jaxpr = self.movements, without_repetitions(jaxpr, ELEMENTWISE | VIEWS)
-        env: dict[Any, Tensor] = {
-            var: Tensor.copies(movements, x) for var, x in zip(jaxpr.constvars, consts, strict=True)
-        }
+        env: dict[Any, Tensor] = {var: _constant(movements, x) for var, x in zip(jaxpr.constvars, consts, strict=True)}
         env.update(zip(jaxpr.invars, args, strict=True))
+        for x in env.values():
+            if x.is_exact is None:
+                x.is_exact = not jnp.issubdtype(x.dtype, jnp.inexact)
         once = _used_once(jaxpr)
+        added = {id(atom) for eqn in jaxpr.eqns if eqn.primitive.name == "add_any" for atom in eqn.invars}
         wanted, last_use = _wanted_whole(jaxpr, whole or [False] * len(jaxpr.outvars)), _last_uses(jaxpr)
 
         def read(atom: Any) -> Tensor:
-            return Tensor.copies(movements, atom.val) if isinstance(atom, Literal) else env[atom]
+            return _constant(movements, atom.val) if isinstance(atom, Literal) else env[atom]
 
         roots = view_roots(jaxpr)
         views_of: dict[Any, list[int]] = {}
@@ -162,6 +165,10 @@ class Run:
             for var, result in zip(eqn.outvars, results, strict=True):
                 result.is_wanted_whole = var in wanted
                 result.is_read = result.is_read or var in is_read
+                result.collects = id(var) in added
+                result.is_carried = any(x.is_carried for x in operands)
+                if result.is_exact is None:
+                    result.is_exact = all(x.is_exact for x in operands)
                 env[var] = result
             for var in eqn.outvars:
                 look_ahead(var)
@@ -261,14 +268,15 @@ class Run:
 
         A sum of which a reader will want blocks is left to its rule: it is scattered.
         """
-        due = [x for x in dict.fromkeys(args) if _settles_whole(x)]
+        due = [x for x in dict.fromkeys(args) if settles_whole(x)]
         if not due:
             return
+        others = [x for frame in self.frames for x in frame.values() if not (x.collects or x.is_carried)]
         for axes, dtype in dict.fromkeys((x.pending, np.dtype(x.dtype)) for x in due):
             alike = [
                 x
-                for x in dict.fromkeys((*due, *(x for frame in self.frames for x in frame.values())))
-                if x.pending == axes and np.dtype(x.dtype) == dtype and _settles_whole(x)
+                for x in dict.fromkeys((*due, *others))
+                if x.pending == axes and np.dtype(x.dtype) == dtype and settles_whole(x)
             ]
             for bucket in _buckets(alike):
                 sums = self.movements.all_sums([x.terms(x.cut, axes) for x in bucket], axes)
@@ -287,7 +295,13 @@ ALWAYS_ASKED = {"checkpoint", "remat", "remat2", "scan", "while", "cond"} | {
 """Primitives whose rule is asked even if all operands are whole: those with bodies, lazy results, or kernels."""
 
 
-def _settles_whole(x: Tensor) -> bool:
+def _constant(movements: Movements, x: Any) -> Tensor:
+    value = Tensor.copies(movements, x)
+    value.is_exact = not isinstance(x, Tracer) or None  # the workers' programs have been compared, with constants
+    return value
+
+
+def settles_whole(x: Tensor) -> bool:
     """Say whether a pending sum is to be copied to all workers, not scattered."""
     return bool(x.pending) and x.natural() == x.cut
 
@@ -331,8 +345,8 @@ def _used_once(jaxpr: Any) -> dict[Any, bool]:
     return {atom: count == 1 for atom, count in uses.items()}
 
 
-SCALING = {"mul", "div", "neg", "convert_element_type", "copy", "copy_p"}
-"""Linear primitives after which a sum has as many terms as before, and nothing added."""
+SCALING = {"mul", "div", "neg", "convert_element_type", "copy", "copy_p", "add_any"}
+"""Linear primitives after which there is one sum, if there was one, or two of the same derivative."""
 
 ELEMENTWISE: set[str] = set()
 """The primitives that work element by element; filled by their rules."""

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,6 +38,14 @@ def trimmed(cut: Iterable[Sequence[int]], shape: Sequence[int]) -> Cut:
 def axes_in(cut: Iterable[Sequence[int]]) -> set[int]:
     """Return the axes that cut a dimension."""
     return {axis for axes in cut for axis in axes}
+
+
+class Layout(NamedTuple):
+    """How a body of a loop or branch takes, or returns, a value; see `Tensor` for its fields."""
+
+    cut: Cut
+    pending: frozenset[int] = frozenset()
+    is_exact: bool = False
 
 
 def grown(shape: Sequence[int], cut: Cut, more: Cut) -> Cut:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -50,7 +51,7 @@ class Moved:
     - `line`, `primitive`: where the program asks for it.
     - `what`: the kind of movement. `shape`, `dtype`: of the whole value.
     - `before`, `after`: the numbers of blocks along its dimensions; `pending`: whether a sum was pending.
-    - `operations`: this worker's messages.
+    - `operations`: this worker's messages. `times`: how often, in a loop of known length; of another, one pass counts.
     """
 
     line: str
@@ -61,23 +62,37 @@ class Moved:
     before: tuple[int, ...]
     after: tuple[int, ...]
     operations: tuple[Operation, ...]
+    times: int = 1
 
 
 class Movements:
     """The movements of one distributed program.
 
     - `asked_by`: the line and the primitive of the equation that asks for them.
-    - `moved`: what moved, if `notes` are taken.
+    - `moved`: what moved, if `notes` are taken. `requests`: the number of movements, of any worker.
+    - `dry_runs`: what bodies of loops and branches would do, by the body and the layouts of its arguments.
     """
 
     def __init__(self, mesh: Mesh, *, notes: bool = False) -> None:
         self.mesh, self.notes = mesh, notes
         self.moved: list[Moved] = []
         self.asked_by: tuple[str, str] = ("", "")
+        self.requests = 0
+        self.times = 1
+        self.dry_runs: dict[Any, Any] = {}
+
+    @contextmanager
+    def repeated(self, times: int) -> Iterator[None]:
+        """Count each movement inside so many times."""
+        before = self.times
+        self.times *= times
+        yield
+        self.times = before
 
     def run(self, plan: MovementPlan, x: Array, what: str, shape: Sequence[int], before: Cut, after: Cut) -> Array:
         """Run a plan of one movement, and note it."""
         world = self.mesh.world
+        self.requests += 1
         self._note(plan.part(world.rank), x, what, shape, before, after)
         return plan.run(world, x)
 
@@ -88,7 +103,9 @@ class Movements:
         operations = part.operations(self.mesh.world.rank, ShapeDtype(tuple(x.shape), dtype))
         numbers = [tuple(self.mesh.size(axes) for axes in cut) for cut in (before, after)]
         line, primitive = self.asked_by
-        self.moved.append(Moved(line, primitive, what, tuple(shape), dtype.name, numbers[0], numbers[1], operations))
+        self.moved.append(
+            Moved(line, primitive, what, tuple(shape), dtype.name, numbers[0], numbers[1], operations, self.times)
+        )
 
     def blocks(self, cut: Cut, shape: Sequence[int], dtype: Any) -> GridBlocks:
         """Return the shapes and dtypes of the blocks of the workers that share a value with this one."""
@@ -123,6 +140,13 @@ class Movements:
             return pulled_back(self.mesh.world, copy, packed)
 
         return _together(summed, cotangents)
+
+    def of_first(self, x: Array) -> Array:
+        """Return the first worker's number, on all workers."""
+        team = self.mesh.team(self.mesh.axes)
+        inputs = dict.fromkeys(team, ShapeDtype(tuple(x.shape), np.dtype(x.dtype)))
+        own = x if self.mesh.is_first(self.mesh.axes) else jnp.zeros_like(x)
+        return self.run(AllSumPlan((team,), inputs), own, "first worker's", x.shape, (), ())
 
     def scattered_sum(self, x: Array, shape: Sequence[int], cut: Cut, dims: tuple[int, ...]) -> Array:
         """Return this worker's block of a sum, from terms that are whole along `dims`."""
@@ -189,6 +213,7 @@ class Movements:
     def added_ranges(self, y: Array, shape: Sequence[int], cut: Cut, needed: Needed) -> Array:
         """Return the adjoint: each worker's ranges are added to the blocks that they came from."""
         part = self._ranges(y.dtype, shape, cut, needed, ()).part(self.mesh.world.rank)
+        self.requests += 1
         if part is None:
             return y
         self._note(part.adjoint(), y, "added neighbours", shape, cut, cut)
@@ -206,17 +231,25 @@ class Movements:
 
     def compute(self, plan: Any, x: Any, what: str, shape: Sequence[int], before: Cut, after: Cut) -> Any:
         """Run a plan of a computation around movements, and note it."""
-        world = self.mesh.world
-        if self.notes:
-            self.moved.append(self._computed(plan, x, what, shape, before, after))
-        return plan.run(world, x)
+        return self.computed(partial(plan.run, self.mesh.world), x, what, shape, before, after)
 
-    def _computed(self, plan: Any, x: Any, what: str, shape: Sequence[int], before: Cut, after: Cut) -> Moved:
+    def computed(
+        self, run: Callable[[Any], Any], x: Any, what: str, shape: Sequence[int], before: Cut, after: Cut
+    ) -> Any:
+        """Return `run(x)`, a function that moves data, and note it."""
+        self.requests += 1
+        if self.notes:
+            self.moved.append(self._moved_by(run, x, what, shape, before, after))
+        return run(x)
+
+    def _moved_by(
+        self, run: Callable[[Any], Any], x: Any, what: str, shape: Sequence[int], before: Cut, after: Cut
+    ) -> Moved:
         with trace_context.set(anchors=None):
-            traced = jax.make_jaxpr(partial(plan.run, self.mesh.world))(x)
+            traced = jax.make_jaxpr(run)(x)
         read = read_program(self.mesh.world.transport, traced.jaxpr)
         operations = tuple(operation for operation in read if isinstance(operation, Operation))
         numbers = [tuple(self.mesh.size(axes) for axes in cut) for cut in (before, after)]
         line, primitive = self.asked_by
         dtype = np.dtype(jnp.result_type(x)).name
-        return Moved(line, primitive, what, tuple(shape), dtype, numbers[0], numbers[1], operations)
+        return Moved(line, primitive, what, tuple(shape), dtype, numbers[0], numbers[1], operations, self.times)

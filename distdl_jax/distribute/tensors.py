@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.distribute.layouts import Axes, Cut, Mesh, axes_in, trimmed, uncut
+from distdl_jax.distribute.layouts import Axes, Cut, Layout, Mesh, axes_in, trimmed, uncut
 from distdl_jax.distribute.movements import Movements, Needed
 from distdl_jax.tracing.tie import tie
 
@@ -26,6 +26,10 @@ class Tensor:
     - `cut`, `pending`: its layout: which axes cut which dimension, and along which axes the arrays are terms of a sum.
     - `make`: for a *lazy* value, this worker's block in any cut, computed without communication: constants, random
       bits, enlarging broadcasts, and what is computed from them. So no worker makes the whole array.
+    - `is_exact`: whether it is computed from integers and constants alone, so that it is the same on all workers to the
+      bit; None if that isn't known yet.
+    - `collects`, `is_carried`: whether terms are added to it later, here or in the next pass of a loop. Such a sum
+      doesn't travel with others before it is due.
     """
 
     def __init__(
@@ -42,6 +46,8 @@ class Tensor:
         self.cut, self.pending, self.make = trimmed(cut, shape), frozenset(pending), make
         self.is_wanted_whole = False
         self.is_read, self.views = False, list[Any]()  # the views of it; whether more than views reads it
+        self.is_exact: bool | None = None
+        self.collects = self.is_carried = False
         self._at: dict[Cut, Any] = {} if make else {self.cut: block}
         self._fetched: dict[Any, Any] = {}
 
@@ -49,6 +55,13 @@ class Tensor:
     def copies(cls, movements: Movements, x: Any) -> Tensor:
         """Return the value of which every worker has the whole array `x`."""
         return cls(movements, np.shape(x), jax.typeof(x).dtype, uncut(np.shape(x)), x)
+
+    @classmethod
+    def laid_out(cls, movements: Movements, aval: Any, layout: Layout, block: Any) -> Tensor:
+        """Return the value of a type and a layout, from this worker's array."""
+        x = cls(movements, aval.shape, aval.dtype, layout.cut, block, layout.pending)
+        x.is_exact = layout.is_exact
+        return x
 
     @property
     def mesh(self) -> Mesh:

@@ -31,6 +31,7 @@ class TraceContext(threading.local):
     - `compared`: whether the program is compared between the workers as a whole, so that its parts need not be.
     - `adds_up`: the function that adds up the workers' results of the function that is traced; empty if none does.
     - `called_with`: the arguments of the outermost call of a checked function, which its trace sees as tracers.
+    - `values`: the values of tracers where that call has them, by the tracer's id; see `known_values`.
     - `whole_program`: whether a function of whole arrays is traced, which will be distributed: nothing in it may move.
     - `to_compile`: whether all workers have agreed on the plan of a call that has yet to compile its program;
       `handled`: the exception that was being handled when they did.
@@ -42,6 +43,7 @@ class TraceContext(threading.local):
     compared = False
     adds_up = ""
     called_with: Any = None
+    values: dict[int, tuple[Any, Any]] | None = None
     whole_program = False
     to_compile = False
     handled: BaseException | None = None

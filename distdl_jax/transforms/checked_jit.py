@@ -31,6 +31,7 @@ from distdl_jax.tracing.cache_keys import sizes_in_key
 from distdl_jax.tracing.closures import static_arguments
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.effect_free_call import call_without_effect
+from distdl_jax.tracing.known_values import know_arguments
 from distdl_jax.tracing.marks import refuse_forward_mode
 from distdl_jax.tracing.program_reader import constants_text, moved_constants, read_flow
 from distdl_jax.transforms.any_leaves import JittedOfAnyLeaves
@@ -210,7 +211,7 @@ class CheckedFunction(Generic[P, R]):
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, World | None]:
         """Trace it, and compare its communication; return the traced program, and its world."""
         with worker_status().traced():
-            with trace_context.set(compared=True, sizes_agreed=True), worlds_used() as worlds:
+            with trace_context.set(compared=True, sizes_agreed=True, values={}), worlds_used() as worlds:
                 traced = self._inner.trace(*args, **kwargs)
             masked = masked_places(args=args, kwargs=kwargs, **_result_of(traced))
             drifting = partial(_drifting, traced.jaxpr.jaxpr, args, kwargs)
@@ -268,6 +269,7 @@ def unequal(fun: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(fun)
     def other(*args: Any, **kwargs: Any) -> Any:
+        know_arguments((args, kwargs))
         return fun(*args, **kwargs)
 
     return other

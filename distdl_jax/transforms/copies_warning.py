@@ -28,6 +28,7 @@ from distdl_jax.jax_compat import source_frames
 from distdl_jax.source_lines import is_library
 from distdl_jax.tracing.adjoint_order import anchor_of, is_inexact
 from distdl_jax.tracing.jaxprs import Branches, DataFlow, structure
+from distdl_jax.tracing.known_values import know_same
 from distdl_jax.tracing.marks import copies_left_by, identity, is_start_of_movement
 from distdl_jax.tracing.program_reader import line_of_equation
 from distdl_jax.transports.world import Workers
@@ -249,7 +250,11 @@ def marked_gradient(gradient: Any, number: int) -> Any:
 
 def _mark(primitive: Any, tree: Any, number: int) -> Any:
     def with_place(place: int, leaf: Any) -> Any:
-        return primitive.bind(leaf, of=(number, place)) if isinstance(leaf, Tracer) and is_inexact(leaf) else leaf
+        if not isinstance(leaf, Tracer) or not is_inexact(leaf):
+            return leaf
+        marked_leaf = primitive.bind(leaf, of=(number, place))
+        know_same(leaf, marked_leaf)
+        return marked_leaf
 
     leaves, structure = jax.tree.flatten(tree)
     return jax.tree.unflatten(structure, [with_place(place, leaf) for place, leaf in enumerate(leaves)])

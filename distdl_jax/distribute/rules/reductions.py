@@ -94,8 +94,9 @@ def arg_extreme(site: Site, x: Tensor) -> Tensor:
         cut = x.whole_along([d])
         return site.value(site.bind(x.at(cut)), _without(cut, (d,)))
     block = -x.at(cut) if negated else x.at(cut)
-    y = argmax_of(block, site.mesh.partition(cut), site.mesh.grid(cut, x.shape), d)
-    return site.value(y.astype(site.outs[0].dtype), _without(cut, (d,)))
+    P, grid, after = site.mesh.partition(cut), site.mesh.grid(cut, x.shape), tuple(_without(cut, (d,)))
+    y = site.movements.computed(lambda x: argmax_of(x, P, grid, d), block, "argmax", x.shape, cut, after)
+    return site.value(y.astype(site.outs[0].dtype), after)
 
 
 @rule("cumsum", "cumprod", "cummax", "cummin")
@@ -107,7 +108,10 @@ def cumulative(site: Site, x: Tensor) -> Tensor:
     plan = plan_cumulative(
         site.name, site.movements.blocks(cut, x.shape, x.dtype), site.mesh.partition(cut), d, reverse
     )
-    y = running(site.name, plan, site.mesh.world, x.at(cut), d, reverse)
+    world = site.mesh.world
+    y = site.movements.computed(
+        lambda x: running(site.name, plan, world, x, d, reverse), x.at(cut), "running sums", x.shape, cut, cut
+    )
     return site.value(y.astype(x.dtype), cut)
 
 
