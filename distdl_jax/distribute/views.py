@@ -22,7 +22,7 @@ from jax import Array, lax
 from jax.core import Tracer
 
 from distdl_jax.distribute.index_maps import Beyond, IndexMap, Segment, shift_of
-from distdl_jax.distribute.layouts import Cut, trimmed
+from distdl_jax.distribute.layouts import Cut, axes_in, trimmed
 from distdl_jax.distribute.movements import Needed
 from distdl_jax.distribute.tensors import Tensor
 from distdl_jax.plans.decomposition import Range, balanced_ranges
@@ -87,13 +87,14 @@ class View(Tensor):
     def _read(self, cut: Cut, needed: Needed) -> Array:
         """Return this worker's block, or the ranges that it needs: one exchange of the base, and local pieces."""
         mesh, base = self.mesh, self.base
-        base_cut = trimmed(cut, base.shape)
+        base_cut = self._cut_of_base(cut)
         mine: list[Range] = []
         fetch: dict[int, list[Range]] = {}
         wraps = []
         for d, (n, index_map) in enumerate(zip(base.shape, self.maps, strict=True)):
             m = self.shape[d]
-            ranges = needed.get(d) or (balanced_ranges(m, mesh.size(cut[d])) if cut[d] else [(0, m)])
+            whole = [(0, m)] * mesh.size(base_cut[d])
+            ranges = needed.get(d) or (balanced_ranges(m, mesh.size(cut[d])) if cut[d] else whole)
             mine.append(tuple(ranges)[mesh.place(cut, self.shape, d) if cut[d] else 0])
             if not base_cut[d]:
                 continue
@@ -109,6 +110,14 @@ class View(Tensor):
                 low, segments = 0, index_map.within(*mine[d])
             x = self._pieces(x, d, low, segments)
         return x
+
+    def _cut_of_base(self, cut: Cut) -> Cut:
+        """Return the cut in which the base is read: along a length of 1 its own, of which all fetch one row."""
+        own, used = list(trimmed(cut, self.base.shape)), axes_in(cut)
+        for d, axes in enumerate(self.base.natural()):
+            if self.shape[d] == 1 and not own[d] and not used & set(axes):
+                own[d], used = axes, used | set(axes)
+        return tuple(own)
 
     def _pieces(self, x: Array, d: int, low: int, segments: Sequence[Segment]) -> Array:
         """Return the entries of the segments along dimension `d` of `x`, whose first entry has the index `low`."""

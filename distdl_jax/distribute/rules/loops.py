@@ -151,9 +151,18 @@ def _carried(xs: Sequence[Tensor], dry: Callable[[list[Layout]], tuple[list[Resu
                 after.append(Layout(cut, pending, exact))
                 continue
             settled[n] = settled[n] or bool(pending)
-            # What is lazy before the loop, and uncut in it, is made here: block by block.
-            own = x.readable() if now.pending or (x.is_lazy and not any(y.readable)) else now.cut
+            own = x.readable() if now.pending else now.cut
             after.append(Layout(grown(x.shape, own, y.readable), is_exact=exact))
+        if after == layouts:
+            # What is lazy before the loop, and uncut in it, is made here: block by block. Not before the rest is known:
+            # a wave's two fields begin as zeros, and only the second is cut after one dry run.
+            lazy = [
+                x.is_lazy and not layout.pending and not any(layout.cut) for x, layout in zip(xs, layouts, strict=True)
+            ]
+            after = [
+                layout._replace(cut=x.readable()) if is_lazy else layout
+                for x, layout, is_lazy in zip(xs, layouts, lazy, strict=True)
+            ]
         if after == layouts:
             return layouts
         layouts = after
