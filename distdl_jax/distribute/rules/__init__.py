@@ -4,6 +4,7 @@ from distdl_jax.distribute.rules import (  # noqa: F401
     derivatives,
     dimensions,
     elementwise,
+    fourier,
     indexing,
     loops,
     pieces,
