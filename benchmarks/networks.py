@@ -177,14 +177,14 @@ def example(title: str, network_on: Callable, plain: Callable, data: tuple, torc
 
     alone = jax.value_and_grad(partial(part, plain, losses[1]))
     cut = (shared(whole, P.shape if P.size == P_all.size else ()) for whole, P in zip(data, partitions, strict=True))
-    of_data = [
+    of_data = (
         dj.TensorSpec(x.shape, P) if P.size == P_all.size else None for x, P in zip(data, partitions, strict=True)
-    ]
-    whole_and_blocks = whole[0], None, (everywhere(whole[1]), None), *zip(data, of_data, strict=True)
+    )
+    blocks = (everywhere(whole[1]), None), *zip(data, of_data, strict=True)
     ways = [
         *by_plain_jax(alone, *whole, *data),
         *on_all_and_on_one(ours),
-        unmodified(alone, whole[0], None, *batch),
+        unmodified(alone, whole[0], None, *blocks),
         *by_jax(alone, *jax.tree.map(shared, everywhere(whole)), *cut),
         *torch,
     ]

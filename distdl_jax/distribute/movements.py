@@ -18,7 +18,7 @@ from distdl_jax.functional.all_sum_reduce import AllSumPlan, Copy
 from distdl_jax.functional.block_checks import GridBlocks
 from distdl_jax.functional.halo_exchange import RangesPlan
 from distdl_jax.functional.movement import Movement, move, pulled_back
-from distdl_jax.functional.plan import MovementPlan
+from distdl_jax.functional.plan import MovementPlan, Plan
 from distdl_jax.functional.repartition import RepartitionPlan
 from distdl_jax.plans.decomposition import Range
 from distdl_jax.plans.exchange import Exchange
@@ -26,6 +26,7 @@ from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.program_reader import read_program
+from distdl_jax.transports.threads.lone_worker import alone
 from distdl_jax.watchdog.programs.ir import Operation
 
 Needed = Mapping[int, Sequence[Range]]
@@ -79,7 +80,12 @@ class Movements:
         """Run a plan of one movement, and note it."""
         world = self.mesh.world
         self._note(plan.part(world.rank), x, what, shape, before, after)
-        return plan.run(world, x)
+        return self._stand_in(plan) if self.notes else plan.run(world, x)
+
+    def _stand_in(self, plan: Plan) -> Array:
+        """Return an array like this worker's result of a plan, for a program that isn't run."""
+        result = plan.output(self.mesh.world.rank)
+        return jnp.zeros(result.shape, result.dtype)
 
     def _note(self, part: Movement | None, x: Array, what: str, shape: Sequence[int], before: Cut, after: Cut) -> None:
         if part is None or not self.notes:
@@ -192,6 +198,8 @@ class Movements:
         if part is None:
             return y
         self._note(part.adjoint(), y, "added neighbours", shape, cut, cut)
+        if self.notes:
+            return jnp.zeros(self.mesh.block_shape(cut, shape), y.dtype)
         return move(self.mesh.world, part.adjoint(), y)
 
     def _ranges(
@@ -209,12 +217,13 @@ class Movements:
         world = self.mesh.world
         if self.notes:
             self.moved.append(self._computed(plan, x, what, shape, before, after))
+            return self._stand_in(plan)
         return plan.run(world, x)
 
     def _computed(self, plan: Any, x: Any, what: str, shape: Sequence[int], before: Cut, after: Cut) -> Moved:
-        with trace_context.set(anchors=None):
-            traced = jax.make_jaxpr(partial(plan.run, self.mesh.world))(x)
-        read = read_program(self.mesh.world.transport, traced.jaxpr)
+        with trace_context.set(anchors=None), alone(self.mesh.world) as world:
+            traced = jax.make_jaxpr(partial(plan.run, world))(x)
+        read = read_program(world.transport, traced.jaxpr)
         operations = tuple(operation for operation in read if isinstance(operation, Operation))
         numbers = [tuple(self.mesh.size(axes) for axes in cut) for cut in (before, after)]
         line, primitive = self.asked_by

@@ -7,8 +7,7 @@ all workers' blocks; then all trace together, in threads. Nothing runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from math import prod
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from distdl_jax.errors import InvalidArgumentError, SetupError
+from distdl_jax.errors import InvalidArgumentError
 from distdl_jax.kernels.convolution import as_operations
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.source_lines import function_name
@@ -29,22 +28,14 @@ from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.program_reader import read_program
 from distdl_jax.transforms.any_leaves import is_array
 from distdl_jax.transports.threads.current_world import simulated_world
-from distdl_jax.transports.threads.rendezvous import Rendezvous
+from distdl_jax.transports.threads.lone_worker import OthersNeededError, alone
 from distdl_jax.transports.threads.workers import on_stand_ins
-from distdl_jax.transports.threads.world import ThreadWorld
-from distdl_jax.transports.world import Workers, World
+from distdl_jax.transports.world import World
 from distdl_jax.validation import checked_dtype
 from distdl_jax.watchdog.programs.ir import Operation, operations
-from distdl_jax.watchdog.watch.status import WorkerStatus, acting_as
 
 ALL = 16
 """Up to so many workers each is traced."""
-
-OF_ONE = ("the derivative of ",)
-"""Agreements in which one worker's program is enough: it is compared with those of workers that are known."""
-
-OF_EQUALS = ("the program of ", "value_and_grad on ", "all_sum_reduce on ")
-"""Agreements to which all workers contribute the same, or raise."""
 
 
 class Counted(NamedTuple):
@@ -133,34 +124,6 @@ def _program(world: World, workers: np.ndarray, step: Callable[..., Any], args: 
     return OneProgram(workers, found, flops_in(jaxpr), nbytes)
 
 
-class _OthersNeededError(SetupError):
-    """A program depends on what other workers trace."""
-
-
-class _LoneWorld(ThreadWorld):
-    """One worker of `stands_for`, whose programs are traced alone."""
-
-    def __init__(self, rank: int, stands_for: World) -> None:
-        super().__init__(rank, Rendezvous(stands_for.size), stands_for)
-
-    def agree(
-        self, team: Workers, label: str, contribution: Any, decide: Callable[[dict[int, Any]], Any] = dict
-    ) -> Any:
-        if label.startswith(OF_ONE):
-            return decide({self.rank: contribution})
-        if label.startswith(OF_EQUALS):
-            return decide(dict.fromkeys(team, contribution))
-        raise _OthersNeededError(f"{label} needs the other workers.")
-
-
-@contextmanager
-def _alone(world: World, worker: int) -> Iterator[World]:
-    """Make this thread the worker `worker` of `world`."""
-    lone = _LoneWorld(worker, world)
-    with acting_as(WorkerStatus(worker, world.size)), simulated_world(lone):
-        yield lone
-
-
 def _traced_alone(
     world: World, representatives: dict[int, np.ndarray], step: Callable[..., Any], args: Callable[[int], Any]
 ) -> list[OneProgram] | None:
@@ -168,9 +131,9 @@ def _traced_alone(
     found = []
     try:
         for worker, workers in representatives.items():
-            with _alone(world, worker) as lone:
+            with alone(world, worker) as lone:
                 found.append(_program(lone, workers, step, args(worker)))
-    except _OthersNeededError:
+    except OthersNeededError:
         return None
     return found
 
@@ -242,7 +205,7 @@ def _compiled(world: World, worker: int, step: Callable[..., Any], args: Callabl
         return CompiledMemory(worker, sizes.argument_size_in_bytes, results, sizes.temp_size_in_bytes)
 
     try:
-        with _alone(world, worker):
+        with alone(world, worker):
             return memory()
-    except _OthersNeededError:
+    except OthersNeededError:
         return on_stand_ins(world, lambda rank: memory() if rank == worker else _trace(step, args(rank)))[worker]

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jobs import run
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, nn
