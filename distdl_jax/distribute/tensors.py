@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.distribute.layouts import Axes, Cut, Mesh, axes_in, trimmed, uncut
+from distdl_jax.distribute.layouts import Axes, Cut, Mesh, axes_in, grown, trimmed, uncut
 from distdl_jax.distribute.movements import Movements, Needed
 from distdl_jax.tracing.tie import tie
 
@@ -26,6 +26,7 @@ class Tensor:
     - `cut`, `pending`: its layout: which axes cut which dimension, and along which axes the arrays are terms of a sum.
     - `make`: for a *lazy* value, this worker's block in any cut, computed without communication: constants, random
       bits, enlarging broadcasts, and what is computed from them. So no worker makes the whole array.
+    - `wanted`: the cut in which it is to be in the end, if that is known.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Tensor:
         self.movements, self.shape, self.dtype = movements, tuple(shape), dtype
         self.cut, self.pending, self.make = trimmed(cut, shape), frozenset(pending), make
         self.is_wanted_whole = False
+        self.wanted: Cut | None = None
         self._at: dict[Cut, Any] = {} if make else {self.cut: block}
         self._fetched: dict[Any, Any] = {}
 
@@ -76,6 +78,8 @@ class Tensor:
 
     def natural(self) -> Cut:
         """Return the cut that costs the least to read: its own; a large pending sum is scattered."""
+        if self.pending and self.wanted is not None and self.size >= SCATTERED_FROM:
+            return grown(self.shape, self.cut, tuple(a if self.pending.issuperset(a) else () for a in self.wanted))
         if self.is_lazy or not self.pending or self.is_wanted_whole or self.size < SCATTERED_FROM:
             return self.cut
         axes = tuple(sorted(self.pending))
