@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jobs import run
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, nn
@@ -140,3 +141,33 @@ def test_arguments_of_other_dtypes_and_kinds() -> None:
     assert cost.workers.parameters.tolist() == [4 * 8 + n + 4 * 9, 4 * 8 + n + 4 * 6]
     assert (cost.workers.collectives_forward == 1).all()
     assert json.loads(cost.to_json())["workers"]["collectives_forward"] == [1, 1]
+
+
+OVER_MPI = """
+import jax, jax.numpy as jnp, numpy as np
+import distdl_jax as dj
+
+P = dj.Partition()
+spec = dj.TensorSpec((2, 2, 25, 22), P.grid([1, 1, 2, P.size // 2]))
+
+def loss(w, x):
+    y = jax.lax.conv_general_dilated(x, w, (1, 1), "SAME")
+    y = jnp.tanh(y - y.mean((2, 3), keepdims=True))
+    return jnp.mean(jax.lax.conv_general_dilated(y, w, (1, 1), "SAME") ** 2)
+
+w, x = jnp.ones((2, 2, 3, 3)), spec.block(np.ones(spec.global_shape, np.float32))
+step = dj.jit(dj.distribute(jax.value_and_grad(loss), (None, spec)))
+cost = dj.cost(step, w, spec)
+profile = dj.profile(step, w, x, steps=2)
+assert profile.matched
+found = [sum(getattr(layer.both, name) for layer in profile.layers) for name in ("messages", "bytes")]
+np.testing.assert_array_equal(found, [cost.workers.operations, cost.bytes])
+assert (cost.messages > 0).all() and (cost.workers.collectives_forward > 0).all()
+"""
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_a_profile_over_mpi_records_what_the_cost_says(workers: int) -> None:
+    """The messages that really were sent, and `dj.cost` in the job itself."""
+    status, output = run(workers, "-c", OVER_MPI)
+    assert status == 0, output
