@@ -16,7 +16,7 @@ from distdl_jax.distribute.digests import combined, difference, equation_digests
 from distdl_jax.distribute.doors import is_floating, undifferentiated, variables
 from distdl_jax.distribute.interpreter import Run, as_weak
 from distdl_jax.distribute.layouts import Mesh, axes_in, trimmed, uncut
-from distdl_jax.distribute.meanings import Meaning, Spec, check_specs, is_spec, per_leaf, tensor_spec
+from distdl_jax.distribute.meanings import Meaning, Spec, check_specs, is_spec, per_leaf, tensor_spec, wanted_cut
 from distdl_jax.distribute.movements import Movements
 from distdl_jax.distribute.plan import Plan
 from distdl_jax.distribute.tensors import Tensor
@@ -282,7 +282,8 @@ class Distributed:
             copies = variables(movements, axes, [args[place].at(args[place].cut) for place in summed])
             for place, x in zip(summed, copies, strict=True):
                 args[place] = Tensor(movements, args[place].shape, args[place].dtype, args[place].cut, x)
-        run, wanted = Run(movements, self.gather), [spec is None for spec in traced.out_specs]
+        run, outs = Run(movements, self.gather), traced.closed.out_avals
+        wanted = [wanted_cut(mesh, out, spec) for out, spec in zip(outs, traced.out_specs, strict=True)]
         # What is closed over is a whole value, too: only a traced one can be differentiated.
         consts = [
             undifferentiated(_CLOSED_OVER.format(jax.typeof(x).str_short()), x)
@@ -292,7 +293,7 @@ class Distributed:
         ]
         results = run.evaluate(traced.closed.jaxpr, consts, args, wanted)
         movements.asked_by = "", "results"
-        run.settle_together([y for y, is_whole in zip(results, wanted, strict=True) if is_whole])
+        run.settle_together([y for y, spec in zip(results, traced.out_specs, strict=True) if spec is None])
         return results
 
     def _given_back(self, n: int, y: Tensor, spec: Spec, out: Any) -> Any:

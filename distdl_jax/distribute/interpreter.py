@@ -50,19 +50,20 @@ class Site:
     """An equation of the program, for its rule.
 
     - `params`: of the primitive. `outs`: the types of the whole results; `shape`: of the first.
-    - `wanted`: for each result, whether it is to be whole; `wants_whole`: whether all are.
-    - `is_update`: whether it computes what is to be whole element by element; `is_scaling`: whether it does nothing but
-      scale a value that nothing else reads.
+    - `wanted`: for each result, the cut in which it is to be, if that is known; `wants_whole`: whether all are to be
+      whole.
+    - `is_update`: whether it computes element by element what is to be in a known cut.
+    - `is_scaling`: whether it does nothing but scale a value that nothing else reads.
     """
 
-    def __init__(self, run: Run, eqn: Any, wanted: Sequence[bool] = ()) -> None:
+    def __init__(self, run: Run, eqn: Any, wanted: Sequence[Cut | None] = ()) -> None:
         self.run, self.movements, self.mesh, self.eqn = run, run.movements, run.movements.mesh, eqn
         self.name, self.params = name_and_params(eqn)
         self.outs = [var.aval for var in eqn.outvars]
         self.shape: tuple[int, ...] = self.outs[0].shape if self.outs else ()
         self.wanted = tuple(wanted)
-        self.wants_whole = bool(wanted) and all(wanted)
-        self.is_update = self.wants_whole and self.name in ELEMENTWISE
+        self.wants_whole = bool(wanted) and all(cut is not None and not any(cut) for cut in wanted)
+        self.is_update = bool(wanted) and None not in self.wanted and self.name in ELEMENTWISE
         self.is_scaling = False
 
     def bind(self, *arrays: Any, **changed: Any) -> Any:
@@ -72,7 +73,9 @@ class Site:
     def value(self, block: Any, cut: Iterable[Sequence[int]], pending: Iterable[int] = (), n: int = 0) -> Tensor:
         """Return result number `n`, from this worker's block of it."""
         out = self.outs[n]
-        return Tensor(self.movements, out.shape, out.dtype, trimmed(cut, out.shape), block, pending)
+        result = Tensor(self.movements, out.shape, out.dtype, trimmed(cut, out.shape), block, pending)
+        result.wanted = self.wanted[n] if self.wanted else None
+        return result
 
     def lazy(self, make: Callable[[Cut], Any], cut: Cut | None = None) -> Tensor:
         """Return a lazy result; `cut` is the one that it would have."""
@@ -127,9 +130,9 @@ class Run:
     frames: list[dict[Any, Tensor]] = field(default_factory=list)
 
     def evaluate(
-        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Tensor], whole: Sequence[bool] = ()
+        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Tensor], whole: Sequence[Cut | None] = ()
     ) -> list[Tensor]:
-        """Return the results of a program, from its arguments; `whole`: which results are to be whole."""
+        """Return the results of a program, from its arguments; `whole`: in which cuts they are to be, if known."""
         movements, jaxpr = self.movements, without_repetitions(jaxpr, ELEMENTWISE | VIEWS)
         env: dict[Any, Tensor] = {var: _constant(movements, x) for var, x in zip(jaxpr.constvars, consts, strict=True)}
         env.update(zip(jaxpr.invars, args, strict=True))
@@ -138,7 +141,7 @@ class Run:
                 x.is_exact = not jnp.issubdtype(x.dtype, jnp.inexact)
         once = _used_once(jaxpr)
         added = {id(atom) for eqn in jaxpr.eqns if eqn.primitive.name == "add_any" for atom in eqn.invars}
-        wanted, last_use = _wanted_whole(jaxpr, whole or [False] * len(jaxpr.outvars)), _last_uses(jaxpr)
+        wanted, last_use = _wanted_whole(jaxpr, whole or [None] * len(jaxpr.outvars)), _last_uses(jaxpr)
 
         def read(atom: Any) -> Tensor:
             return _constant(movements, atom.val) if isinstance(atom, Literal) else env[atom]
@@ -155,7 +158,7 @@ class Run:
         def step(number: int) -> None:
             eqn = jaxpr.eqns[number]
             done.add(number)
-            for_whole = [var in wanted for var in eqn.outvars]
+            for_whole = [wanted.get(var) for var in eqn.outvars]
             with at_line_of(eqn), wide_as(atom.aval for atom in (*eqn.invars, *eqn.outvars)):
                 site = Site(self, eqn, for_whole)
                 site.is_scaling = site.name in SCALING and all(once.get(atom, True) for atom in _vars(eqn.invars))
@@ -209,10 +212,7 @@ class Run:
         results = list(results) if isinstance(results, list | tuple) else [results]
         if not kept:
             return results
-        return [
-            Tensor(self.movements, y.shape, y.dtype, y.cut, y.terms(y.cut, y.pending), y.pending | kept)
-            for y in results
-        ]
+        return [site.value(y.terms(y.cut, y.pending), y.cut, y.pending | kept, n) for n, y in enumerate(results)]
 
     def multiple(self, site: Site, args: Sequence[Tensor]) -> list[Tensor] | None:
         """Return a multiple of a value that views read, or of a view, as a view; None if it isn't cut."""
@@ -352,41 +352,42 @@ ELEMENTWISE: set[str] = set()
 """The primitives that work element by element; filled by their rules."""
 
 
-def _wanted_whole(jaxpr: Any, whole: Sequence[bool]) -> set[Any]:
-    """Return the values from which only elementwise functions lead to results that are to be whole.
+def _wanted_whole(jaxpr: Any, whole: Sequence[Cut | None]) -> dict[Any, Cut]:
+    """Return the values from which only elementwise functions lead to results in a known cut, whole or as a spec says.
 
-    They are made whole once: otherwise each of Adam's moments of a gradient that falls cut would be gathered.
+    They get this cut once: otherwise each of Adam's moments of a gradient that falls in another one would be moved.
     """
-    wanted = {
-        atom for atom, is_whole in zip(jaxpr.outvars, whole, strict=True) if is_whole and not isinstance(atom, Literal)
-    }
-    spoiled = {
-        atom
-        for atom, is_whole in zip(jaxpr.outvars, whole, strict=True)
-        if not is_whole and not isinstance(atom, Literal)
-    }
-    wanted -= spoiled
+    wanted: dict[Any, Cut] = {}
+    spoiled = set()
+
+    def want(atom: Any, cut: Cut | None) -> None:
+        if isinstance(atom, Literal) or atom in spoiled:
+            return
+        if cut is None or wanted.get(atom, cut) != cut:
+            spoiled.add(atom)
+            wanted.pop(atom, None)
+        else:
+            wanted[atom] = cut
+
+    for atom, cut in zip(jaxpr.outvars, whole, strict=True):
+        want(atom, cut)
     for eqn in reversed(jaxpr.eqns):
-        for atom, passes in zip(eqn.invars, _leads_whole(eqn, wanted), strict=True):
-            if isinstance(atom, Literal):
-                continue
-            if passes and atom not in spoiled:
-                wanted.add(atom)
-            elif not passes:
-                spoiled.add(atom)
-                wanted.discard(atom)
+        for atom, cut in zip(eqn.invars, _leads_whole(eqn, wanted), strict=True):
+            want(atom, cut)
     return wanted
 
 
-def _leads_whole(eqn: Any, wanted: set[Any]) -> list[bool]:
-    """Say for each operand whether it leads, element by element, to nothing but results that are to be whole."""
+def _leads_whole(eqn: Any, wanted: dict[Any, Cut]) -> list[Cut | None]:
+    """Return for each operand the cut of the results to which it leads, element by element, if that is known."""
+    cuts = [wanted.get(var) for var in eqn.outvars]
     match structure(eqn):
         case Call("jit", body):
-            inside = _wanted_whole(body.jaxpr, [var in wanted for var in eqn.outvars])
-            return [var in inside for var in body.jaxpr.invars]
-    if eqn.primitive.name not in ELEMENTWISE or not all(var in wanted for var in eqn.outvars):
-        return [False] * len(eqn.invars)
-    return [not atom.aval.shape or atom.aval.shape == eqn.outvars[0].aval.shape for atom in eqn.invars]
+            inside = _wanted_whole(body.jaxpr, cuts)
+            return [inside.get(var) for var in body.jaxpr.invars]
+    if eqn.primitive.name not in ELEMENTWISE or not cuts or any(cut != cuts[0] for cut in cuts):
+        return [None] * len(eqn.invars)
+    shape = eqn.outvars[0].aval.shape
+    return [cuts[0] if x.aval.shape == shape else None if x.aval.shape or cuts[0] is None else () for x in eqn.invars]
 
 
 def as_weak(x: Any, out: Any) -> Any:

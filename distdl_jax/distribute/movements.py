@@ -19,7 +19,7 @@ from distdl_jax.functional.all_sum_reduce import AllSumPlan, Copy
 from distdl_jax.functional.block_checks import GridBlocks
 from distdl_jax.functional.halo_exchange import RangesPlan
 from distdl_jax.functional.movement import Movement, move, pulled_back
-from distdl_jax.functional.plan import MovementPlan
+from distdl_jax.functional.plan import MovementPlan, Plan
 from distdl_jax.functional.repartition import RepartitionPlan
 from distdl_jax.plans.decomposition import Range
 from distdl_jax.plans.exchange import Exchange
@@ -27,6 +27,8 @@ from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.program_reader import read_program
+from distdl_jax.transports.threads.lone_worker import alone
+from distdl_jax.transports.world import World
 from distdl_jax.watchdog.programs.ir import Operation
 
 Needed = Mapping[int, Sequence[Range]]
@@ -94,7 +96,12 @@ class Movements:
         world = self.mesh.world
         self.requests += 1
         self._note(plan.part(world.rank), x, what, shape, before, after)
-        return plan.run(world, x)
+        return self._stand_in(plan) if self.notes else plan.run(world, x)
+
+    def _stand_in(self, plan: Plan) -> Array:
+        """Return an array like this worker's result of a plan, for a program that isn't run."""
+        result = plan.output(self.mesh.world.rank)
+        return jnp.zeros(result.shape, result.dtype)
 
     def _note(self, part: Movement | None, x: Array, what: str, shape: Sequence[int], before: Cut, after: Cut) -> None:
         if part is None or not self.notes:
@@ -217,6 +224,8 @@ class Movements:
         if part is None:
             return y
         self._note(part.adjoint(), y, "added neighbours", shape, cut, cut)
+        if self.notes:
+            return jnp.zeros(self.mesh.block_shape(cut, shape), y.dtype)
         return move(self.mesh.world, part.adjoint(), y)
 
     def _ranges(
@@ -231,25 +240,34 @@ class Movements:
 
     def compute(self, plan: Any, x: Any, what: str, shape: Sequence[int], before: Cut, after: Cut) -> Any:
         """Run a plan of a computation around movements, and note it."""
-        return self.computed(partial(plan.run, self.mesh.world), x, what, shape, before, after)
+        if self.notes:
+            with alone(self.mesh.world) as world:
+                return self._noted(world, partial(plan.run, world), x, what, shape, before, after)
+        self.requests += 1
+        return plan.run(self.mesh.world, x)
 
     def computed(
         self, run: Callable[[Any], Any], x: Any, what: str, shape: Sequence[int], before: Cut, after: Cut
     ) -> Any:
         """Return `run(x)`, a function that moves data, and note it."""
-        self.requests += 1
         if self.notes:
-            self.moved.append(self._moved_by(run, x, what, shape, before, after))
+            return self._noted(self.mesh.world, run, x, what, shape, before, after)
+        self.requests += 1
         return run(x)
 
-    def _moved_by(
-        self, run: Callable[[Any], Any], x: Any, what: str, shape: Sequence[int], before: Cut, after: Cut
-    ) -> Moved:
+    def _noted(
+        self, world: World, run: Callable[[Any], Any], x: Any, what: str, shape: Sequence[int], before: Cut, after: Cut
+    ) -> Any:
+        """Note what a function moves, and return an array like its result."""
+        self.requests += 1
         with trace_context.set(anchors=None):
-            traced = jax.make_jaxpr(run)(x)
-        read = read_program(self.mesh.world.transport, traced.jaxpr)
+            traced, result = jax.make_jaxpr(run, return_shape=True)(x)
+        read = read_program(world.transport, traced.jaxpr)
         operations = tuple(operation for operation in read if isinstance(operation, Operation))
         numbers = [tuple(self.mesh.size(axes) for axes in cut) for cut in (before, after)]
         line, primitive = self.asked_by
         dtype = np.dtype(jnp.result_type(x)).name
-        return Moved(line, primitive, what, tuple(shape), dtype, numbers[0], numbers[1], operations, self.times)
+        self.moved.append(
+            Moved(line, primitive, what, tuple(shape), dtype, numbers[0], numbers[1], operations, self.times)
+        )
+        return jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), result)

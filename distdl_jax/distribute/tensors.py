@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.distribute.layouts import Axes, Cut, Layout, Mesh, axes_in, trimmed, uncut
+from distdl_jax.distribute.layouts import Axes, Cut, Layout, Mesh, axes_in, grown, trimmed, uncut
 from distdl_jax.distribute.movements import Movements, Needed
 from distdl_jax.tracing.tie import tie
 
@@ -30,6 +30,7 @@ class Tensor:
       bit; None if that isn't known yet.
     - `collects`, `is_carried`: whether terms are added to it later, here or in the next pass of a loop. Such a sum
       doesn't travel with others before it is due.
+    - `wanted`: the cut in which it is to be in the end, if that is known.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Tensor:
         self.is_read, self.views = False, list[Any]()  # the views of it; whether more than views reads it
         self.is_exact: bool | None = None
         self.collects = self.is_carried = False
+        self.wanted: Cut | None = None
         self._at: dict[Cut, Any] = {} if make else {self.cut: block}
         self._fetched: dict[Any, Any] = {}
 
@@ -90,6 +92,8 @@ class Tensor:
 
     def natural(self) -> Cut:
         """Return the cut that costs the least to read: its own; a large pending sum is scattered."""
+        if self.pending and self.wanted is not None and self.size >= SCATTERED_FROM:
+            return grown(self.shape, self.cut, tuple(a if self.pending.issuperset(a) else () for a in self.wanted))
         if self.is_lazy or not self.pending or self.is_wanted_whole or self.size < SCATTERED_FROM:
             return self.cut
         axes = tuple(sorted(self.pending))

@@ -76,6 +76,11 @@ def elementwise(site: Site, *xs: Tensor) -> Tensor:
 
     if site.wants_whole:
         return site.value(make(uncut(shape)), uncut(shape))
+    if site.is_update and (wanted := site.wanted[0]) is not None:
+        # Moving one operand costs what moving the result would; of two, one should be there already.
+        large = [x.natural() for x in xs if x.shape == shape and not x.is_lazy]
+        if len(large) == 1 or wanted in large:
+            return site.value(make(wanted), wanted)
     wishes = [
         (d, axes, 0 if x.is_lazy else x.size)
         for x in xs

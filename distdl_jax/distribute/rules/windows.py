@@ -116,7 +116,9 @@ def convolution(site: Site, x: Tensor, w: Tensor) -> Tensor:
     (xb, xc, *xs), (wo, wi, *ws), (yb, yc, *ys) = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
     # As in a kernel's gradient, whose "kernel" is about as long as x. The taps of a true one, if cut, are gathered.
     along_taps = [
-        k for k, (d, e) in enumerate(zip(xs, ws, strict=True)) if w.natural()[e] and 2 * w.shape[e] > x.shape[d]
+        k
+        for k, (d, e) in enumerate(zip(xs, ws, strict=True))
+        if w.natural()[e] and 2 * _span(int(w.shape[e]), int(params["rhs_dilation"][k])) > x.shape[d]
     ]
     granted = _granted(site, x, w, along_taps)
     group = granted.get("group", ())
@@ -154,6 +156,11 @@ def convolution(site: Site, x: Tensor, w: Tensor) -> Tensor:
     return site.value(y, out_cut, pending)
 
 
+def _span(taps: int, dilation: int) -> int:
+    """Return the length from the first to the last entry of a window."""
+    return (taps - 1) * dilation + 1
+
+
 def _granted(site: Site, x: Tensor, w: Tensor, along_taps: Sequence[int]) -> Mapping[Any, Axes]:
     params = site.params
     numbers, groups, batches = params["dimension_numbers"], params["feature_group_count"], params["batch_group_count"]
@@ -179,7 +186,7 @@ def _window(site: Site, w: Tensor, k: int, places: tuple[int, int, int], is_cut:
     d, of_w, of_y = places
     params, taps = site.params, int(w.shape[of_w])
     dilation, (low, high) = int(params["rhs_dilation"][k]), params["padding"][k]
-    span, stride, base = (taps - 1) * dilation + 1, int(params["window_strides"][k]), int(params["lhs_dilation"][k])
+    span, stride, base = _span(taps, dilation), int(params["window_strides"][k]), int(params["lhs_dilation"][k])
     return Window(d, stride, span, int(low), int(high), base, site.shape[of_y], (taps, dilation) if is_cut else None)
 
 
