@@ -16,12 +16,14 @@ _OF_OTHERS = {lax.FftType.RFFT: lax.FftType.FFT, lax.FftType.IRFFT: lax.FftType.
 
 @rule("fft")
 def fft(site: Site, x: Tensor) -> Tensor:
-    """Transform along what is whole first; then a cut moves to what is done, by one exchange for each."""
+    """Move all cuts to other dimensions by one exchange, if there is room; otherwise transform along what is whole, and
+    move a cut to what is done, by one exchange for each."""
     kind, lengths = site.params["fft_type"], site.params["fft_lengths"]
     first = len(x.shape) - len(lengths)
     last, todo = len(x.shape) - 1, list(range(first, len(x.shape)))
-    if not any(x.readable()[d] for d in todo):
-        return site.value(site.bind(x.at(x.readable())), x.readable())
+    together = x.whole_along(todo)
+    if axes_in(together) == axes_in(x.natural()):
+        return site.value(site.bind(x.at(together)), together)
     while todo:
         # Real numbers become complex along the last dimension, before all others; and real again after them.
         allowed = {lax.FftType.RFFT: [last], lax.FftType.IRFFT: [d for d in todo if d != last]}.get(kind, todo)
