@@ -124,6 +124,9 @@ class Run:
     gather: int | None
     frames: list[dict[Any, Tensor]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.movements.gather = self.gather
+
     def evaluate(
         self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Tensor], whole: Sequence[bool] = ()
     ) -> list[Tensor]:
