@@ -16,7 +16,7 @@ from distdl_jax.distribute.digests import combined, difference, equation_digests
 from distdl_jax.distribute.doors import is_floating, undifferentiated, variables
 from distdl_jax.distribute.interpreter import Run, as_weak
 from distdl_jax.distribute.layouts import Mesh, axes_in, trimmed, uncut
-from distdl_jax.distribute.meanings import Meaning, Spec, check_specs, is_spec, per_leaf, tensor_spec
+from distdl_jax.distribute.meanings import Meaning, Spec, check_specs, is_spec, per_leaf, spec_text, tensor_spec
 from distdl_jax.distribute.movements import Movements
 from distdl_jax.distribute.mutation import refuse_mutation
 from distdl_jax.distribute.plan import Plan
@@ -207,10 +207,7 @@ class Distributed:
                     yield found.partition
 
     def _digests(self, traced: _Traced) -> list[tuple[str, str]]:
-        described = [
-            spec.describe() if isinstance(spec, TensorSpec) else f"{spec}"
-            for spec in (*traced.specs, *traced.out_specs)
-        ]
+        described = [spec_text(spec) for spec in (*traced.specs, *traced.out_specs)]
         arrays = set(traced.arrays)
         statics = [static_digest(leaf) for n, leaf in enumerate(traced.leaves) if n not in arrays]
         first = combined([(text, "") for text in (*described, *traced.paths, str(self.gather), *statics)])

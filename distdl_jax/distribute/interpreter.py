@@ -265,16 +265,8 @@ CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_vmap_call"}
 
 ALWAYS_ASKED = {"checkpoint", "remat", "remat2", "scan", "while", "cond"} | {
     *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_linear_solve"),
-    *(
-        "broadcast_in_dim",
-        "iota",
-        "conv_general_dilated",
-        "constrain",
-        "with_rule",
-        "debug_callback",
-        "debug_print",
-        "io_callback",
-    ),
+    *("broadcast_in_dim", "iota", "random_bits", "conv_general_dilated", "constrain", "with_rule"),
+    *("debug_callback", "debug_print", "io_callback"),
     *("reduce_window_max", "reduce_window_min", "reduce_window_sum", "select_and_scatter_add"),
 }
 """Primitives whose rule is asked even if all operands are whole: those with bodies, lazy results, or kernels."""
