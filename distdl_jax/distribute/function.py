@@ -12,12 +12,22 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from distdl_jax.distribute import marks, rules  # noqa: F401  they register rules
-from distdl_jax.distribute.digests import combined, difference, equation_digests, static_digest
+from distdl_jax.distribute.digests import combined, difference, equation_digests, settings_digest, static_digest
 from distdl_jax.distribute.doors import is_floating, undifferentiated, variables
 from distdl_jax.distribute.interpreter import Run, as_weak
 from distdl_jax.distribute.layouts import Mesh, axes_in, trimmed, uncut
-from distdl_jax.distribute.meanings import Meaning, Spec, check_specs, is_spec, per_leaf, tensor_spec, wanted_cut
+from distdl_jax.distribute.meanings import (
+    Meaning,
+    Spec,
+    check_specs,
+    is_spec,
+    per_leaf,
+    spec_text,
+    tensor_spec,
+    wanted_cut,
+)
 from distdl_jax.distribute.movements import Movements
+from distdl_jax.distribute.mutation import refuse_mutation
 from distdl_jax.distribute.plan import Plan
 from distdl_jax.distribute.tensors import Tensor
 from distdl_jax.distribute.whole_values import compare_while_running, refuse_different, whole_digests
@@ -206,14 +216,12 @@ class Distributed:
                     yield found.partition
 
     def _digests(self, traced: _Traced) -> list[tuple[str, str]]:
-        described = [
-            spec.describe() if isinstance(spec, TensorSpec) else f"{spec}"
-            for spec in (*traced.specs, *traced.out_specs)
-        ]
+        described = [spec_text(spec) for spec in (*traced.specs, *traced.out_specs)]
         arrays = set(traced.arrays)
         statics = [static_digest(leaf) for n, leaf in enumerate(traced.leaves) if n not in arrays]
         first = combined([(text, "") for text in (*described, *traced.paths, str(self.gather), *statics)])
-        return [(first, "the specs, `gather` or an argument that is no array"), *equation_digests(traced.closed)]
+        specs = first, "the specs, `gather` or an argument that is no array"
+        return [settings_digest(), specs, *equation_digests(traced.closed)]
 
     def _trace(self, args: tuple[Any, ...]) -> _Traced:
         specs = self._specs_of(args)
@@ -228,8 +236,9 @@ class Distributed:
 
         def of_arrays(*values: Any) -> list[Any]:
             given = dict(zip(arrays, values, strict=True))
-            results = self.f(*jax.tree.unflatten(tree, [given.get(n, leaf) for n, leaf in enumerate(leaves)]))
-            found, of_results = jax.tree.flatten(results)
+            own = jax.tree.unflatten(tree, [given.get(n, leaf) for n, leaf in enumerate(leaves)])
+            found, of_results = jax.tree.flatten(self.f(*own))
+            refuse_mutation(self.f, own, list(values), found)
             structure.append(of_results)
             statics.update({n: leaf for n, leaf in enumerate(found) if not is_array(leaf)})
             return [leaf for leaf in found if is_array(leaf)]

@@ -96,13 +96,13 @@ class Site:
                 taken |= set(axes)
         return granted
 
-    def refuse(self, why: str, *operands: Tensor) -> PlanError:
+    def refuse(self, why: str, *operands: Tensor, cure: str = "") -> PlanError:
         """Return the error for an equation that can't work on these layouts."""
-        return PlanError(
-            f"`{self.name}`{self._shown(operands)} at {own_line_of_equation(self.eqn)} {why}. Lay the operands out "
-            f"otherwise by dj.constrain, or let each worker compute it on whole arrays: "
+        cure = cure or (
+            "Lay the operands out otherwise by dj.constrain, or let each worker compute it on whole arrays: "
             f"`gather={self._bytes(operands)}`, or `gather=None`, of dj.distribute."
         )
+        return PlanError(f"`{self.name}`{self._shown(operands)} at {self.run.line()} {why}. {cure}")
 
     def _shown(self, operands: Sequence[Tensor]) -> str:
         def shown(x: Tensor) -> str:
@@ -123,11 +123,24 @@ class Run:
     - `gather`: the largest number of bytes of operands that are made whole for a primitive that can't work on blocks;
       None for no limit.
     - `frames`: the values of the programs that are being evaluated, the outermost first: of functions in functions.
+    - `eqns`: the equations that are being evaluated, the outermost first.
     """
 
     movements: Movements
     gather: int | None
     frames: list[dict[Any, Tensor]] = field(default_factory=list)
+    eqns: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.movements.gather = self.gather
+
+    def inside(self) -> Run:
+        """Return the evaluation of a body: what was fetched, or is pending outside of it, stays outside."""
+        return Run(self.movements, self.gather, eqns=self.eqns)
+
+    def line(self) -> str:
+        """Return the user's line that is evaluated."""
+        return next(filter(None, map(own_line_of_equation, reversed(self.eqns))), "an unknown line")
 
     def evaluate(
         self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Tensor], whole: Sequence[Cut | None] = ()
@@ -163,8 +176,10 @@ class Run:
                 site = Site(self, eqn, for_whole)
                 site.is_scaling = site.name in SCALING and all(once.get(atom, True) for atom in _vars(eqn.invars))
                 operands = [read(atom) for atom in eqn.invars]
+                self.eqns.append(eqn)
                 results = self.multiple(site, operands) if is_view(roots, eqn) and is_multiplication(eqn) else None
                 results = self.apply(site, operands) if results is None else results
+                self.eqns.pop()
             for var, result in zip(eqn.outvars, results, strict=True):
                 result.is_wanted_whole = var in wanted
                 result.is_read = result.is_read or var in is_read
@@ -196,7 +211,7 @@ class Run:
     def apply(self, site: Site, args: list[Tensor]) -> list[Tensor]:
         """Return the results of one equation."""
         if self.movements.notes:
-            self.movements.asked_by = own_line_of_equation(site.eqn), site.name
+            self.movements.asked_by = self.line(), site.name
         found = RULES.get(site.name)
         if found is None:
             return self._on_whole_arrays(site, args, "has no rule for blocks")
@@ -289,7 +304,8 @@ CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_vmap_call"}
 
 ALWAYS_ASKED = {"checkpoint", "remat", "remat2", "scan", "while", "cond"} | {
     *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_linear_solve"),
-    *("broadcast_in_dim", "iota", "conv_general_dilated", "constrain", "with_rule", "debug_callback", "debug_print"),
+    *("broadcast_in_dim", "iota", "random_bits", "conv_general_dilated", "constrain", "with_rule"),
+    *("debug_callback", "debug_print", "io_callback"),
     *("reduce_window_max", "reduce_window_min", "reduce_window_sum", "select_and_scatter_add"),
 }
 """Primitives whose rule is asked even if all operands are whole: those with bodies, lazy results, or kernels."""

@@ -85,6 +85,13 @@ def per_leaf(name: str, specs: Any, tree: Any) -> list[Spec]:
     return [leaf for spec, part in zip(given, parts, strict=True) for leaf in per_leaf(name, spec, part)]
 
 
+def spec_text(spec: Spec) -> str:
+    """Return a spec as text, the same on all workers."""
+    found = tensor_spec(spec)
+    meaning = spec.name if isinstance(spec, Meaning) else ""
+    return meaning if found is None else f"{meaning} {found.describe()}"
+
+
 def tensor_spec(spec: Spec) -> TensorSpec | None:
     """Return the TensorSpec in a spec, if it has one."""
     return spec.spec if isinstance(spec, Meaning) else spec

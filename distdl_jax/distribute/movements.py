@@ -72,6 +72,7 @@ class Movements:
 
     - `asked_by`: the line and the primitive of the equation that asks for them.
     - `moved`: what moved, if `notes` are taken. `requests`: the number of movements, of any worker.
+    - `gather`: the number of bytes above which a gathered value isn't kept; None for no limit.
     - `dry_runs`: what bodies of loops and branches would do, by the body and the layouts of its arguments.
     """
 
@@ -81,6 +82,7 @@ class Movements:
         self.asked_by: tuple[str, str] = ("", "")
         self.requests = 0
         self.times = 1
+        self.gather: int | None = None
         self.dry_runs: dict[Any, Any] = {}
 
     @contextmanager

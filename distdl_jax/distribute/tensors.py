@@ -124,8 +124,16 @@ class Tensor:
             if self.make is not None:
                 self._at[wanted] = self.make(wanted)
             else:
-                self._at[wanted] = self.movements.cut_again(self._at[self.cut], self.shape, self.cut, wanted)
+                block = self.movements.cut_again(self._at[self.cut], self.shape, self.cut, wanted)
+                if self._is_large(wanted):
+                    return block  # gathered again by the next reader: it would stay until the backward pass
+                self._at[wanted] = block
         return self._at[wanted]
+
+    def _is_large(self, cut: Cut) -> bool:
+        """Say whether more than the program's `gather` bytes have been gathered for a block in this cut."""
+        limit, blocks = self.movements.gather, self.mesh.size(axes_in(cut))
+        return limit is not None and self.mesh.size(axes_in(self.cut)) > blocks and self.bytes > limit * blocks
 
     def whole(self) -> Any:
         """Return the whole array."""

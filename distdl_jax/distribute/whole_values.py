@@ -18,6 +18,7 @@ import numpy as np
 from jax import Array, lax
 from jax.core import Tracer
 
+from distdl_jax.distribute.digests import bits_of
 from distdl_jax.distribute.meanings import Spec, tensor_spec
 from distdl_jax.distribute.movements import Movements
 from distdl_jax.errors import PlanError
@@ -31,14 +32,8 @@ def whole_digests(paths: Sequence[str], specs: Sequence[Spec], leaves: Sequence[
     for path, spec, leaf in zip(paths, specs, leaves, strict=True):
         value = known_value(leaf) if tensor_spec(spec) is None else None
         if value is not None and not isinstance(value, jax.ShapeDtypeStruct):
-            found[path] = _digest(value)
+            found[path] = hashlib.sha256(bits_of(value)).hexdigest()[:16]
     return found
-
-
-def _digest(value: Any) -> str:
-    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        value = jax.random.key_data(value)
-    return hashlib.sha256(np.asarray(value).tobytes()).hexdigest()[:16]
 
 
 def refuse_different(digests: Mapping[int, Mapping[str, str]]) -> None:

@@ -54,7 +54,7 @@ class _OnBlocks:
         ]
 
     def _run(self) -> Run:
-        return Run(self.site.movements, self.site.run.gather)
+        return self.site.run.inside()
 
     def _out(self, ys: Sequence[Tensor]) -> list[Any]:
         if self.cuts_out is None:

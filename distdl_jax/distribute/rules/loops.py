@@ -89,7 +89,7 @@ class Body:
         return args, run.evaluate(jaxpr, self.closed.consts, args)
 
     def __call__(self, layouts: Sequence[Layout], arrays: Sequence[Any]) -> list[Any]:
-        inner = Run(self.run.movements, self.run.gather)  # what was fetched or is pending outside stays outside
+        inner = self.run.inside()
         _, results = self._evaluated(inner, layouts, arrays)
         if self.layouts is None:
             self.layouts = [Result.of(y).kept() for y in results]
@@ -111,7 +111,7 @@ class Body:
             described: list[DryRun] = []
 
             def evaluated(arrays: Sequence[Any]) -> None:
-                args, ys = self._evaluated(Run(found, self.run.gather), layouts, arrays)
+                args, ys = self._evaluated(Run(found, self.run.gather, eqns=self.run.eqns), layouts, arrays)
                 reads = tuple(x.pending != layout.pending for x, layout in zip(args, layouts, strict=True))
                 results = tuple(map(Result.of, ys))
                 for y, result in zip(ys, results, strict=True):
@@ -186,7 +186,7 @@ def _values(site: Site, arrays: Sequence[Any], layouts: Sequence[Layout]) -> lis
 def debug(site: Site, *xs: Tensor) -> list[Tensor]:
     """The first worker prints, if all workers have the values."""
     if any(any(x.cut) for x in xs):
-        raise site.refuse("would print blocks: print a sum or another small result", *xs)
+        raise site.refuse("would print blocks", *xs, cure="Print a sum, or another small result.")
     arrays = [x.whole() for x in xs]
     if site.mesh.is_first(site.mesh.axes):
         bound_again(site.eqn, arrays)
@@ -197,14 +197,16 @@ def debug(site: Site, *xs: Tensor) -> list[Tensor]:
 def pure_callback(site: Site, *xs: Tensor) -> list[Tensor]:
     """A function of whole values runs on every worker."""
     if any(any(x.cut) for x in xs):
-        raise site.refuse("would call Python with blocks, where it is written for whole arrays", *xs)
+        cure = "Call it with a whole value, such as a sum; or on blocks, outside of the distributed function."
+        raise site.refuse("would call Python with blocks, where it is written for whole arrays", *xs, cure=cure)
     return [site.value(y, ((),) * y.ndim, n=n) for n, y in enumerate(bound_again(site.eqn, [x.whole() for x in xs]))]
 
 
 @rule("io_callback")
 def io_callback(site: Site, *xs: Tensor) -> list[Tensor]:
     """What it does to the world outside would be done by every worker."""
-    raise site.refuse("has an effect outside of the program, which every worker would have", *xs)
+    cure = "Return the value, and use it outside of the distributed function."
+    raise site.refuse("has an effect outside of the program, which every worker would have", *xs, cure=cure)
 
 
 @rule("checkpoint", "remat", "remat2")
