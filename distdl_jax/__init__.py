@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         SetupError,
     )
     from distdl_jax.functional.all_reduce import all_reduce
-    from distdl_jax.functional.all_sum_reduce import replicated
+    from distdl_jax.functional.copies import check_replicated, part, replicated
     from distdl_jax.functional.gathering import gather, scatter
     from distdl_jax.nn.from_torch import from_torch
     from distdl_jax.partitions.initialization import init, init_block
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from distdl_jax.transforms.forward_mode import hvp, jvp, linear_transpose, linearize
     from distdl_jax.transforms.gradients import grad, value_and_grad
     from distdl_jax.transforms.map_overlap import map_overlap
-    from distdl_jax.transforms.replica_check import check_replicated
     from distdl_jax.transforms.totals import total
     from distdl_jax.transports.open_world import close
     from distdl_jax.transports.progress import progress
@@ -81,10 +80,9 @@ _MODULES = {
     "partitions.planning": ("planning_world",),
     "plans.shape_dtype": ("ShapeDtype",),
     "functional.all_reduce": ("all_reduce",),
-    "functional.all_sum_reduce": ("replicated",),
+    "functional.copies": ("check_replicated", "part", "replicated"),
     "tools.profile.profile": ("profile",),
     "transports.progress": ("progress",),
-    "transforms.replica_check": ("check_replicated",),
     "transforms.totals": ("total",),
     "tools.cost.cost": ("cost",),
     "tools.draw.draw": ("draw",),
@@ -147,6 +145,7 @@ __all__ = [
     "map_overlap",
     "nn",
     "optim",
+    "part",
     "planning_world",
     "profile",
     "progress",

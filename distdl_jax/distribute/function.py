@@ -27,6 +27,7 @@ from distdl_jax.source_lines import function_name
 from distdl_jax.text import bytes_text
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.jaxprs import equations
+from distdl_jax.tracing.marks import part_of_sum
 from distdl_jax.transforms.any_leaves import is_array
 from distdl_jax.transports.agreement import agree
 from distdl_jax.validation import check_function, checked_integer
@@ -307,7 +308,7 @@ class Distributed:
                 raise InvalidArgumentError(
                     f"Result {n} is {y.dtype}, but dj.PARTS are the terms of a sum: of a real floating dtype."
                 )
-            return as_weak(y.terms(uncut(y.shape), mesh.axes), out)
+            return part_of_sum(as_weak(y.terms(uncut(y.shape), mesh.axes), out))
         if isinstance(spec, Meaning) and spec.name == "BLOCKS":
             cut = y.readable()
             x = y.at(cut)

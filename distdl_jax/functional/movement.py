@@ -137,7 +137,7 @@ def move(world: World, part: Movement, x: Array) -> Array:
             return _run(world, part, reverse_only(x))
         parts, anchor, _ = _move(world, part, reverse_only(order_after_previous(x)))
     note_anchor(anchor)
-    return never_transposed(_joined(parts), getattr(part, "same_on", ()))
+    return never_transposed(_joined(parts))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -254,8 +254,8 @@ def _same_adjoints(
         return derivative(fun)
 
     workers = Partition() if partition is None else partition
-    differentiated, is_traced = same_adjoints(workers, of, fun, has_aux, args, {}, (0,), transposes)
-    return differentiated, chosen[-1], is_traced
+    differentiated, traced = same_adjoints(workers, of, fun, has_aux, args, {}, (0,), transposes)
+    return differentiated, chosen[-1], traced is not None
 
 
 def _of_leaves(fun: Callable[..., Any], point: Varying, has_aux: bool) -> _LeafFunction:

@@ -37,8 +37,8 @@ FAMILIES = (
         "Programs and derivatives",
         "Compile, differentiate and check programs of all workers. Guides: [the contract](../contract.md), "
         "[the sharp bits](../sharp-bits.md), [faults](../faults.md), [simulate](../simulate.md).",
-        "simulate jit check value_and_grad grad total jvp hvp linearize linear_transpose replicated check_replicated "
-        "progress close",
+        "simulate jit check value_and_grad grad part total jvp hvp linearize linear_transpose replicated "
+        "check_replicated progress close",
     ),
     Family(
         "primitives",

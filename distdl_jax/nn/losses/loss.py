@@ -22,6 +22,7 @@ from distdl_jax.partitions.static import Static
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.text import T, documented
+from distdl_jax.tracing.marks import part_of_sum
 from distdl_jax.tracing.tie import tie
 from distdl_jax.transports.agreement import exchange_named_shapes
 from distdl_jax.validation import check_function, checked_weights, is_real
@@ -95,9 +96,9 @@ class Loss(Static):
         if not self.P_x.active:
             outside(self.P_x.world, prediction, "prediction")
             nothing = tie(jnp.zeros((), accumulation_dtype(np.dtype(prediction.dtype))), prediction)
-            return prediction if self.reduction == "none" else nothing
+            return part_of_sum(prediction if self.reduction == "none" else nothing)
         with jax.named_scope(type(self).__name__):
-            return self._part(self._exchanged(prediction, target), prediction, target)
+            return part_of_sum(self._part(self._exchanged(prediction, target), prediction, target))
 
     def _exchanged(self, prediction: Array, target: Array) -> Pair:
         """Exchange the shapes and dtypes of all workers of P_x."""

@@ -15,8 +15,8 @@ from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.functional.all_gather import plan_all_gather
-from distdl_jax.functional.all_sum_reduce import ReplicatedPlan
 from distdl_jax.functional.block_checks import outside
+from distdl_jax.functional.copies import ReplicatedPlan
 from distdl_jax.functional.plan import BlocksPlan, MovementPlan, ShapeDtypes
 from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.input_checks import real_grid
