@@ -60,8 +60,8 @@ class _Loss:
             self.warn(
                 f"{self.name} returns the same loss, to the last bit, on {workers_text(copies)}. The workers' losses "
                 "are added up, so the value counts once for each of them, and so does its gradient. Return this "
-                "worker's part, from before a sum over the workers; or dj.part(loss, P), which divides a value that all "
-                "workers of P hold by their number, in place of a division of your own. If it is intended, "
+                "worker's part, from before a sum over the workers; or dj.part(loss, P), which divides a value that "
+                "all workers of P hold by their number, in place of a division of your own. If it is intended, "
                 "warnings.simplefilter('ignore', dj.CopiesWarning) turns this off."
             )
 

@@ -70,13 +70,13 @@ def copies_differ():
     environment: DISTDL_JAX_DEBUG=1
     says: worker 1: the copies agree
     says: `tree['scale']` must be the same on all workers that hold copies of it, but is not on workers 0 and 1
-    says: (check_replicated at {file}:{+13} in step)
+    says: (compared at {file}:{+13} in step)
     """
     specs = {"scale": dj.TensorSpec((3,), P_all, replicated=1), "shift": dj.TensorSpec((2,), P_all, replicated=0)}
 
     @dj.jit
     def step(params, rate):
-        params = {name: dj.replicated(value, P_all, axes=1) - rate for name, value in params.items()}
+        params = params | {"scale": dj.replicated(params["scale"], P_all, axes=1) - rate}
         return dj.check_replicated(params, specs)
 
     params = {"scale": jnp.ones(3), "shift": jnp.arange(1.0) + rank}
