@@ -17,7 +17,7 @@ import re
 from abc import abstractmethod
 from dataclasses import fields
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, Self, TypeGuard, overload, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeGuard, overload, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -149,10 +149,9 @@ class BaseLayer(Static):
     A layer without parameters may be called with the input alone: `layer(x)`.
     """
 
-    def __new__(cls, *_: Any, **__: Any) -> Self:
-        self = super().__new__(cls)
-        self._store(_built_at=user_line())  # for messages; equal layers may be built at different lines
-        return self
+    def _begin(self) -> None:
+        if "_built_at" not in vars(self):
+            self._store(_built_at=user_line())  # for messages; equal layers may be built at different lines
 
     @abstractmethod
     def param_specs(self) -> Any:
