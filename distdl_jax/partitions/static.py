@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import Field, fields
 from functools import wraps
 from typing import Any, Self
 
@@ -86,4 +86,21 @@ def _with_converted_fields(post_init: Callable[..., None]) -> Callable[..., None
 
 def _convert_fields(value: Any) -> None:
     own = vars(value)
-    own.update({f.name: python_value(f.name, own[f.name], is_flag(f.type)) for f in fields(value) if f.name in own})
+    own.update({f.name: _converted(f, own[f.name]) for f in fields(value) if f.name in own})
+
+
+def _converted(field: Field[Any], value: Any) -> Any:
+    value = python_value(field.name, value, is_flag(field.type))
+    by = field.metadata.get(_CONVERTER)
+    return value if by is None or value is None else by(field.name, value)
+
+
+_CONVERTER = "converter"
+
+
+def converter(by: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """Return metadata of a dataclass's field whose value, unless it is None, is `by(name, value)` of what a user gives.
+
+    `by` must be idempotent, and raises if the value is not accepted.
+    """
+    return {_CONVERTER: by}

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -18,7 +19,7 @@ from distdl_jax.functional.block_checks import common_dtype, outside, owned_grid
 from distdl_jax.kernels.dtypes import accumulation_dtype, in_own_width
 from distdl_jax.nn.base.layer import describe
 from distdl_jax.partitions.partition import Partition, check_partitions
-from distdl_jax.partitions.static import Static
+from distdl_jax.partitions.static import Static, converter
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.text import T, documented
@@ -266,6 +267,9 @@ class DistributedBCELoss(Loss):
         return -(target * _log(prediction) + (1 - target) * _log(1 - prediction))
 
 
+_WEIGHTS = partial(checked_weights, each="entry along the last dimension", or_one=True)
+
+
 @_elementwise(
     "-(w t log s(x) + (1 - t) log(1 - s(x))), with s the sigmoid and w `pos_weight`",
     0.6931,
@@ -276,13 +280,7 @@ class DistributedBCELoss(Loss):
 class DistributedBCEWithLogitsLoss(Loss):
     """The binary cross entropy of logits split in any way, computed without overflow."""
 
-    pos_weight: float | Sequence[float] | None = None
-
-    def __post_init__(self) -> None:
-        if self.pos_weight is not None:
-            each = "entry along the last dimension"
-            vars(self)["pos_weight"] = checked_weights("pos_weight", self.pos_weight, each, or_one=True)
-        super().__post_init__()
+    pos_weight: float | Sequence[float] | None = field(default=None, metadata=converter(_WEIGHTS))
 
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
         soft = softplus(-prediction)
