@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from distdl_jax.errors import InvalidArgumentError, SetupError
-from distdl_jax.jax_compat import install_jax_patches, remove_jax_patches
+from distdl_jax.jax_patches import install_jax_patches, remove_jax_patches
 from distdl_jax.transports.threads.current_world import simulated_world, simulations_run
 from distdl_jax.transports.threads.world import ThreadWorld
 from distdl_jax.transports.world import World

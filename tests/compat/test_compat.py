@@ -1,4 +1,4 @@
-"""Each item of both jax_compat.py has a test, in one of test_compat_*.py, and nothing else is private."""
+"""Each item of jax_compat, jax_patches and mpi/compat has a test in a test_compat_*.py; nothing else is private."""
 
 import ast
 import importlib
@@ -10,16 +10,16 @@ import pytest
 from jobs import ROOT
 from private_parts import tested, what_breaks
 
-from distdl_jax import jax_compat
+from distdl_jax import jax_compat, jax_patches
 from distdl_jax.transports.mpi import compat as mpi_compat
 
 
 def test_each_item_has_a_test_and_says_what_would_replace_it() -> None:
-    for tests in ("test_compat_jax", "test_compat_tokens", "test_compat_mpi4jax"):
+    for tests in ("test_compat_jax", "test_compat_patches", "test_compat_tokens", "test_compat_mpi4jax"):
         importlib.import_module(tests)
     items = {
         name: item
-        for module in (jax_compat, mpi_compat)
+        for module in (jax_compat, jax_patches, mpi_compat)
         for name, item in vars(module).items()
         if getattr(item, "__module__", "") == module.__name__ and not inspect.isclass(item) and not name.startswith("_")
     }
@@ -52,4 +52,4 @@ def imported(file: Any) -> set[str]:
 def test_nothing_else_imports_what_is_private() -> None:
     files = [file for folder in ("distdl_jax", "benchmarks", "examples") for file in (ROOT / folder).rglob("*.py")]
     guilty = [file for file in files if any("._src" in name for name in imported(file))]
-    assert set(guilty) == {Path(str(module.__file__)) for module in (jax_compat, mpi_compat)}
+    assert set(guilty) == {Path(str(module.__file__)) for module in (jax_compat, jax_patches, mpi_compat)}

@@ -15,7 +15,7 @@ from jax.interpreters import partial_eval as pe
 from mpi4py import MPI
 from private_parts import calls, what_breaks, while_watched
 
-from distdl_jax import jax_compat
+from distdl_jax import jax_compat, jax_patches
 from distdl_jax.transports.mpi.compat import import_mpi4jax
 
 
@@ -47,9 +47,9 @@ def test_a_program_under_way_is_seen_from_another_thread() -> None:
     assert not look()
 
 
-@what_breaks(jax_compat.let_loops_move_data)  # what it does: tests/tracing/test_loops.py
-@what_breaks(jax_compat.install_jax_patches)
-@what_breaks(jax_compat.remove_jax_patches)
+@what_breaks(jax_patches.let_loops_move_data)  # what it does: tests/tracing/test_loops.py
+@what_breaks(jax_patches.install_jax_patches)
+@what_breaks(jax_patches.remove_jax_patches)
 def test_patches_of_jax_are_removed() -> None:
     from jax._src.dispatch import RuntimeTokenSet
 
@@ -57,20 +57,20 @@ def test_patches_of_jax_are_removed() -> None:
         registries = ad.primitive_transposes, pe.partial_eval_jaxpr_custom_rules
         return [RuntimeTokenSet.get_token_input, *(rules[lax.while_p] for rules in registries)]
 
-    jax_compat.remove_jax_patches()
+    jax_patches.remove_jax_patches()
     own = parts()
-    jax_compat.install_jax_patches()
-    jax_compat.install_jax_patches()
+    jax_patches.install_jax_patches()
+    jax_patches.install_jax_patches()
     assert all(part is not before for part, before in zip(parts(), own, strict=True))
-    jax_compat.remove_jax_patches()
+    jax_patches.remove_jax_patches()
     assert parts() == own
     with pytest.MonkeyPatch.context() as patched:
         patched.delattr("jax._src.checkify.Error")
         for _ in range(2):
             with pytest.raises(ImportError):
-                jax_compat.install_jax_patches()
+                jax_patches.install_jax_patches()
             assert parts() == own
-    jax_compat.install_jax_patches()
+    jax_patches.install_jax_patches()
 
 
 def noting(called: list[float]) -> Any:
@@ -85,12 +85,12 @@ def noting(called: list[float]) -> Any:
     return jax.jit(lambda x: io_callback(note, jax.typeof(x), x, ordered=True) + 1)
 
 
-@what_breaks(jax_compat.hand_tokens_back)
+@what_breaks(jax_patches.hand_tokens_back)
 def test_a_program_takes_the_token_of_the_one_before_it() -> None:
     """In the order of the calls; what a program raised is raised where it is waited for, and the next ones run."""
     from jax._src.dispatch import runtime_tokens
 
-    jax_compat.install_jax_patches()
+    jax_patches.install_jax_patches()
     called: list[float] = []
     program = noting(called)
     jax.effects_barrier()
@@ -142,9 +142,9 @@ def test_a_program_comes_after_the_one_that_is_set() -> None:
     assert jax_compat.dispatched_by_this_thread()() == []
 
 
-@what_breaks(jax_compat.give_tokens_to_compiled_functions)
+@what_breaks(jax_patches.give_tokens_to_compiled_functions)
 def test_a_compiled_function_with_ordered_effects_runs_again() -> None:
-    jax_compat.install_jax_patches()
+    jax_patches.install_jax_patches()
     called: list[float] = []
     compiled = noting(called).lower(0.0).compile()
     assert [float(compiled(float(n))) for n in range(3)] == [1, 2, 3] and called == [0, 1, 2]

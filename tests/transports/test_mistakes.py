@@ -224,15 +224,13 @@ def test_a_mistake_raises_on_all_workers(name, size, jit):
     assert raised
 
 
-@pytest.mark.parametrize(
-    "wrong, sentence", [((0, 1, 2), "a number too large"), ((1,), "On worker 1: a number too large")]
-)
+@pytest.mark.parametrize("wrong, sentence", [((0, 1, 2), "too large"), ((1,), "On worker 1: too large")])
 def test_all_workers_say_the_same_sentence(wrong, sentence):
     """With the worker whose mistake it is, if it isn't that of all; and a worker's own lines are kept."""
 
     def number_of(rank):
         if rank in wrong:
-            raise dj.PlanError("a number too large")
+            raise dj.PlanError("too large")
 
     def program():
         P = dj.Partition()

@@ -1,7 +1,7 @@
 """Second derivatives through a loop are those without it, of layers with adjoints of their own.
 
 In a loop JAX splits a program into what it knows and what it doesn't, and hands residuals on from one to the other; see
-`compat.count_constants_among_residuals`, without which attention gets other arrays in their place.
+`jax_patches.count_constants_among_residuals`, without which attention gets other arrays in their place.
 """
 
 from collections.abc import Callable
