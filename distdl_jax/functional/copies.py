@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,8 @@ from distdl_jax.tracing.tie import tie
 from distdl_jax.transports.agreement import exchange_named_shapes, is_array
 from distdl_jax.transports.world import Workers, World
 from distdl_jax.validation import checked_axes, is_traced
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def plan_replicated(
     return kind(teams, taking_part(shape_dtypes, *teams), name)
 
 
-def replicated(tree: Any, P: Partition, axes: int | Sequence[int] | None = None) -> Any:
+def replicated(tree: T, P: Partition, axes: int | Sequence[int] | None = None) -> T:
     """Mark values as replicated on all workers of `P`, so that their gradient is the sum over the copies.
 
     A parameter that every worker uses with its own data, such as the scale of a normalisation, is one variable with
@@ -107,7 +109,7 @@ def replicated(tree: Any, P: Partition, axes: int | Sequence[int] | None = None)
     return _copied("tree", tree, P, _along(P, axes), ReplicatedPlan)
 
 
-def _copied(name: str, tree: Any, P: Partition, along: tuple[int, ...], kind: type[ReplicatedPlan]) -> Any:
+def _copied(name: str, tree: T, P: Partition, along: tuple[int, ...], kind: type[ReplicatedPlan]) -> T:
     """Return the argument `name`, a tree of copies along dimensions of P, whose arrays are moved by such plans."""
     team = P.create_allreduction_partition(along)
     if team.size <= 1:
@@ -121,7 +123,8 @@ def _copied(name: str, tree: Any, P: Partition, along: tuple[int, ...], kind: ty
         for leaf in arrays
     ]
     copies = iter([plan.run(P.world, x) for plan, x in zip(plans, arrays.values(), strict=True)])
-    return jax.tree.unflatten(structure, [next(copies) if is_array(leaf) else leaf for _, leaf in paths_and_leaves])
+    moved: T = jax.tree.unflatten(structure, [next(copies) if is_array(leaf) else leaf for _, leaf in paths_and_leaves])
+    return moved
 
 
 def _along(P: Partition, axes: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -219,7 +222,7 @@ class TotalPlan(AllSumPlan):
         return Total(team, differentiable)
 
 
-def share(tree: Any, P: Partition) -> Any:
+def share(tree: T, P: Partition) -> T:
     """Return vectors of which all workers of P have copies as blocks, whose cotangents are summed."""
     return _copied("theta", tree, P, _along(P, None), SharePlan)
 
@@ -233,7 +236,7 @@ def total_of_blocks(x: Array, P: Partition) -> Array:
 # --- whether copies are equal -----------------------------------------------------------------------------------------
 
 
-def check_replicated(tree: Any, specs: Any) -> Any:
+def check_replicated(tree: T, specs: Any) -> T:
     """Check that the copies of replicated values still agree, up to rounding, with `DISTDL_JAX_DEBUG=1`.
 
     XLA may compile an update differently on workers with different other parameters. So copies of floating-point

@@ -22,9 +22,11 @@ class Immutable:
     __slots__ = ()
 
     def __copy__(self) -> Self:
+        """Return the value itself."""
         return self
 
     def __deepcopy__(self, memo: object) -> Self:
+        """Return the value itself."""
         return self
 
 
@@ -42,6 +44,7 @@ class Static(Immutable):
     __slots__ = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
+        """Register a class with JAX, and convert the arguments of its constructor."""
         super().__init_subclass__(**options)
         jax.tree_util.register_static(cls)
         # Before `dataclass` writes a constructor, which calls `__post_init__`. A metaclass would have to be shared by
