@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from distdl_jax import checkpoint, data, functional, graphs, nn, optim, random, solvers
     from distdl_jax.distribute.function import distribute
+    from distdl_jax.distribute.map_blocks import map_blocks
     from distdl_jax.distribute.marks import constrain, with_rule
     from distdl_jax.distribute.meanings import BLOCKS, COPIES, PARTS, VARIABLE
     from distdl_jax.errors import (
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from distdl_jax.tools.cost.cost import cost
     from distdl_jax.tools.draw.draw import draw
     from distdl_jax.tools.profile.profile import profile
-    from distdl_jax.transforms.block_functions import map_blocks
     from distdl_jax.transforms.checked_jit import check, jit
     from distdl_jax.transforms.forward_mode import hvp, jvp, linear_transpose, linearize
     from distdl_jax.transforms.gradients import grad, value_and_grad
@@ -59,7 +59,7 @@ _MODULES = {
     "transforms.gradients": ("grad", "value_and_grad"),
     "transports.threads.simulate": ("simulate",),
     "transports.open_world": ("close",),
-    "transforms.block_functions": ("map_blocks",),
+    "distribute.map_blocks": ("map_blocks",),
     "distribute.function": ("distribute",),
     "distribute.marks": ("constrain", "with_rule"),
     "distribute.meanings": ("BLOCKS", "COPIES", "PARTS", "VARIABLE"),

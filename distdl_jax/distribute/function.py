@@ -287,13 +287,7 @@ class Distributed:
             for place, x in zip(summed, copies, strict=True):
                 args[place] = Tensor(movements, args[place].shape, args[place].dtype, args[place].cut, x)
         run, wanted = Run(movements, self.gather), [spec is None for spec in traced.out_specs]
-        # What is closed over is a whole value, too: only a traced one can be differentiated.
-        consts = [
-            undifferentiated(_CLOSED_OVER.format(jax.typeof(x).str_short()), x)
-            if isinstance(x, jax.core.Tracer) and is_floating(x)
-            else x
-            for x in traced.closed.consts
-        ]
+        consts = [self._closed_over(x) for x in traced.closed.consts]
         results = run.evaluate(traced.closed.jaxpr, consts, args, wanted)
         movements.asked_by = "", "results"
         run.settle_together([y for y, is_whole in zip(results, wanted, strict=True) if is_whole])
@@ -331,6 +325,12 @@ class Distributed:
 
     def _with_copies(self, n: int, x: Any, axes: frozenset[int]) -> Any:
         return self._refusing(n, x) if axes else x
+
+    def _closed_over(self, x: Any) -> Any:
+        """Return a constant of the program. It is a whole value, too: only a traced one can be differentiated."""
+        if not (isinstance(x, jax.core.Tracer) and is_floating(x)):
+            return x
+        return undifferentiated(_CLOSED_OVER.format(jax.typeof(x).str_short()), x)
 
     @staticmethod
     def _refusing(n: int, x: Any) -> Any:

@@ -54,7 +54,7 @@ class Mesh:
 
     - `shape`: the number of workers along each axis; axes of one worker are left out.
     - `ranks`: the world ranks, in an array of that shape.
-    - `index`: this worker's place; None outside.
+    - `index`: this worker's place; None outside. `partitions`: the specs' ones.
     """
 
     def __init__(self, partitions: Sequence[Partition]) -> None:
@@ -78,7 +78,8 @@ class Mesh:
         self.ranks = np.reshape(np.asarray(first.ranks), self.shape)
         found = np.argwhere(self.ranks == self.world.rank)
         self.index = tuple(map(int, found[0])) if len(found) else None
-        self._axes_of = {P: self._along(P, partitions) for P in dict.fromkeys(partitions)}
+        self.partitions = tuple(dict.fromkeys(partitions))
+        self._axes_of = {P: self._along(P, partitions) for P in self.partitions}
         self._grids: dict[tuple[Cut, tuple[int, ...]], ProductGrid] = {}
 
     def _refuse(self, partitions: Sequence[Partition]) -> None:

@@ -67,17 +67,19 @@ class Movements:
     """The movements of one distributed program.
 
     - `asked_by`: the line and the primitive of the equation that asks for them.
-    - `moved`: what moved, if `notes` are taken.
+    - `moved`: what moved, if `notes` are taken. `requests`: the number of movements, of any worker.
     """
 
     def __init__(self, mesh: Mesh, *, notes: bool = False) -> None:
         self.mesh, self.notes = mesh, notes
         self.moved: list[Moved] = []
         self.asked_by: tuple[str, str] = ("", "")
+        self.requests = 0
 
     def run(self, plan: MovementPlan, x: Array, what: str, shape: Sequence[int], before: Cut, after: Cut) -> Array:
         """Run a plan of one movement, and note it."""
         world = self.mesh.world
+        self.requests += 1
         self._note(plan.part(world.rank), x, what, shape, before, after)
         return plan.run(world, x)
 
@@ -189,6 +191,7 @@ class Movements:
     def added_ranges(self, y: Array, shape: Sequence[int], cut: Cut, needed: Needed) -> Array:
         """Return the adjoint: each worker's ranges are added to the blocks that they came from."""
         part = self._ranges(y.dtype, shape, cut, needed, ()).part(self.mesh.world.rank)
+        self.requests += 1
         if part is None:
             return y
         self._note(part.adjoint(), y, "added neighbours", shape, cut, cut)
@@ -207,6 +210,7 @@ class Movements:
     def compute(self, plan: Any, x: Any, what: str, shape: Sequence[int], before: Cut, after: Cut) -> Any:
         """Run a plan of a computation around movements, and note it."""
         world = self.mesh.world
+        self.requests += 1
         if self.notes:
             self.moved.append(self._computed(plan, x, what, shape, before, after))
         return plan.run(world, x)

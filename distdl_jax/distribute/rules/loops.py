@@ -12,6 +12,7 @@ from jax import lax
 from distdl_jax.distribute.interpreter import Run, Site, rule
 from distdl_jax.distribute.layouts import Cut, grown
 from distdl_jax.distribute.movements import Movements
+from distdl_jax.distribute.rules.batched_loops import elementwise_loop
 from distdl_jax.distribute.tensors import Tensor
 from distdl_jax.jax_compat import bound_again
 from distdl_jax.tracing.context import trace_context
@@ -130,6 +131,8 @@ def while_(site: Site, *xs: Tensor) -> list[Tensor]:
     """As a scan; all workers compute the same predicate."""
     loop = structure(site.eqn)
     assert isinstance(loop, While)
+    if loop.condition.out_avals[0].shape:
+        return elementwise_loop(site, loop, xs)
     first, second = loop.condition_constants, loop.condition_constants + loop.body_constants
     cuts = [x.readable() for x in xs]
     while True:

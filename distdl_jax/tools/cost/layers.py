@@ -16,6 +16,7 @@ from distdl_jax.functional.mark import Mark
 from distdl_jax.functional.plan import MovementPlan, Plan, ShapeDtypes
 from distdl_jax.nn.base.layer import Layer
 from distdl_jax.nn.dense.squeeze_excitation import DistributedSqueezeExcitation, ScalingPlan
+from distdl_jax.nn.networks.function_runs import FunctionsPlan
 from distdl_jax.nn.networks.residual import WAYS, Residual, ResidualPlan, Skip, SkipPlan
 from distdl_jax.nn.networks.sequential import Sequential, SequentialPlan
 from distdl_jax.partitions.spec_trees import is_spec
@@ -85,6 +86,11 @@ class Counter:
         - `has_gradient`: whether the gradient of `x` is computed.
         """
         match layer, plan:
+            case _, FunctionsPlan():  # the first of functions that are counted together, or another one
+                if plan.functions is None:
+                    return ()
+                classes = traced_by_all(plan.functions, x, self.world, self.dtype)
+                return (CountedLayer(place, classes, plan.after(x), False, has_gradient),)
             case Sequential(), SequentialPlan():
                 return self._one_after_the_other(enumerate(zip(layer, plan.plans, strict=True)), x, place, has_gradient)
             case Residual(), ResidualPlan():

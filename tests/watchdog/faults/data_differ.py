@@ -216,14 +216,17 @@ def nan_check():
         logarithm(value * jnp.ones(4))
 
 
-def softmax_of_a_block():
-    """A softmax in a network goes over features that are split: each block would be normalised by itself.
+def closes_over_a_block():
+    """A softmax in a network goes over features that are split, but closes over a block: what is the whole of it?
 
-    says: softmax
-    says: works along dimension 1 of the block (reduce_max), which is split over 2 workers
-    says: nn.Local(function) applies it to each block separately
+    says: mixes entries of the block with other workers' (`reduce_max`
+    says: it is split along dimension 1 over 2 workers
+    says: `nn.Local(function)` applies it to each block separately
     """
-    network = nn.Sequential(nn.DistributedLinear(P_all, in_features=4, out_features=4), jax.nn.softmax)
+    shift = jnp.arange(2.0) + rank
+    network = nn.Sequential(
+        nn.DistributedLinear(P_all, in_features=4, out_features=4), lambda x: jax.nn.softmax(x + shift)
+    )
     dj.jit(network)(network.init(jax.random.key(0)), jnp.ones((3, 2)))
 
 
