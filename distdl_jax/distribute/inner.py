@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any, Literal
 
 import jax
@@ -59,6 +60,7 @@ class InnerDoor:
     - `results`: how they are given: as "blocks"; as "terms", with a sum over the workers that don't cut them, for a
       layer that adds up; or "sums as terms", where a sum is the last that is computed.
     - `is_of_blocks`: whether the function is one of blocks, which is only checked.
+    - `takes_as_given`: whether P is certain of the result only, and of the array the default.
 
     A number is this worker's term: the sum of all workers' terms is the value. A result of as many dimensions as
     `target` is given on it. Others stay as they fall if nothing had to move; otherwise those of as many dimensions as P
@@ -70,6 +72,7 @@ class InnerDoor:
     target: Partition | None = None
     results: Results = "blocks"
     is_of_blocks: bool = False
+    takes_as_given: bool = False
 
     def __call__(self, x: Array, team: Workers) -> Any:
         """Return this worker's part of the results, given its block `x`; or `ON_BLOCKS`.
@@ -83,7 +86,7 @@ class InnerDoor:
         if counts is None:
             return ON_BLOCKS
         whole = _OfBlocks.of(self._on(counts), shapes, bool(getattr(jax.typeof(x), "weak_type", False)))
-        own = whole if isinstance(whole, str) else (whole.digest, whole.stays_on_blocks(x))
+        own = whole if isinstance(whole, str) else (whole.digest, self._stays(whole, x, shapes))
         others = agree(world, team, f"the program of {name}", lambda: own)
         on_P = {others[worker] for worker in self.P.ranks}
         if _MOVES_DATA in on_P:
@@ -97,9 +100,24 @@ class InnerDoor:
             return ON_BLOCKS
         return whole.applied(x, shapes)
 
+    def _stays(self, whole: _OfBlocks, x: Array, shapes: ShapeDtypes) -> bool:
+        """Say whether the function is called on blocks as they are.
+
+        It is, too, if the array may be split otherwise, so that nothing moves, and the result is on P.
+        """
+        is_open = self.takes_as_given and self.P.active
+        if not is_open or (not whole.dry_run()[0] and whole.falls_on(self.P)):
+            return whole.stays_on_blocks(x)
+        for counts in set(permutations(self.P.shape)) - {self.P.shape}:
+            turned = _OfBlocks.of(replace(self, P=self.P.grid(counts)), shapes, False)
+            if not isinstance(turned, str) and not turned.dry_run()[0] and turned.falls_on(self.P):
+                return True
+        return whole.stays_on_blocks(x)
+
     def _counts(self, shapes: ShapeDtypes) -> tuple[int, ...] | None:
         """Return the number of workers along each dimension of the array; None if it isn't split, or doesn't fit."""
-        counts = counts_along(self.P, len(shapes[self.P.ranks[0]].shape))
+        dims = len(shapes[self.P.ranks[0]].shape)
+        counts = None if self.takes_as_given and dims != self.P.dim else counts_along(self.P, dims)
         return None if counts is None or max(counts, default=1) == 1 else counts
 
     def _on(self, counts: Sequence[int]) -> InnerDoor:
@@ -232,6 +250,16 @@ class _OfBlocks(Distributed):
         with trace_context.set(anchors=None):
             jax.eval_shape(run, self.balanced_block)
         return movements.requests > self._gathers_at_the_door, found
+
+    def falls_on(self, P: Partition) -> bool:
+        """Say whether the results fall on P's grid, or have no dimensions."""
+        return all(
+            not y.shape or self._numbers(y) == [p if n != 1 else 1 for n, p in zip(y.shape, P.shape, strict=False)]
+            for y in self.dry_run()[1]
+        )
+
+    def _numbers(self, y: Tensor) -> list[int]:
+        return [y.mesh.size(axes) for axes in y.readable()]
 
     def blocks_afterwards(self, x: ShapeDtypes) -> ShapeDtypes | None:
         """Return all workers' blocks of the result; None if it isn't one array, or nothing moves."""

@@ -73,12 +73,16 @@ class FunctionsPlan(BlocksPlan):
 
 @dataclass(frozen=True)
 class FunctionRun:
-    """Consecutive plain functions on blocks on `P`, in places up to `stop`, and what follows, if anything."""
+    """Consecutive plain functions on blocks on `P`, in places up to `stop`, and what follows, if anything.
+
+    `takes_as_given`: whether it is only certain that the result is to be on P.
+    """
 
     composed: Composed
     P: Partition
     stop: int
     following: Any
+    takes_as_given: bool
 
     @property
     def is_elementwise(self) -> bool:
@@ -94,7 +98,9 @@ class FunctionRun:
         adds = isinstance(following, AllReduce | AllSumReduce | ReduceScatter | SumReduce)
         reduces_otherwise = isinstance(following, AllReduce) and following.op != "sum"
         target = P_x if P_x is not None and not adds and union(P_x.ranks) == union(self.P.ranks) else None
-        return InnerDoor(self.composed, self.P, target, "terms" if adds else "blocks", is_of_blocks=reduces_otherwise)
+        return InnerDoor(
+            self.composed, self.P, target, "terms" if adds else "blocks", reduces_otherwise, self.takes_as_given
+        )
 
     def __call__(self, x: Array, team: Workers) -> Any:
         """Return this worker's block of the result; or `ON_BLOCKS`: each function is to be called on the block."""
@@ -135,7 +141,7 @@ def function_runs(parts: Sequence[tuple[Any, Any]], P_x: Partition | None = None
         following = parts[stop][1] if stop < len(parts) else None
         P = before or ends_of(following).P_x
         if stop > place and P is not None and max(P.shape, default=1) > 1:
-            runs[parts[place][0]] = FunctionRun(Composed(parts[place:stop]), P, stop, following)
+            runs[parts[place][0]] = FunctionRun(Composed(parts[place:stop]), P, stop, following, before is None)
         before, place = P if isinstance(following, Local) else ends_of(following).P_y, stop + 1
     return runs
 
