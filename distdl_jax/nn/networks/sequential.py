@@ -30,6 +30,7 @@ from distdl_jax.nn.shape.input import Input
 from distdl_jax.partitions.tensors import TensorSpec, check_spec
 from distdl_jax.plans.alike import derived, representatives
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.scopes import place_of_errors
 from distdl_jax.transforms.block_functions import BlockFunction
 
@@ -165,6 +166,10 @@ class Sequential(Network):
         return SequentialPlan(x, tuple(plans))
 
     def _forward(self, run: RunPart, x: Array) -> Array:
+        if trace_context.whole_program:  # inside of a distributed function: of whole arrays
+            for place, layer in self._parts:
+                x = run(place, layer, x)
+            return x
         if self._input is not None:
             self._input.check(x, team_of(self._layers))
         spared, runs = spare_copies(self._layers), self._runs
