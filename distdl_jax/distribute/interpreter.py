@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -90,6 +92,10 @@ class Site:
                 taken |= set(axes)
         return granted
 
+    def is_too_large(self, x: Tensor) -> bool:
+        """Say whether a value has more bytes than may be made whole."""
+        return self.run.gather is not None and x.bytes > self.run.gather
+
     def refuse(self, why: str, *operands: Tensor) -> PlanError:
         """Return the error for an equation that can't work on these layouts."""
         return PlanError(
@@ -144,7 +150,9 @@ class Run:
             with at_line_of(eqn), wide_as(atom.aval for atom in (*eqn.invars, *eqn.outvars)):
                 site = Site(self, eqn, for_whole)
                 site.is_scaling = site.name in SCALING and all(once.get(atom, True) for atom in _vars(eqn.invars))
-                results = self.apply(site, [read(atom) for atom in eqn.invars])
+                operands = [read(atom) for atom in eqn.invars]
+                results = self.apply(site, operands)
+                _let_know(site, operands, results)
             for var, result in zip(eqn.outvars, results, strict=True):
                 result.is_wanted_whole = var in wanted
                 env[var] = result
@@ -234,6 +242,21 @@ class Run:
                 sums = self.movements.all_sums([x.terms(x.cut, axes) for x in bucket], axes)
                 for x, total in zip(bucket, sums, strict=True):
                     x.settled(total)
+
+
+def _let_know(site: Site, args: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+    """Let a result of whole numbers be known while JAX traces, if the operands are: it is computed when asked for."""
+    if len(results) != 1 or not any(jnp.issubdtype(results[0].dtype, kind) for kind in (jnp.integer, jnp.bool_)):
+        return
+    if results[0].is_known or site.eqn.effects or not all(x.is_known for x in args):
+        return
+
+    @cache
+    def value() -> np.ndarray:
+        with jax.ensure_compile_time_eval():
+            return np.asarray(bound_again(site.eqn, [x.known() for x in args])[0])
+
+    results[0].is_known = value
 
 
 CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_vmap_call"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -41,13 +42,21 @@ class Tensor:
         self.movements, self.shape, self.dtype = movements, tuple(shape), dtype
         self.cut, self.pending, self.make = trimmed(cut, shape), frozenset(pending), make
         self.is_wanted_whole = False
+        self.is_known: Callable[[], np.ndarray] | None = None
         self._at: dict[Cut, Any] = {} if make else {self.cut: block}
         self._fetched: dict[Any, Any] = {}
 
     @classmethod
     def copies(cls, movements: Movements, x: Any) -> Tensor:
         """Return the value of which every worker has the whole array `x`."""
-        return cls(movements, np.shape(x), jax.typeof(x).dtype, uncut(np.shape(x)), x)
+        value = cls(movements, np.shape(x), jax.typeof(x).dtype, uncut(np.shape(x)), x)
+        if not isinstance(x, jax.core.Tracer):
+            value.is_known = partial(np.asarray, x)
+        return value
+
+    def known(self) -> np.ndarray | None:
+        """Return the whole value, if it is computed from constants of the program alone; otherwise None."""
+        return None if self.is_known is None else self.is_known()
 
     @property
     def mesh(self) -> Mesh:

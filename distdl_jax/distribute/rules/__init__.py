@@ -3,6 +3,7 @@
 from distdl_jax.distribute.rules import (  # noqa: F401
     derivatives,
     dimensions,
+    dynamic,
     elementwise,
     indexing,
     loops,
