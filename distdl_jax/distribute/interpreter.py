@@ -245,10 +245,13 @@ class Run:
 
 
 def _let_know(site: Site, args: Sequence[Tensor], results: Sequence[Tensor]) -> None:
-    """Let a result of whole numbers be known while JAX traces, if the operands are: it is computed when asked for."""
-    if len(results) != 1 or not any(jnp.issubdtype(results[0].dtype, kind) for kind in (jnp.integer, jnp.bool_)):
+    """Let a result be known while JAX traces, if the operands are: row numbers, weights of a resampling.
+
+    It is computed only when a rule asks for it.
+    """
+    if len(results) != 1 or results[0].is_known or site.eqn.effects or not isinstance(results[0].dtype, np.dtype):
         return
-    if results[0].is_known or site.eqn.effects or not all(x.is_known for x in args):
+    if not all(x.is_known for x in args):
         return
 
     @cache

@@ -108,7 +108,7 @@ def differs(case: Case, grid: tuple[int, int], gather: int | None) -> str | None
     value, gradients = jax.jit(jax.value_and_grad(loss, floats))(*args)
 
     def program() -> str | None:
-        P = dj.Partition().grid(grid)
+        P = dj.Partition().grid(grid if args[0].ndim == 2 else (1, *grid, 1))
         specs = [TensorSpec(x.shape, P) if n in case.cut else None for n, x in enumerate(args)]
         blocks = [x if spec is None else spec.block(x) for x, spec in zip(args, specs, strict=True)]
         of_floats = tuple(specs[n] for n in floats)
@@ -129,6 +129,16 @@ def differs(case: Case, grid: tuple[int, int], gather: int | None) -> str | None
     return next((text for text in dj.simulate(int(np.prod(grid)), program) if text), None)
 
 
+IMAGE = drawn.normal(size=(2, 9, 7, 2))
+CASES |= {
+    "enlarged": Case(lambda x: jax.image.resize(x, (2, 18, 14, 2), "linear"), (IMAGE,)),
+    "reduced, mapped": Case(jax.vmap(lambda x: jax.image.resize(x, (5, 4, 2), "cubic")), (IMAGE,)),
+    "enlarged, differentiated": Case(
+        jax.grad(lambda x: jnp.sum(jax.image.resize(x, (2, 18, 14, 2), "linear") ** 3)), (IMAGE,)
+    ),
+    "enlarged to the nearest": Case(lambda x: jax.image.resize(x, (2, 18, 13, 2), "nearest"), (IMAGE,)),
+}
+
 GRIDS = [((3, 1), 0), ((2, 2), None), ((4, 1), 0), ((2, 1), None), ((1, 3), 0)]
 
 
@@ -137,3 +147,16 @@ def test_rows_and_windows(name: str) -> None:
     grid, gather = GRIDS[list(CASES).index(name) % len(GRIDS)]
     with jax.enable_x64(True):
         assert differs(CASES[name], grid, gather) is None
+
+
+def test_a_resampling_fetches_a_neighbourhood() -> None:
+    """Its weights are known while JAX traces, forward and backward: nothing of the results' size moves."""
+
+    def program() -> None:
+        spec = TensorSpec((2, 16, 16, 3), dj.Partition().grid([1, 2, 1, 1]))
+        for method, most in (("linear", 1024), ("nearest", 0)):
+            loss = lambda x, method=method: jnp.sum(jax.image.resize(x, (2, 32, 32, 3), method) ** 2)  # noqa: E731
+            step = dj.distribute(jax.grad(loss), (spec,), spec)
+            assert step.plan(spec.block(np.zeros(spec.global_shape, np.float32))).bytes <= most, method
+
+    dj.simulate(2, program)

@@ -12,7 +12,7 @@ from jax import lax
 
 from distdl_jax.distribute.interpreter import Site
 from distdl_jax.distribute.layouts import Axes, trimmed
-from distdl_jax.distribute.tensors import SCATTERED_FROM, Tensor
+from distdl_jax.distribute.tensors import Tensor
 from distdl_jax.distribute.views import mapped, rearranged
 from distdl_jax.functional.rows import Rows
 from distdl_jax.functional.take import plan_segment_sum, plan_take
@@ -107,8 +107,10 @@ def add_known_rows(site: Site, x: Tensor, rows: np.ndarray, updates: Tensor) -> 
     if numbers.update_window_dims != window or [updates.shape[u] for u in window] != [x.shape[e] for e in others]:
         return None
     cuts = [axes for axes in natural[d : d + len(batch)] if axes]
-    falls_cut = x.is_lazy and not site.wants_whole and x.size >= max(SCATTERED_FROM, mesh.size(mesh.axes))
-    if len(cuts) != 1 or not (x.natural()[d] == cuts[0] or falls_cut) or x.shape[d] == 1:
+    if len(cuts) != 1 or x.shape[d] == 1:
+        return None
+    falls_cut = x.is_lazy and not site.wants_whole and x.shape[d] >= mesh.size(cuts[0])
+    if x.natural()[d] != cuts[0] and not falls_cut:
         return None
     after = trimmed((*natural[:d], cuts[0], *natural[d + len(batch) :]), x.shape)
     blocks = site.movements.blocks(natural, updates.shape, updates.dtype)
