@@ -17,7 +17,7 @@ from distdl_jax.distribute.layouts import Axes, Cut, axes_in, trimmed, uncut
 from distdl_jax.distribute.movements import Movements
 from distdl_jax.distribute.tensors import Tensor
 from distdl_jax.errors import PlanError
-from distdl_jax.jax_compat import at_line_of, bound_again, name_and_params
+from distdl_jax.jax_compat import at_line_of, bound_again, expansion, name_and_params
 from distdl_jax.kernels.dtypes import accumulation_dtype, wide_as
 from distdl_jax.tracing.jaxprs import Call, structure
 from distdl_jax.tracing.program_reader import own_line_of_equation
@@ -167,6 +167,10 @@ class Run:
         if self.movements.notes:
             self.movements.asked_by = own_line_of_equation(site.eqn), site.name
         found = RULES.get(site.name)
+        # The expansion of what has a derivative of its own would be differentiated in its place.
+        is_discrete = not any(jnp.issubdtype(out.dtype, jnp.inexact) for out in site.outs)
+        if found is None and is_discrete and (body := expansion(site.eqn)) is not None:
+            return self.evaluate(body.jaxpr, body.consts, args, site.wanted)
         if found is None:
             return self._on_whole_arrays(site, args, "has no rule for blocks")
         kept, args = self._kept_pending(site, args)

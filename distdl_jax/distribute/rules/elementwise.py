@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -64,6 +64,16 @@ LINEAR |= {
 @rule(*ELEMENTWISE)
 def elementwise(site: Site, *xs: Tensor) -> Tensor:
     """Layouts meet: the largest operand's cut wins. What only lazy and small operands make is lazy."""
+    return _elementwise(site, site.bind, *xs)
+
+
+@rule("Ldexp")
+def ldexp(site: Site, *xs: Tensor) -> Tensor:
+    """As an object, it holds the whole shapes: it is called again."""
+    return _elementwise(site, jnp.ldexp, *xs)
+
+
+def _elementwise(site: Site, function: Callable[..., Any], *xs: Tensor) -> Tensor:
     shape = site.shape
 
     def own(x: Tensor, cut: Cut) -> Cut:
@@ -72,7 +82,7 @@ def elementwise(site: Site, *xs: Tensor) -> Tensor:
         return tuple(axes if n == m else () for axes, n, m in zip(cut, x.shape, shape, strict=True))
 
     def make(cut: Cut) -> Any:
-        return site.bind(*(x.at(own(x, cut)) for x in xs))
+        return function(*(x.at(own(x, cut)) for x in xs))
 
     if site.wants_whole:
         return site.value(make(uncut(shape)), uncut(shape))
