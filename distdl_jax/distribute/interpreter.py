@@ -260,7 +260,7 @@ def _let_know(site: Site, args: Sequence[Tensor], results: Sequence[Tensor]) -> 
 
     @cache
     def value() -> np.ndarray:
-        with jax.ensure_compile_time_eval():
+        with jax.ensure_compile_time_eval(), wide_as(atom.aval for atom in (*site.eqn.invars, *site.eqn.outvars)):
             return np.asarray(bound_again(site.eqn, [x.known() for x in args])[0])
 
     results[0].is_known = value

@@ -1,0 +1,14 @@
+"""Networks written without the library: the loss and its gradients, inside and outside, on uneven blocks."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+from distribute.networks import NETWORKS, problem
+
+
+@pytest.mark.parametrize("name", ["messages_on_a_graph", "swin", "decoder"])
+def test_a_network(name: str) -> None:
+    with jax.enable_x64(True):
+        net = NETWORKS[name]()
+        assert problem(net, net.grids[0], steps=0) is None
