@@ -424,6 +424,7 @@ def main() -> int:
     """Run the networks whose names are given, or all; return how many differ."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="of networks; default: all")
+    parser.add_argument("--steps", type=int, default=3, help="of Adam")
     parser.add_argument("--grids", type=int, help="so many grids of each; default: all")
     options = parser.parse_args()
     wrong = 0
@@ -436,7 +437,7 @@ def main() -> int:
                 continue
             for grid in net.grids[: options.grids]:
                 try:
-                    text = problem(net, grid)
+                    text = problem(net, grid, steps=options.steps)
                 except Exception as error:
                     traceback.print_exc()
                     text = f"{type(error).__name__}: {str(error)[:500]}"

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import jax
 import pytest
 from distribute.networks import NETWORKS, problem
+
+
+@pytest.fixture(autouse=True)
+def compiled_quickly() -> Iterator[None]:
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.mark.parametrize("name", ["messages_on_a_graph", "swin", "decoder"])
