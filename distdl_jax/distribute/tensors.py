@@ -50,7 +50,7 @@ class Tensor:
     def copies(cls, movements: Movements, x: Any) -> Tensor:
         """Return the value of which every worker has the whole array `x`."""
         value = cls(movements, np.shape(x), jax.typeof(x).dtype, uncut(np.shape(x)), x)
-        if not isinstance(x, jax.core.Tracer):
+        if not isinstance(x, jax.core.Tracer) and isinstance(value.dtype, np.dtype):  # no key of jax.random
             value.is_known = partial(np.asarray, x)
         return value
 

@@ -12,6 +12,9 @@ from distdl_jax.distribute.layouts import trimmed
 from distdl_jax.distribute.tensors import Tensor
 from distdl_jax.plans.decomposition import Range, balanced_ranges
 
+MOST_KNOWN_BYTES = 2**26
+"""Known matrices of at most so many bytes are searched for bands."""
+
 
 @rule("dot_general")
 def dot_general(site: Site, x: Tensor, y: Tensor) -> Tensor:
@@ -53,7 +56,9 @@ def _banded_product(site: Site, matrix: Tensor, x: Tensor, matrix_is_first: bool
     (contracted, of_x), (batch, _) = site.params["dimension_numbers"]
     if not matrix_is_first:
         contracted, of_x = of_x, contracted
-    if batch or len(contracted) != 1 or len(matrix.shape) != 2 or x.is_lazy or not matrix.is_known:
+    if batch or len(contracted) != 1 or len(matrix.shape) != 2 or x.is_lazy:
+        return None
+    if not matrix.is_known or matrix.bytes > MOST_KNOWN_BYTES:
         return None
     cut, c, mesh = x.natural(), of_x[0], site.mesh
     m = matrix.shape[1 - contracted[0]]
