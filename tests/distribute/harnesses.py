@@ -159,6 +159,8 @@ def main() -> None:
             refused[case.harness.group_name, reason(outcome)] += 1
         if kind == "wrong":
             print(case.text, "\n   ", outcome, flush=True)
+        if counts.total() % 100 == 0:
+            print("so far:", dict(counts), flush=True)
     for (group, why), count in sorted(refused.items()):
         print(f"refused: {group}: {count}: {why}")
     print(dict(counts))

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import jax
 import pytest
-from distribute.networks import NETWORKS, problem
+from distribute import own_networks  # noqa: F401  it registers networks
+from distribute.beside_one_process import NETWORKS, problem
 
 
 @pytest.fixture(autouse=True)
