@@ -184,6 +184,9 @@ class Run:
         found = RULES.get(site.name)
         if found is None:
             return self._on_whole_arrays(site, args, "has no rule for blocks")
+        cut = sum(x.bytes for x in args if any(x.cut) and not x.is_lazy)
+        if site.wants_whole and self.gather is not None and cut > self.gather:
+            site.wants_whole = site.is_update = False  # computed on blocks, and refused where it is returned
         kept, args = self._kept_pending(site, args)
         if not kept and site.name not in CALLS:
             self.settle_together(args)

@@ -77,7 +77,7 @@ try:
     jax.block_until_ready(f({**w, "b": w["b"].at[2].add(P.rank)}, jnp.ones((2, 3))))
 except Exception as error:
     assert "`args[0]['b']`" in str(error) and "workers 0 and 1" in str(error), error
-    print("told on", P.rank, flush=True)
+    print(f"told on {P.rank}", flush=True)
 """
 
 
