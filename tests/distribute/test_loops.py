@@ -186,3 +186,75 @@ def test_a_shared_weights_gradient_is_summed_once() -> None:
         assert sum(moved.shape == (40,) for moved in f.plan(w, spec.block(x)).moved) == 1
 
     dj.simulate(2, program)
+
+
+def nested(w: Any, x: Any) -> Any:
+    def inner(c: Any, row: Any) -> Any:
+        return jnp.tanh(c * w + row), jnp.sum(c)
+
+    def outer(c: Any, _: Any) -> Any:
+        c, sums = lax.scan(inner, c, x[:3])
+        return c, jnp.sum(sums)
+
+    c, sums = lax.scan(outer, jnp.zeros(len(w), x.dtype), None, length=2)
+    return jnp.sum(sums) + jnp.mean(c**2)
+
+
+def checkpointed(w: Any, x: Any) -> Any:
+    layer = jax.checkpoint(lambda x, w: jnp.tanh(x * w) + jnp.mean(x))
+    return jnp.mean(lax.scan(lambda x, _: (layer(x, w), None), x, None, length=3)[0] ** 2)
+
+
+def branch_in_a_scan(w: Any, x: Any) -> Any:
+    def step(c: Any, i: Any) -> Any:
+        chosen = lax.cond(i % 2 == 0, lambda c: c * w + jnp.mean(c, 0), lambda c: jnp.roll(c, 1, 0) * w, c)
+        return chosen, jnp.sum(c * w)
+
+    y, sums = lax.scan(step, x, jnp.arange(4))
+    return jnp.mean(y**2) + sums.sum()
+
+
+def begun_as_a_sum(w: Any, x: Any) -> Any:
+    return jnp.sum(lax.fori_loop(0, 3, lambda i, s: s + jnp.sum(x * i, 0), jnp.sum(x * w, 0)) * w)
+
+
+def exchanged(w: Any, x: Any) -> Any:
+    """Two carries that change places: one begins whole, and both become sums."""
+
+    def step(carry: Any, _: Any) -> Any:
+        a, b = carry
+        return (b + jnp.sum(x), a * 2), None
+
+    a, b = lax.scan(step, (jnp.zeros((), x.dtype), jnp.ones((), x.dtype)), None, length=5)[0]
+    return (a + b) * w.sum()
+
+
+def backwards(w: Any, x: Any) -> Any:
+    c, ys = lax.scan(lambda c, row: (c * 0.9 + row * w, c), jnp.zeros(len(w), x.dtype), x, reverse=True)
+    return jnp.sum(ys**2) + jnp.sum(c)
+
+
+def loops_of_each_row(w: Any, x: Any) -> Any:
+    """Under jax.vmap: those that have ended wait for the others."""
+    ended = jax.vmap(lambda row: lax.while_loop(lambda c: jnp.sum(c**2) > 0.1, lambda c: c * 0.5, row))(x * w)
+    return jnp.sum(lax.stop_gradient(ended) * w)
+
+
+@pytest.mark.parametrize(
+    "function", [nested, checkpointed, branch_in_a_scan, begun_as_a_sum, exchanged, backwards, loops_of_each_row]
+)
+def test_loops_and_their_derivatives_are_those_of_one_process(function: Callable[..., Any]) -> None:
+    with jax.enable_x64(True):
+        x, w = jnp.asarray(RNG.normal(size=(8, 6))), jnp.linspace(0.5, 1.5, 6)
+        value, gradient = jax.jit(jax.value_and_grad(function))(w, x)
+
+        def program() -> None:
+            spec = TensorSpec(x.shape, dj.Partition().grid([3, 1]))
+            inside = dj.distribute(jax.value_and_grad(function), (None, spec), gather=None)
+            outside = dj.value_and_grad(dj.distribute(function, (dj.VARIABLE, spec), dj.PARTS, gather=None))
+            for f in (inside, outside):
+                found = jax.jit(f)(w, spec.block(x))
+                np.testing.assert_allclose(found[0], value, rtol=1e-11)
+                np.testing.assert_allclose(found[1], gradient, rtol=1e-10, atol=1e-12)
+
+        dj.simulate(3, program)

@@ -8,7 +8,9 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import jaxpr_as_fun
 
 from distdl_jax.distribute.interpreter import Run, Site, rule, settles_whole
 from distdl_jax.distribute.layouts import Cut, Layout, axes_in, grown
@@ -257,6 +259,8 @@ def while_(site: Site, *xs: Tensor) -> list[Tensor]:
     """As a scan; if a pass moves anything, the first worker decides whether there is another."""
     loop = structure(site.eqn)
     assert isinstance(loop, While)
+    if loop.condition.out_avals[0].shape:
+        loop, xs = _with_one_predicate(loop), (*xs[: loop.condition_constants], *xs)
     first, second = loop.condition_constants, loop.condition_constants + loop.body_constants
     of_condition, of_body = [_read(x) for x in xs[:first]], [_read(x) for x in xs[first:second]]
 
@@ -285,6 +289,30 @@ def while_(site: Site, *xs: Tensor) -> list[Tensor]:
         goes_on, lambda values: body([*of_body, *carry], [*arrays[first:second], *values]), arrays[second:]
     )
     return _values(site, results, carry)
+
+
+def _with_one_predicate(loop: While) -> While:
+    """Return a loop under `jax.vmap`, whose predicate is an array, with a single one, as JAX would run it.
+
+    It goes on while any of the loops does, and those that have ended keep their values.
+    """
+    n, m = loop.condition_constants, loop.condition_constants + loop.body_constants
+    condition, body = jaxpr_as_fun(loop.condition), jaxpr_as_fun(loop.body)
+
+    def any_goes_on(*args: Any) -> list[Any]:
+        return [jnp.any(condition(*args)[0])]
+
+    def selected(*args: Any) -> list[Any]:
+        goes_on, before = condition(*args[:n], *args[m:])[0], args[m:]
+        after = body(*args[n:m], *before)
+        return [
+            jnp.where(lax.broadcast_in_dim(goes_on, new.shape, range(goes_on.ndim)), new, old)
+            for new, old in zip(after, before, strict=True)
+        ]
+
+    first = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in loop.condition.in_avals]
+    second = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in loop.body.in_avals]
+    return While(jax.make_jaxpr(any_goes_on)(*first), jax.make_jaxpr(selected)(*first[:n], *second), n, m)
 
 
 @rule("cond")
