@@ -32,6 +32,9 @@ def whole_digests(paths: Sequence[str], specs: Sequence[Spec], leaves: Sequence[
     for path, spec, leaf in zip(paths, specs, leaves, strict=True):
         value = known_value(leaf) if tensor_spec(spec) is None else None
         if value is not None and not isinstance(value, jax.ShapeDtypeStruct):
+            dtype = jax.typeof(value).dtype
+            if isinstance(dtype, np.dtype):  # as JAX takes it: a double of NumPy may become a single
+                value = np.asarray(value, dtype)
             found[path] = hashlib.sha256(bits_of(value)).hexdigest()[:16]
     return found
 

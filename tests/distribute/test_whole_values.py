@@ -49,7 +49,7 @@ def test_a_whole_argument_that_differs_is_named_on_all_workers(way: str) -> None
 
 
 def test_equal_values_of_any_kind_pass() -> None:
-    """NaN, -0, keys, scalars and NumPy arrays, whose bits are compared."""
+    """NaN, -0, keys, scalars and NumPy arrays: their bits are compared, in the dtype in which JAX takes them."""
 
     def program() -> None:
         spec = TensorSpec(X.shape, dj.Partition().grid([2, 1]))
@@ -58,6 +58,9 @@ def test_equal_values_of_any_kind_pass() -> None:
         expected = X.sum() * 3 + jax.random.normal(jax.random.key(3))
         for g in (f, dj.jit(f)):
             np.testing.assert_allclose(g(args, spec.block(X)), expected, rtol=1e-5)
+        with jax.enable_x64(False):
+            array = np.arange(3.0) if spec.partition.rank else jnp.arange(3.0)
+            dj.jit(dj.distribute(lambda w, x: (w * x).sum(), (None, spec)))(array, spec.block(X))
         key = jax.random.key(3 + spec.partition.rank)
         with pytest.raises(dj.PlanError, match=r"`args\[0\]\['key'\]`"):
             dj.jit(f)({**args, "key": key}, spec.block(X))
