@@ -303,3 +303,47 @@ def test_gradients_on_uneven_blocks(name: str) -> None:
                 np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
 
         dj.simulate(3, program)
+
+
+def test_parameters_that_are_cut_are_scattered_once() -> None:
+    """As in ZeRO: gathered where they are read, and summed onto their blocks, which then aren't moved again."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(301, 48))
+    with jax.enable_x64(True):
+        params = {"up": draw.normal(size=(48, 96)), "down": draw.normal(size=(96, 48)), "shift": draw.normal(size=48)}
+        optimizer = optax.adam(1e-2, eps=1e-3)
+
+        def train(params: Any, state: Any, x: Any) -> Any:
+            def loss(params: Any) -> Any:
+                return jnp.mean((jnp.tanh(x @ params["up"]) @ params["down"] + params["shift"] - x) ** 2)
+
+            value, gradient = jax.value_and_grad(loss)(params)
+            updates, state = optimizer.update(gradient, state, params)
+            return optax.apply_updates(params, updates), state, value
+
+        expected = params, optimizer.init(params)
+        for _ in range(3):
+            *expected, value = jax.jit(train)(*expected, x)
+
+        def program() -> Any:
+            P = dj.Partition()
+            spec = TensorSpec(x.shape, P.grid([3, 1]))
+            specs = {
+                "up": TensorSpec((48, 96), P.grid([3, 1])),
+                "down": TensorSpec((96, 48), P.grid([1, 3])),
+                "shift": TensorSpec((48,), P.grid([3])),
+            }
+            of_state = (optax.ScaleByAdamState(None, specs, specs), None)
+            f = dj.distribute(train, (specs, of_state, spec), (specs, of_state, None))
+            found = {name: specs[name].block(p) for name, p in params.items()}
+            state = optimizer.init(found)
+            plan = f.plan(found, state, spec.block(x))
+            for _ in range(3):
+                found, state, loss = jax.jit(f)(found, state, spec.block(x))
+            np.testing.assert_allclose(loss, value, rtol=1e-10)
+            for name, p in expected[0].items():
+                np.testing.assert_allclose(found[name], specs[name].block(p), rtol=1e-9, atol=1e-12)
+            return [moved.what for moved in plan.moved if moved.operations]
+
+        found = dj.simulate(3, program)[0]
+    assert sorted(found) == ["gather", "gather", "gather", "scattered sum", "scattered sum", "sum"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +89,8 @@ class Cost:
     _chain: Chain = field(default=(), repr=False, compare=False)
     _x: ShapeDtypes = field(default_factory=dict, repr=False, compare=False)
     _backward: bool = True
+
+    _ROW: ClassVar[str] = "layer"
 
     @property
     def flops(self) -> np.ndarray:
@@ -186,9 +188,9 @@ class Cost:
         activations, waits = self.activations, bandwidth is not None or latency is not None
         per_byte = 0.0 if bandwidth is None else 1 / quantity("bandwidth", bandwidth, BANDWIDTHS, "10 GB/s")
         per_message = 0.0 if latency is None else quantity("latency", latency, TIMES, "2 us")
-        rows = [["layer", *COLUMNS]]
+        rows = [[self._ROW, *COLUMNS]]
         rows += ([each.title, *map(number, each.numbers(activations[each.place]))] for each in self.layers)
-        rows.append(["all layers", *map(number, in_columns(self.workers, self._most_live.max()))])
+        rows.append([f"all {self._ROW}s", *map(number, in_columns(self.workers, self._most_live.max()))])
         if waits:
             all_amounts = [*(each.amounts for each in self.layers), self.workers]
             seconds = [float(np.max(each.operations * per_message + each.bytes * per_byte)) for each in all_amounts]
@@ -220,6 +222,8 @@ class Cost:
 @dataclass(frozen=True, eq=False)
 class StepCost(Cost):
     """The cost of a function of blocks on each worker, from its traced programs; rows are the lines that send."""
+
+    _ROW: ClassVar[str] = "line"
 
     @property
     def memory(self) -> np.ndarray:
@@ -297,6 +301,8 @@ def cost(
     """
     if not isinstance(network, Layer):
         check_function("network", network)
+        if optimiser != "adam" or backward is not True:
+            raise InvalidArgumentError("`optimiser` and `backward` are of networks: a function is the whole step.")
         counted = count_step(network, specs, checked_dtype("dtype", dtype), checked_boolean("compiled", compiled))
         lines = tuple(LayerCost(line, "", amounts) for line, amounts in counted.lines.items())
         return StepCost(lines, counted.workers, counted.compiled)

@@ -108,6 +108,7 @@ AGAIN = nn.Remat(nn.DistributedConv1d(MANY, in_channels=1, out_channels=2, kerne
         (LINEAR, SPEC, {"dtype": "foo"}, dj.InvalidTypeError, r"`dtype` \(='foo'\) must be a dtype"),
         (3, SPEC, {}, dj.InvalidTypeError, r"`network` \(=3\) must be a function"),
         (jnp.sin, jnp.zeros(3), {}, dj.InvalidArgumentError, r"`specs` must hold a TensorSpec"),
+        (jnp.sin, SPEC, {"optimiser": "sgd"}, dj.InvalidArgumentError, "`optimiser` and `backward` are of networks"),
         (TOGETHER, SPEC_OF_MANY, {}, dj.InvalidArgumentError, r"has layers, so all workers trace it: at most 256"),
         (LINEAR, dj.TensorSpec((4, 6), ONE), {}, dj.PlanError, "`x` has shape"),
         (AGAIN, SPEC_OF_MANY, {}, dj.PlanError, r"Remat can't .* on all of them: at most 256"),
