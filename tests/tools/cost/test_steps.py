@@ -109,6 +109,26 @@ def test_workers_inside_of_a_large_grid_count_as_one_of_them(monkeypatch: pytest
     assert len(set(cost.messages.tolist())) > 2
 
 
+def test_a_plan_without_other_workers_says_the_same() -> None:
+    """In a planning world, of movements of all kinds: halos and their adjoints, sums, gathers, a reshape."""
+
+    def f(w: Any, x: Any) -> Any:
+        y = jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        y = jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "VALID")
+        y = jnp.sort(y.reshape(len(y), -1, 2), 1)
+        return jnp.mean(jnp.cumsum(y, 1) ** 2)
+
+    for rank in range(4):
+        spec = TensorSpec((2, 15, 13, 2), dj.planning_world(4, rank).grid([1, 2, 2, 1]))
+        step = dj.distribute(jax.value_and_grad(f), (None, spec))
+        plan = step.plan(WEIGHT, jax.ShapeDtypeStruct(spec.local_shape, jnp.float32))
+        cost = dj.cost(step, WEIGHT, spec)
+        planned = [operation for moved in plan.moved for operation in moved.operations]
+        sent = [operation for operation in planned if not operation.is_message or operation.dest is not None]
+        assert (len(sent), plan.bytes) == (cost.workers.operations[rank], cost.bytes[rank])
+        assert {"neighbours", "added neighbours", "sum", "reshape"} <= {moved.what for moved in plan.moved}
+
+
 def test_flops_and_memory_are_xlas() -> None:
     """On one worker, of a product and a convolution; memory of the compiled program, in which nothing is global."""
     P = dj.planning_world(1).grid([1, 1, 1, 1])
