@@ -28,7 +28,7 @@ STRIP = 6.0
 def draw_plan(plan: Plan) -> Drawing:
     """Draw this worker's movements in order: the line, how the array is cut, what moves, and a bar of bytes sent.
 
-    The text is the plan's own table.
+    The text is the title and the plan's own table.
     """
     moving = [moved for moved in plan.moved if moved.operations]
     drawn = moving[:MOST_ROWS]
@@ -38,7 +38,7 @@ def draw_plan(plan: Plan) -> Drawing:
         title, notes = "Nothing moves", []
     about = ". ".join(_sentence(moved) for moved in drawn)
     picture = svg.below([svg.heading(title, 15), _rows(drawn), svg.words(notes)], 12)
-    return Drawing(svg.document(title, about, picture), str(plan))
+    return Drawing(svg.document(title, about, picture), "\n".join([title, *([str(plan)] if moving else [])]))
 
 
 def _rows(moving: Sequence[Moved]) -> Part:

@@ -33,7 +33,7 @@ def test_each_movement_has_a_row_with_its_bytes() -> None:
     texts = [text.text for text in root.iter(f"{SVG}text")]
     assert f"This worker sends {plan.messages} messages, {plan.bytes} B, in order" in texts
     assert next(text for text in texts if text and " in 1 message" in text) == "16 B in 1 message"
-    assert drawing.text == str(plan)
+    assert drawing.text == f"{title_of(root)}\n{plan}"
     # Where the cut changes there is an arrow from the blocks before to those after.
     changed = [moved for moved in plan.moved if moved.before != moved.after or "sum" in moved.what]
     assert len(of_class(root, "arrow")) == len(changed)
@@ -43,4 +43,4 @@ def test_long_plans_are_cut_and_empty_ones_say_so() -> None:
     plan, drawing = drawn(lambda x: jnp.sin(x - jnp.roll(x, 1, axis=0)), MOST_ROWS + 2)
     assert f"Drawn are {MOST_ROWS} of {len(plan.moved)} movements." in drawing.svg
     _, drawing = drawn(jnp.sin)
-    assert parsed(drawing.svg)[0].text == "Nothing moves" and str(drawing) == "Nothing moves."
+    assert parsed(drawing.svg)[0].text == "Nothing moves" and str(drawing) == "Nothing moves"
