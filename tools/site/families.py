@@ -29,7 +29,9 @@ FAMILIES = (
     Family(
         "distribute",
         "Functions of whole arrays",
-        "Run an ordinary JAX function on blocks. Guide: [your own network, as it is](../distribute.md).",
+        "Run an ordinary JAX function on blocks. `dj.VARIABLE`, `dj.COPIES`, `dj.PARTS` and `dj.BLOCKS` are [words of "
+        "its specs](../distribute.md#specs); its result `f` has `f.plan(*args)`, [what moves](../how-to/which-way.md), "
+        "and `f.output_specs(*args)`. Guides: [ten minutes](../ten-minutes.md), [specs and limits](../distribute.md).",
         "distribute constrain with_rule",
     ),
     Family(
