@@ -80,6 +80,10 @@ test-long: $(READY) ## Run the test suite with its long cases
 test-harnesses: $(READY) ## Run all of JAX's own harnesses on blocks, beside one process
 	cd tests && JAX_ENABLE_X64=1 PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(CURDIR)/$(PY) -m distribute.harnesses $(ARGS)
 
+.PHONY: test-networks
+test-networks: $(READY) ## Train networks written without the library on blocks: ours, and those of the extra `networks`
+	cd tests && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" PYTHONPATH="$(CURDIR)" $(CURDIR)/$(PY) -m distribute.networks $(ARGS)
+
 .PHONY: test-openmpi
 test-openmpi: ## Run the primitives' tests under Open MPI
 	$(MAKE) test MPI=openmpi ARGS='-m primitives $(ARGS)'

@@ -6,7 +6,8 @@ mpiexec -n 2 python benchmarks/networks.py [words: rows whose title has one of t
 A step is value, gradient and adam; steps
 follow each other for 60 ms at least, as in training. "one worker" is our network on worker 0 alone. "JAX sharding" is
 the sequential network jitted over all workers, with x (and the perceptron's and the transformer's weights) cut as ours
-are. "PyTorch" runs eagerly on one thread, where BENCH_PYTORCH names a Python that has it:
+are. "unmodified" is the sequential network's whole step, distributed by `dj.distribute`, with x (and the weights that
+ours cut) as blocks. "PyTorch" runs eagerly on one thread, where BENCH_PYTORCH names a Python that has it:
 `make bench-peers`.
 """
 
@@ -39,7 +40,7 @@ import vgg
 from training import Data, loss
 
 from harness import Table, Way, jax_sharding
-from harness.steps import by_jax, by_pytorch, everywhere, shared, step
+from harness.steps import by_jax, by_pytorch, everywhere, shared, step, unmodified
 
 jax_sharding.start()
 P_all = dj.Partition()
@@ -79,14 +80,19 @@ def classifier(
     local_blocks: Callable,
     images: np.ndarray,
     cut: Callable[[Any, np.ndarray], tuple[Any, jax.Array]],
+    specs: Callable[[Any, np.ndarray], tuple[Any, dj.TensorSpec]],
     pytorch: list[Way],
 ) -> None:
-    """Measure a network from images to ten classes; `cut` shares parameters and images as JAX is to have them."""
+    """Measure a network from images to ten classes; `cut` shares parameters and images as JAX is to have them.
+
+    `specs` describes the same to `dj.distribute`.
+    """
     labels = np.eye(10, dtype=np.float32)[np.arange(len(images)) % 10]
     network, data = network_on(P_all), Data(images, labels)
     whole = dj.gather(network.init(jax.random.key(0)), network.param_specs())
     alone = jax.value_and_grad(partial(loss, sequential))
     sharded, x = cut(everywhere(whole), images)
+    of_params, of_images = specs(everywhere(whole), images)
 
     def ours(name: str, P: dj.Partition) -> Way:
         network = network_on(P)
@@ -96,6 +102,7 @@ def classifier(
     ways = [
         *by_plain_jax(alone, whole, data),
         *on_all_and_on_one(ours),
+        unmodified(alone, whole, of_params, (data, Data(of_images, None))),
         *by_jax(alone, sharded, Data(x, shared(labels))),
         *pytorch,
     ]
@@ -106,6 +113,11 @@ def classifier(
 def cut_in_space(params: Any, images: np.ndarray) -> tuple[Any, jax.Array]:
     """Cut the images in rows and columns; copy the parameters."""
     return jax.tree.map(shared, params), shared(images, lenet5.lenet5(P_all)[0].P_y.shape)
+
+
+def specs_in_space(params: Any, images: np.ndarray) -> tuple[Any, dj.TensorSpec]:
+    """Return the same for `dj.distribute`."""
+    return None, dj.TensorSpec(images.shape, lenet5.lenet5(P_all)[0].P_y)
 
 
 def perceptron_on(P: dj.Partition) -> Any:
@@ -128,6 +140,16 @@ def cut_in_features(params: Any, images: np.ndarray) -> tuple[Any, jax.Array]:
             layer = {"weight": shared(layer["weight"], grid), "bias": bias}
         cut.append(layer)
     return tuple(cut), shared(images, (1, P_all.size))
+
+
+def specs_in_features(params: Any, images: np.ndarray) -> tuple[Any, dj.TensorSpec]:
+    """Return the same for `dj.distribute`; biases are copies."""
+    shapes = iter(grids(P_all.size))
+    of_params = tuple(
+        {"weight": dj.TensorSpec(layer["weight"].shape, P_all.grid(next(shapes))), "bias": None} if layer else layer
+        for layer in params
+    )
+    return of_params, dj.TensorSpec(images.shape, P_all.grid([1, P_all.size]))
 
 
 def example(title: str, network_on: Callable, plain: Callable, data: tuple, torch: list) -> None:
@@ -155,9 +177,14 @@ def example(title: str, network_on: Callable, plain: Callable, data: tuple, torc
 
     alone = jax.value_and_grad(partial(part, plain, losses[1]))
     cut = (shared(whole, P.shape if P.size == P_all.size else ()) for whole, P in zip(data, partitions, strict=True))
+    of_data = (
+        dj.TensorSpec(x.shape, P) if P.size == P_all.size else None for x, P in zip(data, partitions, strict=True)
+    )
+    blocks = (everywhere(whole[1]), None), *zip(data, of_data, strict=True)
     ways = [
         *by_plain_jax(alone, *whole, *data),
         *on_all_and_on_one(ours),
+        unmodified(alone, whole[0], None, *blocks),
         *by_jax(alone, *jax.tree.map(shared, everywhere(whole)), *cut),
         *torch,
     ]
@@ -175,6 +202,19 @@ def cut_in_heads(params: Any) -> Any:
         return shared(array, () if axis is None else [P_all.size if d == axis else 1 for d in range(array.ndim)])
 
     return jax.tree_util.tree_map_with_path(cut, params)
+
+
+def specs_in_heads(params: Any) -> Any:
+    """Return the same for `dj.distribute`."""
+    axes = {"qkv": 0, "out": 1, "up/weight": 0, "up/bias": 0, "down/weight": 1}
+
+    def spec(path: Any, array: np.ndarray) -> dj.TensorSpec | None:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        axis = next((axis for end, axis in axes.items() if name.endswith(end)), None)
+        grid = [P_all.size if d == axis else 1 for d in range(array.ndim)]
+        return None if axis is None else dj.TensorSpec(array.shape, P_all.grid(grid))
+
+    return jax.tree_util.tree_map_with_path(spec, params)
 
 
 SIZE = Namespace(layers=2, width=256, heads=8)
@@ -203,13 +243,16 @@ for batch in (16, 256):
     if wanted(title):
         images = draw.random((batch, 1, 28, 28), np.float32)
         torch = by_pytorch("lenet5", images.shape, ())
-        classifier(title, lenet5.lenet5, lenet5.sequential_lenet5, lenet5.local_blocks, images, cut_in_space, torch)
+        shares = cut_in_space, specs_in_space
+        classifier(title, lenet5.lenet5, lenet5.sequential_lenet5, lenet5.local_blocks, images, *shares, torch)
 if wanted("perceptron, batch 64"):
     images = draw.random((64, 64), np.float32)
     torch = by_pytorch("perceptron", images.shape, digits_mlp.WIDTHS)
     sequential = digits_mlp.sequential_perceptron
     classifier(
-        "perceptron, batch 64", perceptron_on, sequential, digits_mlp.local_blocks, images, cut_in_features, torch
+        "perceptron, batch 64",
+        *(perceptron_on, sequential, digits_mlp.local_blocks, images),
+        *(cut_in_features, specs_in_features, torch),
     )
 if wanted("3-D U-Net, 48³"):
     channels, voxels = (8, 16, 32), 48
@@ -233,6 +276,7 @@ if wanted("3-D U-Net, 48³"):
         [
             *by_plain_jax(alone, whole, volume),
             *on_all_and_on_one(u_net_on),
+            unmodified(alone, whole, None, (volume, dj.TensorSpec(volume.shape, P))),
             *by_jax(alone, jax.tree.map(shared, everywhere(whole)), shared(volume, P.shape)),
             *by_pytorch("unet3d", volume.shape, channels),
         ],
@@ -293,9 +337,12 @@ for kind in ("tensor", "ring"):
     alone, both = jax.value_and_grad(transformer.plain_loss), (text[:, :-1], text[:, 1:])
     sharded = (cut_in_heads if kind == "tensor" else partial(jax.tree.map, shared))(everywhere(whole))
     along = (1, P_all.size)
+    spec = dj.TensorSpec(both[0].shape, P_all.grid(along))
+    of_params = specs_in_heads(everywhere(whole)) if kind == "tensor" else None
     ways = [
         *by_plain_jax(alone, whole, both),
         *on_all_and_on_one(partial(transformer_on, kind, text)),
+        unmodified(alone, whole, of_params, (both, (spec, spec))),
         *by_jax(alone, sharded, tuple(shared(each, along) for each in both)),
     ]
     table.row(title, ways)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from distdl_jax import checkpoint, data, functional, graphs, nn, optim, random, solvers
     from distdl_jax.distribute.function import distribute
+    from distdl_jax.distribute.map_blocks import map_blocks
     from distdl_jax.distribute.marks import constrain, with_rule
     from distdl_jax.distribute.meanings import BLOCKS, COPIES, PARTS, VARIABLE
     from distdl_jax.errors import (
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
         SetupError,
     )
     from distdl_jax.functional.all_reduce import all_reduce
-    from distdl_jax.functional.all_sum_reduce import replicated
+    from distdl_jax.functional.copies import check_replicated, part, replicated
     from distdl_jax.functional.gathering import gather, scatter
     from distdl_jax.nn.from_torch import from_torch
     from distdl_jax.partitions.initialization import init, init_block
@@ -40,12 +41,10 @@ if TYPE_CHECKING:
     from distdl_jax.tools.cost.cost import cost
     from distdl_jax.tools.draw.draw import draw
     from distdl_jax.tools.profile.profile import profile
-    from distdl_jax.transforms.block_functions import map_blocks
     from distdl_jax.transforms.checked_jit import check, jit
     from distdl_jax.transforms.forward_mode import hvp, jvp, linear_transpose, linearize
     from distdl_jax.transforms.gradients import grad, value_and_grad
     from distdl_jax.transforms.map_overlap import map_overlap
-    from distdl_jax.transforms.replica_check import check_replicated
     from distdl_jax.transforms.totals import total
     from distdl_jax.transports.open_world import close
     from distdl_jax.transports.progress import progress
@@ -59,7 +58,7 @@ _MODULES = {
     "transforms.gradients": ("grad", "value_and_grad"),
     "transports.threads.simulate": ("simulate",),
     "transports.open_world": ("close",),
-    "transforms.block_functions": ("map_blocks",),
+    "distribute.map_blocks": ("map_blocks",),
     "distribute.function": ("distribute",),
     "distribute.marks": ("constrain", "with_rule"),
     "distribute.meanings": ("BLOCKS", "COPIES", "PARTS", "VARIABLE"),
@@ -81,10 +80,9 @@ _MODULES = {
     "partitions.planning": ("planning_world",),
     "plans.shape_dtype": ("ShapeDtype",),
     "functional.all_reduce": ("all_reduce",),
-    "functional.all_sum_reduce": ("replicated",),
+    "functional.copies": ("check_replicated", "part", "replicated"),
     "tools.profile.profile": ("profile",),
     "transports.progress": ("progress",),
-    "transforms.replica_check": ("check_replicated",),
     "transforms.totals": ("total",),
     "tools.cost.cost": ("cost",),
     "tools.draw.draw": ("draw",),
@@ -147,6 +145,7 @@ __all__ = [
     "map_overlap",
     "nn",
     "optim",
+    "part",
     "planning_world",
     "profile",
     "progress",

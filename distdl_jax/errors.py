@@ -41,7 +41,7 @@ class SetupError(DistDLError, RuntimeError):
 
 
 class CopiesWarning(UserWarning):
-    """Copies with a misleading gradient: of a loss that counts once for each, or of a parameter that drifts.
+    """The workers' losses are copies of one value, which counts once for each; see `part`.
 
     If it is intended, ignore it: `warnings.simplefilter("ignore", dj.CopiesWarning)`.
     """

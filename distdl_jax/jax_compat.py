@@ -258,6 +258,16 @@ def name_and_params(eqn: Any) -> tuple[str, dict[str, Any]]:
     return {"CustomVJPTraced": "custom_vjp_call", "RematTraced": "remat2"}.get(name, name), held.params
 
 
+def expansion(eqn: Any) -> Any:
+    """Return the program into which JAX expands an equation's operation before XLA sees it; None for a primitive.
+
+    Private: the parameter `_prim`, and `to_lojax` of the primitive. A `jax.extend` for interpreters would replace it.
+    """
+    if "_prim" not in eqn.params:
+        return None
+    return jax.make_jaxpr(partial(eqn.primitive.to_lojax, **eqn.params))(*(var.aval for var in eqn.invars))
+
+
 def constant_arguments(eqn: Any) -> int:
     """Return how many first arguments of a function with its own derivative are constants, not differentiated.
 

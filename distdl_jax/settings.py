@@ -69,7 +69,8 @@ SETTINGS: dict[str, Setting] = {
         "0 or 1",
         _SWITCH,
         "With 1 each worker's last operations are recorded, and reported when the clock ends the job; `init` compares "
-        "the workers' random keys; and `dj.check_replicated` is active.",
+        "the workers' random keys; `dj.replicated`, layers with copies and `dj.check_replicated` compare copies, "
+        "`dj.value_and_grad` losses, and a distributed function its whole arguments.",
     ),
     "fast_convolutions": Setting(
         "DISTDL_JAX_FAST_CONVOLUTIONS",

@@ -38,12 +38,21 @@ def user_line() -> str:
 
 def warn_user(text: str, category: type[Warning]) -> None:
     """Warn at the line of the user's program at which this thread is: once, unless configured otherwise."""
+    user_warning(category)(text)
+
+
+def user_warning(category: type[Warning]) -> Callable[[str], None]:
+    """Return a function of a text that warns, also later, at the line at which this thread is now."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_back is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
     assert frame is not None
-    registry = frame.f_globals.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(text, category, frame.f_code.co_filename, frame.f_lineno, registry=registry)
+    registry, file, line = (
+        frame.f_globals.setdefault("__warningregistry__", {}),
+        frame.f_code.co_filename,
+        frame.f_lineno,
+    )
+    return lambda text: warnings.warn_explicit(text, category, file, line, registry=registry)
 
 
 def line_of(innermost: FrameType) -> str:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from inspect import BoundArguments, Signature
+from functools import wraps
+from inspect import BoundArguments, Signature, signature
+from itertools import chain, repeat
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Final
 
@@ -94,6 +96,31 @@ def python_integers(value: Any) -> Any:
     if getattr(getattr(value, "dtype", None), "kind", None) in ("i", "u") and not value.shape and not is_traced(value):
         return operator.index(value)
     return value
+
+
+def python_value(name: str, value: Any, flag: bool) -> Any:
+    """Return the argument `name`, a truth value if it is a flag, otherwise with Python's integers for numpy's."""
+    return checked_boolean(name, value) if flag else python_integers(value)
+
+
+def is_flag(annotation: Any) -> bool:
+    """Return whether an argument with this annotation must be a truth value."""
+    return annotation in (bool, "bool")
+
+
+def accepting_numpy(init: Callable[..., None]) -> Callable[..., None]:
+    """Return the constructor `init`, whose arguments are converted by `python_value` first."""
+    parameters = list(signature(init).parameters.values())[1:]
+    flags = {parameter.name for parameter in parameters if is_flag(parameter.annotation)}
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+    @wraps(init)
+    def converted(self: Any, *args: Any, **options: Any) -> None:
+        placed = zip(chain(names, repeat("")), args, strict=False)  # further ones belong to `*layers`
+        given = [python_value(name, value, name in flags) for name, value in placed]
+        init(self, *given, **{name: python_value(name, value, name in flags) for name, value in options.items()})
+
+    return converted
 
 
 def checked_boolean(name: str, value: Any) -> bool:

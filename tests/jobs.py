@@ -73,6 +73,8 @@ for line in sys.argv[1:]:
             status = 1
     say(status)
     sys.path.remove(folder)
+    if "jax" in sys.modules:  # a program in float64 is none of the next one's
+        sys.modules["jax"].config.update("jax_enable_x64", False)
     for name, module in list(sys.modules.items()):
         if folder == str(Path(getattr(module, "__file__", None) or "/").parent):
             del sys.modules[name]

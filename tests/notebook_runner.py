@@ -6,6 +6,7 @@ It prints JSON: for each notebook a list, with a text for each code cell.
 """
 
 import ast
+import importlib
 import json
 import os
 import sys
@@ -52,6 +53,8 @@ def front_end() -> Iterator[list[Shown]]:
 def run(notebook: Path) -> list[str]:
     """Return what each code cell shows: what it prints, then displays, then the value of its last line."""
     names: dict[str, Any] = {"__name__": "__main__"}
+    if "flax" in notebook.read_text(encoding="utf-8"):
+        importlib.import_module("treescope")  # flax prints by it; where there is an IPython, it imports more of it
     found = []
     for i, cell in enumerate(code_cells(notebook)):
         source = "".join(cell["source"])

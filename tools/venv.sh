@@ -140,7 +140,8 @@ import os, re, sys, tomllib
 
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 extras = project["optional-dependencies"]
-del extras["docs"], extras["notebooks"]  # `make docs` and `make notebooks` install them
+# `make docs` and `make notebooks` install theirs; `networks` is for the networks of others.
+del extras["docs"], extras["notebooks"], extras["networks"]
 onednn = extras.pop("onednn")
 if sys.argv[1] == "onednn":
     sys.exit(print("\n".join(onednn)))

@@ -62,12 +62,16 @@ def _sleep_until_all_are_here() -> None:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to do the work: `run()` does it `calls` times; `before()` is not part of it."""
+    """One way to do the work: `run()` does it `calls` times; `before()` is not part of it.
+
+    - `communication`: the most that a worker sends, if that is known: messages, team operations, bytes.
+    """
 
     name: str
     run: Callable[[], object]
     calls: int = 1
     before: Callable[[], object] = lambda: None
+    communication: tuple[int, int, int] | None = None
 
 
 @dataclass
@@ -104,9 +108,16 @@ class Table:
                 times[way.name].append(_timed(way))
         medians = {name: statistics.median(values) for name, values in times.items()}
         ratios = {name: quartiles(values, times[ways[0].name]) for name, values in times.items()}
-        worked = processor()
+        worked, sent = processor(), {way.name: way.communication for way in ways if way.communication}
         self.rows.append(
-            {"work": work, "seconds": medians, "ratios": ratios, "all_seconds": times, "processor_seconds": worked}
+            {
+                "work": work,
+                "seconds": medians,
+                "ratios": ratios,
+                "all_seconds": times,
+                "processor_seconds": worked,
+                "communication": sent,
+            }
         )
         if _comm.rank == 0:
             cells = [f"{name} {1e6 * t:9.1f} us {spread_text(ratios[name])}" for name, t in medians.items()]
@@ -115,6 +126,8 @@ class Table:
                 told = ", ".join(f"{1e3 * t:.2f}" for t in worked.values())
                 cells.append(f"processor ms {told} ({', '.join(f'{t / least:.2f}x' for t in others)})")
             print("  ".join([f"{work:<{self.width}}", *cells]), flush=True)
+            for name, (messages, teams, nbytes) in sent.items():
+                print(f"    {name}: {messages} messages, {teams} team operations, {nbytes:,} bytes", flush=True)
 
     def _repeated(self, way: Way) -> Way:
         if not self.lasting:

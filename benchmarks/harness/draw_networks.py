@@ -13,7 +13,7 @@ import matplotlib
 matplotlib.use("Agg")  # no screen
 from matplotlib import pyplot
 
-SHOWN = {"distdl_jax": "tab:blue", "JAX sharding": "tab:orange", "PyTorch": "tab:gray"}
+SHOWN = {"distdl_jax": "tab:blue", "unmodified": "tab:cyan", "JAX sharding": "tab:orange", "PyTorch": "tab:gray"}
 MOST = 2.0  # longer bars are cut off, and say how long they are
 
 
@@ -28,11 +28,11 @@ def main() -> None:
     for axis, run in zip(axes[0], told, strict=True):
         rows = run["rows"]
         for place, (way, color) in enumerate(SHOWN.items()):
-            heights = [n + (place - 1) * 0.27 for n, row in enumerate(rows) if way in row["ratios"]]
+            heights = [n + (place - 1.5) * 0.21 for n, row in enumerate(rows) if way in row["ratios"]]
             spreads = [row["ratios"][way] for row in rows if way in row["ratios"]]
             middles = [middle for _, middle, _ in spreads]
             ends = [[m - low for low, m, _ in spreads], [high - m for _, m, high in spreads]]
-            axis.barh(heights, middles, 0.25, xerr=ends, color=color, label=way, error_kw={"lw": 0.8})
+            axis.barh(heights, middles, 0.19, xerr=ends, color=color, label=way, error_kw={"lw": 0.8})
             for height, middle in zip(heights, middles, strict=True):
                 if middle > MOST:
                     axis.text(MOST, height, f"{middle:.1f} ", ha="right", va="center", fontsize=7, color="white")

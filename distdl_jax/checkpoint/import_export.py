@@ -161,12 +161,14 @@ def _begin_file(target: Disk, path: str, head: bytes, size: int) -> str:
     for name in filter(form.fullmatch, os.listdir(folder)):
         with suppress(OSError):
             target.remove(os.path.join(folder, name))
+    # Written beside the target and renamed at the end: a reader never sees half a file, whoever is killed.
     unfinished = os.path.join(folder, f".{file}.{secrets.token_hex(4)}")
     try:
         with naming(unfinished):
             descriptor = target.create(unfinished)
             try:
                 write_all(target, descriptor, memoryview(head), 0)
+                # A last byte makes the file its whole length, so that workers can write their blocks anywhere in it.
                 if size > len(head):
                     write_all(target, descriptor, memoryview(b"\0"), size - 1)
             finally:

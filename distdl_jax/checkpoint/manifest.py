@@ -178,6 +178,7 @@ class Manifest:
             raise CheckpointError(f"{where} is damaged: it is not valid JSON ({error}).") from None
         if not isinstance(outer, dict) or outer.get("format") != FORMAT:
             raise CheckpointError(f'{where} is not a manifest of a checkpoint: its "format" is not {FORMAT!r}.')
+        # Before the checksum: a later version may compute it otherwise, and deserves its own sentence.
         if (version := outer.get("version")) != VERSION:
             raise CheckpointError(
                 f"{where} is of version {quoted(version)}, but this distdl_jax reads version {VERSION}."

@@ -283,6 +283,7 @@ class Writing:
             files[report["file"]] = report["bytes"]
             for block in report["blocks"]:
                 blocks[block.pop("leaf")].append(block_from_json(block))
+            # A full disk may shorten a file without an error at the time of writing.
             if (size := os.stat(os.path.join(self._folder, report["file"])).st_size) != report["bytes"]:
                 raise CheckpointError(f"{report['file']} should have {report['bytes']} bytes, but has {size}.")
         return Manifest(

@@ -90,6 +90,7 @@ def batches(
         check_key("key", key)
         is_new = jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
         words = [int(word) for word in np.asarray(jax.random.key_data(key) if is_new else key).reshape(-1)]
+    # The samples of each tensor in the last batch: dj.jit compares the workers' (data/common_batches.py).
     last: dict[int, Samples] = {}
     with one_reader():
         reader = _reader(source, spec, batch_size, halo, last)
@@ -121,6 +122,7 @@ def batches(
         )
     if epochs is not None and place[:2] > (epochs, 0):
         raise InvalidArgumentError(f"{shown} is beyond the last of the `epochs` (={epochs}).")
+    # Everything on which the order depends: a worker with another key would read other samples in silence.
     terms = {
         "number of samples in the `source`": samples,
         "`batch_size`": batch_size,

@@ -65,6 +65,13 @@ def static_digest(leaf: Any) -> str:
     return hashlib.sha256(_value(leaf)).hexdigest()
 
 
+def settings_digest() -> tuple[str, str]:
+    """Return the digest of JAX's settings that change what is computed, and what they are called."""
+    names = "jax_enable_x64", "jax_threefry_partitionable", "jax_default_matmul_precision", "jax_numpy_dtype_promotion"
+    text = ", ".join(f"{name} = {getattr(jax.config, name)}" for name in names)
+    return hashlib.sha256(text.encode()).hexdigest(), f"JAX's settings ({text})"
+
+
 def _texts(closed: ClosedJaxpr) -> Iterator[tuple[bytes, str]]:
     jaxpr = closed.jaxpr
     numbers: dict[Any, int] = {}
@@ -72,7 +79,7 @@ def _texts(closed: ClosedJaxpr) -> Iterator[tuple[bytes, str]]:
         numbers[var] = len(numbers)
     yield " ".join(_aval(var.aval) for var in jaxpr.invars).encode(), "the arguments"
     for n, value in enumerate(closed.consts):
-        yield _constant(value), f"constant {n}, of type {_aval(jax.typeof(value))},"
+        yield bits_of(value), f"constant {n}, of type {_aval(jax.typeof(value))},"
     for eqn in jaxpr.eqns:
         yield (
             _equation(eqn, numbers),
@@ -95,7 +102,7 @@ def _equation(eqn: Any, numbers: dict[Any, int]) -> bytes:
 
 def _atom(atom: Any, numbers: dict[Any, int]) -> str:
     if isinstance(atom, Literal):
-        return f"{_aval(atom.aval)}={_constant(atom.val).hex()}"
+        return f"{_aval(atom.aval)}={bits_of(atom.val).hex()}"
     return str(numbers.get(atom, "_"))
 
 
@@ -104,12 +111,13 @@ def _aval(aval: Any) -> str:
     return f"{weak}{getattr(aval, 'dtype', type(aval).__name__)}{list(getattr(aval, 'shape', ()))}"
 
 
-def _constant(value: Any) -> bytes:
+def bits_of(value: Any) -> bytes:
     """Return the bits of a value; of a traced one only its type is known."""
     if isinstance(value, jax.core.Tracer):
         return _aval(jax.typeof(value)).encode()
     if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return str(value.dtype).encode() + _constant(jax.random.key_data(value))
+        with jax.ensure_compile_time_eval():  # also where a program is traced
+            return str(value.dtype).encode() + bits_of(jax.random.key_data(value))
     array = np.asarray(value)
     return f"{array.dtype}{array.shape}".encode() + hashlib.sha256(array.tobytes()).digest()
 
@@ -127,7 +135,7 @@ def _value(value: Any) -> bytes:
     if isinstance(value, tuple | list):
         return b"(" + b",".join(map(_value, value)) + b")"
     if isinstance(value, np.ndarray | np.generic | jax.Array):
-        return _constant(value)
+        return bits_of(value)
     if isinstance(value, TensorSpec):
         return value.describe().encode()
     if callable(value):

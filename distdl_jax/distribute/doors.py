@@ -14,6 +14,7 @@ from jax.custom_derivatives import SymbolicZero
 from distdl_jax.distribute.movements import Movements
 from distdl_jax.errors import PlanError
 from distdl_jax.functional.block_checks import is_differentiable
+from distdl_jax.partitions.tensors import TensorSpec
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -52,9 +53,8 @@ def variables(movements: Movements, axes_of: Sequence[frozenset[int]], xs: Seque
         return xs
 
     def forward(*xs: Any) -> tuple[Any, None]:
-        return copies(
-            *(x.value for x in xs)
-        ), None  # whose derivatives are summed likewise, in a derivative of this one
+        # Of copies again, so that in a derivative of this one their derivatives are summed likewise.
+        return copies(*(x.value for x in xs)), None
 
     def backward(_: None, cotangents: Sequence[Any]) -> tuple[Any, ...]:
         found: list[Any] = [None] * len(cotangents)
@@ -71,3 +71,22 @@ def variables(movements: Movements, axes_of: Sequence[frozenset[int]], xs: Seque
 
     copies.defvjp(forward, backward, symbolic_zeros=True)
     return list(copies(*map(jnp.asarray, xs)))
+
+
+CLOSED_OVER = (
+    "A derivative is taken from outside of a distributed function, by a value ({}) that it closes over, of which all "
+    "workers have copies. Make it an argument, with dj.VARIABLE or dj.COPIES in `in_specs`, or take the derivative "
+    "inside."
+)
+
+
+def by_argument(path: str, spec: TensorSpec | None) -> str:
+    """Return the sentence on a derivative by an argument of which workers have copies."""
+    words = "dj.VARIABLE" if spec is None else "dj.VARIABLE(spec)"
+    other = "dj.COPIES" if spec is None else "dj.COPIES(spec)"
+    return (
+        f"A derivative is taken from outside of a distributed function, by `{path}`, of which workers have copies: it "
+        f"is unclear what they mean. Take the derivative inside of the function, or give the argument {words} in "
+        f"`in_specs` (one variable, such as a parameter: the sum over the copies), or {other} (a value computed from "
+        "other workers' data: each copy's own term)."
+    )

@@ -12,14 +12,25 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from distdl_jax.distribute import marks, rules  # noqa: F401  they register rules
-from distdl_jax.distribute.digests import combined, difference, equation_digests, static_digest
-from distdl_jax.distribute.doors import is_floating, undifferentiated, variables
+from distdl_jax.distribute.digests import combined, difference, equation_digests, settings_digest, static_digest
+from distdl_jax.distribute.doors import CLOSED_OVER, by_argument, is_floating, undifferentiated, variables
 from distdl_jax.distribute.interpreter import Run, as_weak
 from distdl_jax.distribute.layouts import Mesh, axes_in, trimmed, uncut
-from distdl_jax.distribute.meanings import Meaning, Spec, check_specs, is_spec, per_leaf, tensor_spec
+from distdl_jax.distribute.meanings import (
+    Meaning,
+    Spec,
+    check_specs,
+    is_spec,
+    per_leaf,
+    spec_text,
+    tensor_spec,
+    wanted_cut,
+)
 from distdl_jax.distribute.movements import Movements
+from distdl_jax.distribute.mutation import refuse_mutation
 from distdl_jax.distribute.plan import Plan
 from distdl_jax.distribute.tensors import Tensor
+from distdl_jax.distribute.whole_values import compare_while_running, refuse_different, whole_digests
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.jax_compat import without_dead_equations
 from distdl_jax.partitions.tensors import TensorSpec, zero_volume_tensor
@@ -27,6 +38,7 @@ from distdl_jax.source_lines import function_name
 from distdl_jax.text import bytes_text
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.jaxprs import equations
+from distdl_jax.tracing.marks import part_of_sum
 from distdl_jax.transforms.any_leaves import is_array
 from distdl_jax.transports.agreement import agree
 from distdl_jax.validation import check_function, checked_integer
@@ -54,9 +66,9 @@ def distribute(
     - `gather`: a primitive that can't work on blocks is computed on whole arrays by every worker, if its operands have
       at most so many bytes; and a whole result is gathered up to so many. 0: never; None: without a limit.
 
-    **Returns:** a function of the same arguments, by position. `f.plan(*args)` shows
-    what moves, `f.output_specs(*args)` how results fall. Calls are collective among the workers of the specs, which
-    agree on the program once for each trace. Other workers pass anything, and get zero-volume arrays.
+    **Returns:** a function of the same arguments, by position. `f.plan(*args)` shows what moves, and
+    `f.output_specs(*args)` how results fall. Calls are collective among the workers of the specs, which agree on the
+    program once for each trace. Other workers pass anything, and get zero-volume arrays.
 
     **Raises:** `InvalidTypeError` or `InvalidArgumentError` if a spec is none, or doesn't fit; when it is called,
     `PlanError`, on all workers, if their programs differ, or a primitive can't work on blocks: with its line.
@@ -128,7 +140,9 @@ class Distributed:
         outs = [out.aval for out in traced.closed.jaxpr.outvars]
         if traced.mesh.index is None:
             return traced.filled([_nothing(spec, out) for spec, out in zip(traced.out_specs, outs, strict=True)])
-        tensors = self._evaluated(traced, Movements(traced.mesh))
+        movements, leaves = Movements(traced.mesh), [traced.leaves[n] for n in traced.arrays]
+        compare_while_running(movements, traced.paths, traced.specs, leaves)
+        tensors = self._evaluated(traced, movements)
         results = enumerate(zip(tensors, traced.out_specs, outs, strict=True))
         return traced.filled([self._given_back(n, y, spec, out) for n, (y, spec, out) in results])
 
@@ -172,24 +186,26 @@ class Distributed:
         if partition is None or partition.size == 1 or not partition.active:
             return self._trace(args)
         world, name = partition.world, function_name(self.f)
-        traced, failure, digests = None, None, [("", "")]
+        traced, failure, digests, values = None, None, [("", "")], {}
         try:
             traced = self._trace(args)
             digests = self._digests(traced)
+            values = whole_digests(traced.paths, traced.specs, [traced.leaves[n] for n in traced.arrays])
         except Exception as error:
             failure = error
         text = None if failure is None else f"{type(failure).__name__}: {failure}"
         team = tuple(partition.ranks)
-        found = agree(world, team, f"the program of {name}", lambda: (text, combined(digests)))
+        found = agree(world, team, f"the program of {name}", lambda: (text, combined(digests), values))
         if failure is not None:
             raise failure
-        failed = {worker: text for worker, (text, _) in found.items() if text is not None}
+        failed = {worker: text for worker, (text, *_) in found.items() if text is not None}
         if failed:
             worker = min(failed)
             raise PlanError(f"On worker {worker}, {name} raised {failed[worker]}")
-        if len({digest for _, digest in found.values()}) > 1:
+        if len({digest for _, digest, _ in found.values()}) > 1:
             lists = agree(world, team, f"the equations of {name}", lambda: digests)
             raise PlanError(difference(name, lists))
+        refuse_different({worker: values for worker, (_, _, values) in found.items()})
         assert traced is not None
         return traced
 
@@ -201,14 +217,12 @@ class Distributed:
                     yield found.partition
 
     def _digests(self, traced: _Traced) -> list[tuple[str, str]]:
-        described = [
-            spec.describe() if isinstance(spec, TensorSpec) else f"{spec}"
-            for spec in (*traced.specs, *traced.out_specs)
-        ]
+        described = [spec_text(spec) for spec in (*traced.specs, *traced.out_specs)]
         arrays = set(traced.arrays)
         statics = [static_digest(leaf) for n, leaf in enumerate(traced.leaves) if n not in arrays]
         first = combined([(text, "") for text in (*described, *traced.paths, str(self.gather), *statics)])
-        return [(first, "the specs, `gather` or an argument that is no array"), *equation_digests(traced.closed)]
+        specs = first, "the specs, `gather` or an argument that is no array"
+        return [settings_digest(), specs, *equation_digests(traced.closed)]
 
     def _trace(self, args: tuple[Any, ...]) -> _Traced:
         specs = self._specs_of(args)
@@ -223,8 +237,9 @@ class Distributed:
 
         def of_arrays(*values: Any) -> list[Any]:
             given = dict(zip(arrays, values, strict=True))
-            results = self.f(*jax.tree.unflatten(tree, [given.get(n, leaf) for n, leaf in enumerate(leaves)]))
-            found, of_results = jax.tree.flatten(results)
+            own = jax.tree.unflatten(tree, [given.get(n, leaf) for n, leaf in enumerate(leaves)])
+            found, of_results = jax.tree.flatten(self.f(*own))
+            refuse_mutation(self.f, own, list(values), found)
             structure.append(of_results)
             statics.update({n: leaf for n, leaf in enumerate(found) if not is_array(leaf)})
             return [leaf for leaf in found if is_array(leaf)]
@@ -242,18 +257,9 @@ class Distributed:
         results = structure[-1]
         numbered = jax.tree.unflatten(results, range(results.num_leaves))
         out = per_leaf("out_specs", self.out_specs, numbered)
-        return _Traced(
-            mesh,
-            leaves,
-            arrays,
-            [specs[n] for n in arrays],
-            [paths[n] for n in arrays],
-            shapes,
-            closed,
-            results,
-            statics,
-            [spec for n, spec in enumerate(out) if n not in statics],
-        )
+        result_specs = [spec for n, spec in enumerate(out) if n not in statics]
+        array_specs = [specs[n] for n in arrays], [paths[n] for n in arrays]
+        return _Traced(mesh, leaves, arrays, *array_specs, shapes, closed, results, statics, result_specs)
 
     def _specs_of(self, args: tuple[Any, ...]) -> list[Spec]:
         given = self.in_specs
@@ -276,7 +282,7 @@ class Distributed:
                 if isinstance(spec, Meaning) and spec.name == "VARIABLE":
                     summed.append(place)
                 elif (spec is None or isinstance(spec, TensorSpec)) and (found is None or has_copies):
-                    x = undifferentiated(_undifferentiated_argument(traced.paths[place], found), x)
+                    x = undifferentiated(by_argument(traced.paths[place], found), x)
             # A cut dimension of length 1 is on one worker: all get it here, since later nothing of that length is cut.
             short = [d for d, size in enumerate(whole.shape) if size == 1 and cut[d]]
             x, cut = movements.gathered(x, whole.shape, cut, short)
@@ -286,17 +292,12 @@ class Distributed:
             copies = variables(movements, axes, [args[place].at(args[place].cut) for place in summed])
             for place, x in zip(summed, copies, strict=True):
                 args[place] = Tensor(movements, args[place].shape, args[place].dtype, args[place].cut, x)
-        run, wanted = Run(movements, self.gather), [spec is None for spec in traced.out_specs]
-        # What is closed over is a whole value, too: only a traced one can be differentiated.
-        consts = [
-            undifferentiated(_CLOSED_OVER.format(jax.typeof(x).str_short()), x)
-            if isinstance(x, jax.core.Tracer) and is_floating(x)
-            else x
-            for x in traced.closed.consts
-        ]
+        run, outs = Run(movements, self.gather), traced.closed.out_avals
+        wanted = [wanted_cut(mesh, out, spec) for out, spec in zip(outs, traced.out_specs, strict=True)]
+        consts = [self._closed_over(x) for x in traced.closed.consts]
         results = run.evaluate(traced.closed.jaxpr, consts, args, wanted)
         movements.asked_by = "", "results"
-        run.settle_together([y for y, is_whole in zip(results, wanted, strict=True) if is_whole])
+        run.settle_together([y for y, spec in zip(results, traced.out_specs, strict=True) if spec is None])
         return results
 
     def _given_back(self, n: int, y: Tensor, spec: Spec, out: Any) -> Any:
@@ -307,7 +308,7 @@ class Distributed:
                 raise InvalidArgumentError(
                     f"Result {n} is {y.dtype}, but dj.PARTS are the terms of a sum: of a real floating dtype."
                 )
-            return as_weak(y.terms(uncut(y.shape), mesh.axes), out)
+            return part_of_sum(as_weak(y.terms(uncut(y.shape), mesh.axes), out))
         if isinstance(spec, Meaning) and spec.name == "BLOCKS":
             cut = y.readable()
             x = y.at(cut)
@@ -332,6 +333,12 @@ class Distributed:
     def _with_copies(self, n: int, x: Any, axes: frozenset[int]) -> Any:
         return self._refusing(n, x) if axes else x
 
+    def _closed_over(self, x: Any) -> Any:
+        """Return a constant of the program. It is a whole value, too: only a traced one can be differentiated."""
+        if not (isinstance(x, jax.core.Tracer) and is_floating(x)):
+            return x
+        return undifferentiated(CLOSED_OVER.format(jax.typeof(x).str_short()), x)
+
     @staticmethod
     def _refusing(n: int, x: Any) -> Any:
         if not is_floating(x):
@@ -343,24 +350,6 @@ class Distributed:
             "dj.COPIES (each copy counts). What isn't part of the loss may pass jax.lax.stop_gradient.",
             jnp.asarray(x),
         )
-
-
-_CLOSED_OVER = (
-    "A derivative is taken from outside of a distributed function, by a value ({}) that it closes over, of which all "
-    "workers have copies. Make it an argument, with dj.VARIABLE or dj.COPIES in `in_specs`, or take the derivative "
-    "inside."
-)
-
-
-def _undifferentiated_argument(path: str, spec: TensorSpec | None) -> str:
-    words = "dj.VARIABLE" if spec is None else "dj.VARIABLE(spec)"
-    other = "dj.COPIES" if spec is None else "dj.COPIES(spec)"
-    return (
-        f"A derivative is taken from outside of a distributed function, by `{path}`, of which workers have copies: it "
-        f"is unclear what they mean. Take the derivative inside of the function, or give the argument {words} in "
-        f"`in_specs` (one variable, such as a parameter: the sum over the copies), or {other} (a value computed from "
-        "other workers' data: each copy's own term)."
-    )
 
 
 def _nothing(spec: Spec, out: Any) -> Any:

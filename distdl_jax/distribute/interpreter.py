@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.extend.core import Literal
 
 from distdl_jax.distribute.layouts import Axes, Cut, axes_in, trimmed, uncut
 from distdl_jax.distribute.movements import Movements
+from distdl_jax.distribute.programs import (
+    ELEMENTWISE,
+    SCALING,
+    VIEWS,
+    Analysis,
+    is_multiplication,
+    variables,
+    wanted_cuts,
+)
 from distdl_jax.distribute.tensors import Tensor
+from distdl_jax.distribute.views import View, multiplied
 from distdl_jax.errors import PlanError
-from distdl_jax.jax_compat import at_line_of, bound_again, name_and_params
+from distdl_jax.jax_compat import at_line_of, bound_again, expansion, name_and_params
 from distdl_jax.kernels.dtypes import accumulation_dtype, wide_as
-from distdl_jax.tracing.jaxprs import Call, structure
 from distdl_jax.tracing.program_reader import own_line_of_equation
 
 Rule = Callable[..., Any]
@@ -47,19 +59,20 @@ class Site:
     """An equation of the program, for its rule.
 
     - `params`: of the primitive. `outs`: the types of the whole results; `shape`: of the first.
-    - `wanted`: for each result, whether it is to be whole; `wants_whole`: whether all are.
-    - `is_update`: whether it computes what is to be whole element by element; `is_scaling`: whether it does nothing but
-      scale a value that nothing else reads.
+    - `wanted`: for each result, the cut in which it is to be, if that is known; `wants_whole`: whether all are to be
+      whole.
+    - `is_update`: whether it computes element by element what is to be in a known cut.
+    - `is_scaling`: whether it does nothing but scale a value that nothing else reads.
     """
 
-    def __init__(self, run: Run, eqn: Any, wanted: Sequence[bool] = ()) -> None:
+    def __init__(self, run: Run, eqn: Any, wanted: Sequence[Cut | None] = ()) -> None:
         self.run, self.movements, self.mesh, self.eqn = run, run.movements, run.movements.mesh, eqn
         self.name, self.params = name_and_params(eqn)
         self.outs = [var.aval for var in eqn.outvars]
         self.shape: tuple[int, ...] = self.outs[0].shape if self.outs else ()
         self.wanted = tuple(wanted)
-        self.wants_whole = bool(wanted) and all(wanted)
-        self.is_update = self.wants_whole and self.name in ELEMENTWISE
+        self.wants_whole = bool(wanted) and all(cut is not None and not any(cut) for cut in wanted)
+        self.is_update = bool(wanted) and None not in self.wanted and self.name in ELEMENTWISE
         self.is_scaling = False
 
     def bind(self, *arrays: Any, **changed: Any) -> Any:
@@ -69,7 +82,9 @@ class Site:
     def value(self, block: Any, cut: Iterable[Sequence[int]], pending: Iterable[int] = (), n: int = 0) -> Tensor:
         """Return result number `n`, from this worker's block of it."""
         out = self.outs[n]
-        return Tensor(self.movements, out.shape, out.dtype, trimmed(cut, out.shape), block, pending)
+        result = Tensor(self.movements, out.shape, out.dtype, trimmed(cut, out.shape), block, pending)
+        result.wanted = self.wanted[n] if self.wanted else None
+        return result
 
     def lazy(self, make: Callable[[Cut], Any], cut: Cut | None = None) -> Tensor:
         """Return a lazy result; `cut` is the one that it would have."""
@@ -90,13 +105,17 @@ class Site:
                 taken |= set(axes)
         return granted
 
-    def refuse(self, why: str, *operands: Tensor) -> PlanError:
+    def is_too_large(self, x: Tensor) -> bool:
+        """Say whether a value has more bytes than may be made whole."""
+        return self.run.gather is not None and x.bytes > self.run.gather
+
+    def refuse(self, why: str, *operands: Tensor, cure: str = "") -> PlanError:
         """Return the error for an equation that can't work on these layouts."""
-        return PlanError(
-            f"`{self.name}`{self._shown(operands)} at {own_line_of_equation(self.eqn)} {why}. Lay the operands out "
-            f"otherwise by dj.constrain, or let each worker compute it on whole arrays: "
+        cure = cure or (
+            "Lay the operands out otherwise by dj.constrain, or let each worker compute it on whole arrays: "
             f"`gather={self._bytes(operands)}`, or `gather=None`, of dj.distribute."
         )
+        return PlanError(f"`{self.name}`{self._shown(operands)} at {self.run.line()} {why}. {cure}")
 
     def _shown(self, operands: Sequence[Tensor]) -> str:
         def shown(x: Tensor) -> str:
@@ -117,63 +136,123 @@ class Run:
     - `gather`: the largest number of bytes of operands that are made whole for a primitive that can't work on blocks;
       None for no limit.
     - `frames`: the values of the programs that are being evaluated, the outermost first: of functions in functions.
+    - `eqns`: the equations that are being evaluated, the outermost first.
     """
 
     movements: Movements
     gather: int | None
     frames: list[dict[Any, Tensor]] = field(default_factory=list)
+    eqns: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.movements.gather = self.gather
+
+    def inside(self) -> Run:
+        """Return the evaluation of a body: what was fetched, or is pending outside of it, stays outside."""
+        return Run(self.movements, self.gather, eqns=self.eqns)
+
+    def line(self) -> str:
+        """Return the user's line that is evaluated."""
+        return next(filter(None, map(own_line_of_equation, reversed(self.eqns))), "an unknown line")
 
     def evaluate(
-        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Tensor], whole: Sequence[bool] = ()
+        self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Tensor], whole: Sequence[Cut | None] = ()
     ) -> list[Tensor]:
-        """Return the results of a program, from its arguments; `whole`: which results are to be whole."""
-        movements = self.movements
-        env: dict[Any, Tensor] = {
-            var: Tensor.copies(movements, x) for var, x in zip(jaxpr.constvars, consts, strict=True)
-        }
+        """Return the results of a program, from its arguments; `whole`: in which cuts they are to be, if known."""
+        program = Analysis.of(jaxpr)
+        jaxpr, movements = program.jaxpr, self.movements
+        wanted = wanted_cuts(jaxpr, whole or [None] * len(jaxpr.outvars))
+        env: dict[Any, Tensor] = {var: _constant(movements, x) for var, x in zip(jaxpr.constvars, consts, strict=True)}
         env.update(zip(jaxpr.invars, args, strict=True))
-        once = _used_once(jaxpr)
-        wanted, last_use = _wanted_whole(jaxpr, whole or [False] * len(jaxpr.outvars)), _last_uses(jaxpr)
+        for x in env.values():
+            if x.is_exact is None:
+                x.is_exact = not jnp.issubdtype(x.dtype, jnp.inexact)
+        is_read = program.read if self.frames else program.read.union(variables(jaxpr.outvars))
+        done: set[int] = set()
 
         def read(atom: Any) -> Tensor:
-            return Tensor.copies(movements, atom.val) if isinstance(atom, Literal) else env[atom]
+            return _constant(movements, atom.val) if isinstance(atom, Literal) else env[atom]
 
-        self.frames.append(env)
-        for number, eqn in enumerate(jaxpr.eqns):
-            for_whole = [var in wanted for var in eqn.outvars]
+        def step(number: int) -> None:
+            eqn = jaxpr.eqns[number]
+            done.add(number)
             with at_line_of(eqn), wide_as(atom.aval for atom in (*eqn.invars, *eqn.outvars)):
-                site = Site(self, eqn, for_whole)
-                site.is_scaling = site.name in SCALING and all(once.get(atom, True) for atom in _vars(eqn.invars))
-                results = self.apply(site, [read(atom) for atom in eqn.invars])
+                site = Site(self, eqn, [wanted.get(var) for var in eqn.outvars])
+                site.is_scaling = site.name in SCALING and program.once.issuperset(variables(eqn.invars))
+                operands = [read(atom) for atom in eqn.invars]
+                results = self._results(site, operands, program.is_view(eqn))
             for var, result in zip(eqn.outvars, results, strict=True):
                 result.is_wanted_whole = var in wanted
+                result.is_read = result.is_read or var in is_read
+                result.collects = var in program.added
+                result.is_carried = any(x.is_carried for x in operands)
+                if result.is_exact is None:
+                    result.is_exact = all(x.is_exact for x in operands)
                 env[var] = result
-            for var in last_use.get(number, ()):
+            for var in eqn.outvars:
+                look_ahead(var)
+
+        def look_ahead(var: Any) -> None:
+            """Make all views of a new value, which costs nothing: the first that is read fetches for all."""
+            if not (env[var].pending or env[var].is_lazy):
+                for number in program.views_of.get(var, ()):
+                    step(number)
+
+        self.frames.append(env)
+        for var in (*jaxpr.constvars, *jaxpr.invars):
+            look_ahead(var)
+        for number in range(len(jaxpr.eqns)):
+            if number not in done:
+                step(number)
+            for var in program.last_uses.get(number, ()):
                 env.pop(var, None)
         results = [read(atom) for atom in jaxpr.outvars]
         self.frames.pop()
         return results
 
+    def _results(self, site: Site, args: list[Tensor], is_view: bool) -> list[Tensor]:
+        self.eqns.append(site.eqn)
+        multiple = self.multiple(site, args) if is_view and is_multiplication(site.eqn) else None
+        results = self.apply(site, args) if multiple is None else multiple
+        self.eqns.pop()
+        _let_know(site, args, results)
+        return results
+
     def apply(self, site: Site, args: list[Tensor]) -> list[Tensor]:
         """Return the results of one equation."""
         if self.movements.notes:
-            self.movements.asked_by = own_line_of_equation(site.eqn), site.name
+            self.movements.asked_by = self.line(), site.name
         found = RULES.get(site.name)
+        # The expansion of what has a derivative of its own would be differentiated in its place.
+        is_discrete = not any(jnp.issubdtype(out.dtype, jnp.inexact) for out in site.outs)
+        if found is None and is_discrete and (body := expansion(site.eqn)) is not None:
+            return self.evaluate(body.jaxpr, body.consts, args, site.wanted)
         if found is None:
             return self._on_whole_arrays(site, args, "has no rule for blocks")
+        cut = sum(x.bytes for x in args if any(x.cut) and not x.is_lazy)
+        if site.wants_whole and self.gather is not None and cut > self.gather:
+            site.wants_whole = site.is_update = False  # computed on blocks, and refused where it is returned
         kept, args = self._kept_pending(site, args)
         if not kept and site.name not in CALLS:
             self.settle_together(args)
-            if args and site.name not in ALWAYS_ASKED and all(x.is_everywhere and not x.is_lazy for x in args):
+            # A view of length 1 isn't cut, but nobody has it yet: a view of it fetches what it needs.
+            is_unread = site.name in VIEWS | {"add_any"} and any(isinstance(x, View) for x in args)
+            everywhere = bool(args) and all(x.is_everywhere and not x.is_lazy for x in args)
+            if everywhere and not is_unread and site.name not in ALWAYS_ASKED:
                 return self._bound(site, args)
         results = found(site, *args)
         results = list(results) if isinstance(results, list | tuple) else [results]
         if not kept:
             return results
-        return [
-            Tensor(self.movements, y.shape, y.dtype, y.cut, y.terms(y.cut, y.pending), y.pending | kept)
-            for y in results
-        ]
+        return [site.value(y.terms(y.cut, y.pending), y.cut, y.pending | kept, n) for n, y in enumerate(results)]
+
+    def multiple(self, site: Site, args: Sequence[Tensor]) -> list[Tensor] | None:
+        """Return a multiple of a value that views read, or of a view, as a view; None if it isn't cut."""
+        n, x = next((n, x) for n, x in enumerate(args) if x.shape)
+        if x.pending or x.is_lazy or not any(x.cut):
+            return None
+        numbers = [None if k == n else other.whole() for k, other in enumerate(args)]
+        return [multiplied(x, lambda block: site.bind(*(block if each is None else each for each in numbers)))]
 
     def _on_whole_arrays(self, site: Site, args: Sequence[Tensor], why: str) -> list[Tensor]:
         """Run the primitive itself on whole operands, on every worker, if that is allowed."""
@@ -221,14 +300,15 @@ class Run:
 
         A sum of which a reader will want blocks is left to its rule: it is scattered.
         """
-        due = [x for x in dict.fromkeys(args) if _settles_whole(x)]
+        due = [x for x in dict.fromkeys(args) if settles_whole(x)]
         if not due:
             return
+        others = [x for frame in self.frames for x in frame.values() if not (x.collects or x.is_carried)]
         for axes, dtype in dict.fromkeys((x.pending, np.dtype(x.dtype)) for x in due):
             alike = [
                 x
-                for x in dict.fromkeys((*due, *(x for frame in self.frames for x in frame.values())))
-                if x.pending == axes and np.dtype(x.dtype) == dtype and _settles_whole(x)
+                for x in dict.fromkeys((*due, *others))
+                if x.pending == axes and np.dtype(x.dtype) == dtype and settles_whole(x)
             ]
             for bucket in _buckets(alike):
                 sums = self.movements.all_sums([x.terms(x.cut, axes) for x in bucket], axes)
@@ -236,18 +316,43 @@ class Run:
                     x.settled(total)
 
 
+def _let_know(site: Site, args: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+    """Let a result be known while JAX traces, if the operands are: row numbers, weights of a resampling.
+
+    It is computed only when a rule asks for it.
+    """
+    if len(results) != 1 or results[0].is_known or site.eqn.effects or not isinstance(results[0].dtype, np.dtype):
+        return
+    if site.name in CALLS or not all(x.is_known for x in args):
+        return
+
+    @cache
+    def value() -> np.ndarray:
+        with jax.ensure_compile_time_eval(), wide_as(atom.aval for atom in (*site.eqn.invars, *site.eqn.outvars)):
+            return np.asarray(bound_again(site.eqn, [x.known() for x in args])[0])
+
+    results[0].is_known = value
+
+
 CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_vmap_call"}
 """Primitives whose body is evaluated in place, with the sums that are pending."""
 
 ALWAYS_ASKED = {"checkpoint", "remat", "remat2", "scan", "while", "cond"} | {
     *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_linear_solve"),
-    *("broadcast_in_dim", "iota", "conv_general_dilated", "constrain", "with_rule", "debug_callback", "debug_print"),
+    *("broadcast_in_dim", "iota", "random_bits", "conv_general_dilated", "constrain", "with_rule"),
+    *("debug_callback", "debug_print", "io_callback"),
     *("reduce_window_max", "reduce_window_min", "reduce_window_sum", "select_and_scatter_add"),
 }
 """Primitives whose rule is asked even if all operands are whole: those with bodies, lazy results, or kernels."""
 
 
-def _settles_whole(x: Tensor) -> bool:
+def _constant(movements: Movements, x: Any) -> Tensor:
+    value = Tensor.copies(movements, x)
+    value.is_exact = not isinstance(x, Tracer) or None  # the workers' programs have been compared, with constants
+    return value
+
+
+def settles_whole(x: Tensor) -> bool:
     """Say whether a pending sum is to be copied to all workers, not scattered."""
     return bool(x.pending) and x.natural() == x.cut
 
@@ -263,76 +368,6 @@ def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         buckets[-1].append(x)
         filled += size
     return buckets
-
-
-def _last_uses(jaxpr: Any) -> dict[int, list[Any]]:
-    """Return, by the number of an equation, the values that nothing uses after it."""
-    kept = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
-    last: dict[Any, int] = {}
-    for number, eqn in enumerate(jaxpr.eqns):
-        for atom in (*eqn.invars, *eqn.outvars):
-            if not isinstance(atom, Literal) and atom not in kept:
-                last[atom] = number
-    uses: dict[int, list[Any]] = {}
-    for var, number in last.items():
-        uses.setdefault(number, []).append(var)
-    return uses
-
-
-def _vars(atoms: Iterable[Any]) -> list[Any]:
-    return [atom for atom in atoms if not isinstance(atom, Literal)]
-
-
-def _used_once(jaxpr: Any) -> dict[Any, bool]:
-    """Return for each value whether it is read once."""
-    uses: dict[Any, int] = {}
-    for atom in _vars([*(atom for eqn in jaxpr.eqns for atom in eqn.invars), *jaxpr.outvars]):
-        uses[atom] = uses.get(atom, 0) + 1
-    return {atom: count == 1 for atom, count in uses.items()}
-
-
-SCALING = {"mul", "div", "neg", "convert_element_type", "copy", "copy_p"}
-"""Linear primitives after which a sum has as many terms as before, and nothing added."""
-
-ELEMENTWISE: set[str] = set()
-"""The primitives that work element by element; filled by their rules."""
-
-
-def _wanted_whole(jaxpr: Any, whole: Sequence[bool]) -> set[Any]:
-    """Return the values from which only elementwise functions lead to results that are to be whole.
-
-    They are made whole once: otherwise each of Adam's moments of a gradient that falls cut would be gathered.
-    """
-    wanted = {
-        atom for atom, is_whole in zip(jaxpr.outvars, whole, strict=True) if is_whole and not isinstance(atom, Literal)
-    }
-    spoiled = {
-        atom
-        for atom, is_whole in zip(jaxpr.outvars, whole, strict=True)
-        if not is_whole and not isinstance(atom, Literal)
-    }
-    wanted -= spoiled
-    for eqn in reversed(jaxpr.eqns):
-        for atom, passes in zip(eqn.invars, _leads_whole(eqn, wanted), strict=True):
-            if isinstance(atom, Literal):
-                continue
-            if passes and atom not in spoiled:
-                wanted.add(atom)
-            elif not passes:
-                spoiled.add(atom)
-                wanted.discard(atom)
-    return wanted
-
-
-def _leads_whole(eqn: Any, wanted: set[Any]) -> list[bool]:
-    """Say for each operand whether it leads, element by element, to nothing but results that are to be whole."""
-    match structure(eqn):
-        case Call("jit", body):
-            inside = _wanted_whole(body.jaxpr, [var in wanted for var in eqn.outvars])
-            return [var in inside for var in body.jaxpr.invars]
-    if eqn.primitive.name not in ELEMENTWISE or not all(var in wanted for var in eqn.outvars):
-        return [False] * len(eqn.invars)
-    return [not atom.aval.shape or atom.aval.shape == eqn.outvars[0].aval.shape for atom in eqn.invars]
 
 
 def as_weak(x: Any, out: Any) -> Any:

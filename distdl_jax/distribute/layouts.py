@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,14 @@ def axes_in(cut: Iterable[Sequence[int]]) -> set[int]:
     return {axis for axes in cut for axis in axes}
 
 
+class Layout(NamedTuple):
+    """How a body of a loop or branch takes, or returns, a value; see `Tensor` for its fields."""
+
+    cut: Cut
+    pending: frozenset[int] = frozenset()
+    is_exact: bool = False
+
+
 def grown(shape: Sequence[int], cut: Cut, more: Cut) -> Cut:
     """Return `cut` with those cuts of `more` for which both the dimension and the axes are free."""
     used, result = axes_in(cut), list(cut)
@@ -54,7 +63,7 @@ class Mesh:
 
     - `shape`: the number of workers along each axis; axes of one worker are left out.
     - `ranks`: the world ranks, in an array of that shape.
-    - `index`: this worker's place; None outside.
+    - `index`: this worker's place; None outside. `partitions`: the specs' ones.
     """
 
     def __init__(self, partitions: Sequence[Partition]) -> None:
@@ -78,7 +87,8 @@ class Mesh:
         self.ranks = np.reshape(np.asarray(first.ranks), self.shape)
         found = np.argwhere(self.ranks == self.world.rank)
         self.index = tuple(map(int, found[0])) if len(found) else None
-        self._axes_of = {P: self._along(P, partitions) for P in dict.fromkeys(partitions)}
+        self.partitions = tuple(dict.fromkeys(partitions))
+        self._axes_of = {P: self._along(P, partitions) for P in self.partitions}
         self._grids: dict[tuple[Cut, tuple[int, ...]], ProductGrid] = {}
 
     def _refuse(self, partitions: Sequence[Partition]) -> None:

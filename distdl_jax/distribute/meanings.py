@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.tree_util import PyTreeDef
 
+from distdl_jax.distribute.layouts import Cut, Mesh, trimmed, uncut
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.text import quoted
@@ -84,6 +85,22 @@ def per_leaf(name: str, specs: Any, tree: Any) -> list[Spec]:
     return [leaf for spec, part in zip(given, parts, strict=True) for leaf in per_leaf(name, spec, part)]
 
 
+def spec_text(spec: Spec) -> str:
+    """Return a spec as text, the same on all workers."""
+    found = tensor_spec(spec)
+    meaning = spec.name if isinstance(spec, Meaning) else ""
+    return meaning if found is None else f"{meaning} {found.describe()}"
+
+
 def tensor_spec(spec: Spec) -> TensorSpec | None:
     """Return the TensorSpec in a spec, if it has one."""
     return spec.spec if isinstance(spec, Meaning) else spec
+
+
+def wanted_cut(mesh: Mesh, out: Any, spec: Spec) -> Cut | None:
+    """Return the cut in which a result is given back, if that is known beforehand."""
+    if spec is None:
+        return uncut(out.shape)
+    if not isinstance(spec, TensorSpec) or spec.global_shape != out.shape:
+        return None
+    return trimmed(mesh.raw_cut_of(spec), out.shape)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from distdl_jax.functional.all_sum_reduce import AllSumPlan, Copy
 from distdl_jax.functional.block_checks import GridBlocks
 from distdl_jax.functional.halo_exchange import RangesPlan
 from distdl_jax.functional.movement import Movement, move, pulled_back
-from distdl_jax.functional.plan import MovementPlan
+from distdl_jax.functional.plan import MovementPlan, Plan
 from distdl_jax.functional.repartition import RepartitionPlan
 from distdl_jax.plans.decomposition import Range
 from distdl_jax.plans.exchange import Exchange
@@ -26,6 +27,8 @@ from distdl_jax.plans.halos import Halos
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.program_reader import read_program
+from distdl_jax.transports.threads.lone_worker import alone
+from distdl_jax.transports.world import World
 from distdl_jax.watchdog.programs.ir import Operation
 
 Needed = Mapping[int, Sequence[Range]]
@@ -50,7 +53,7 @@ class Moved:
     - `line`, `primitive`: where the program asks for it.
     - `what`: the kind of movement. `shape`, `dtype`: of the whole value.
     - `before`, `after`: the numbers of blocks along its dimensions; `pending`: whether a sum was pending.
-    - `operations`: this worker's messages.
+    - `operations`: this worker's messages. `times`: how often, in a loop of known length; of another, one pass counts.
     """
 
     line: str
@@ -61,25 +64,46 @@ class Moved:
     before: tuple[int, ...]
     after: tuple[int, ...]
     operations: tuple[Operation, ...]
+    times: int = 1
 
 
 class Movements:
     """The movements of one distributed program.
 
     - `asked_by`: the line and the primitive of the equation that asks for them.
-    - `moved`: what moved, if `notes` are taken.
+    - `moved`: what moved, if `notes` are taken. `requests`: the number of movements, of any worker.
+    - `gather`: the number of bytes above which a gathered value isn't kept; None for no limit.
+    - `dry_runs`: what bodies of loops and branches would do, by the body and the layouts of its arguments.
     """
 
     def __init__(self, mesh: Mesh, *, notes: bool = False) -> None:
         self.mesh, self.notes = mesh, notes
         self.moved: list[Moved] = []
         self.asked_by: tuple[str, str] = ("", "")
+        self.requests = 0
+        self.times = 1
+        self.gather: int | None = None
+        self.dry_runs: dict[Any, Any] = {}
+
+    @contextmanager
+    def repeated(self, times: int) -> Iterator[None]:
+        """Count each movement inside so many times."""
+        before = self.times
+        self.times *= times
+        yield
+        self.times = before
 
     def run(self, plan: MovementPlan, x: Array, what: str, shape: Sequence[int], before: Cut, after: Cut) -> Array:
         """Run a plan of one movement, and note it."""
         world = self.mesh.world
+        self.requests += 1
         self._note(plan.part(world.rank), x, what, shape, before, after)
-        return plan.run(world, x)
+        return self._stand_in(plan) if self.notes else plan.run(world, x)
+
+    def _stand_in(self, plan: Plan) -> Array:
+        """Return an array like this worker's result of a plan, for a program that isn't run."""
+        result = plan.output(self.mesh.world.rank)
+        return jnp.zeros(result.shape, result.dtype)
 
     def _note(self, part: Movement | None, x: Array, what: str, shape: Sequence[int], before: Cut, after: Cut) -> None:
         if part is None or not self.notes:
@@ -88,7 +112,9 @@ class Movements:
         operations = part.operations(self.mesh.world.rank, ShapeDtype(tuple(x.shape), dtype))
         numbers = [tuple(self.mesh.size(axes) for axes in cut) for cut in (before, after)]
         line, primitive = self.asked_by
-        self.moved.append(Moved(line, primitive, what, tuple(shape), dtype.name, numbers[0], numbers[1], operations))
+        self.moved.append(
+            Moved(line, primitive, what, tuple(shape), dtype.name, numbers[0], numbers[1], operations, self.times)
+        )
 
     def blocks(self, cut: Cut, shape: Sequence[int], dtype: Any) -> GridBlocks:
         """Return the shapes and dtypes of the blocks of the workers that share a value with this one."""
@@ -123,6 +149,13 @@ class Movements:
             return pulled_back(self.mesh.world, copy, packed)
 
         return _together(summed, cotangents)
+
+    def of_first(self, x: Array) -> Array:
+        """Return the first worker's number, on all workers."""
+        team = self.mesh.team(self.mesh.axes)
+        inputs = dict.fromkeys(team, ShapeDtype(tuple(x.shape), np.dtype(x.dtype)))
+        own = x if self.mesh.is_first(self.mesh.axes) else jnp.zeros_like(x)
+        return self.run(AllSumPlan((team,), inputs), own, "first worker's", x.shape, (), ())
 
     def scattered_sum(self, x: Array, shape: Sequence[int], cut: Cut, dims: tuple[int, ...]) -> Array:
         """Return this worker's block of a sum, from terms that are whole along `dims`."""
@@ -189,9 +222,12 @@ class Movements:
     def added_ranges(self, y: Array, shape: Sequence[int], cut: Cut, needed: Needed) -> Array:
         """Return the adjoint: each worker's ranges are added to the blocks that they came from."""
         part = self._ranges(y.dtype, shape, cut, needed, ()).part(self.mesh.world.rank)
+        self.requests += 1
         if part is None:
             return y
         self._note(part.adjoint(), y, "added neighbours", shape, cut, cut)
+        if self.notes:
+            return jnp.zeros(self.mesh.block_shape(cut, shape), y.dtype)
         return move(self.mesh.world, part.adjoint(), y)
 
     def _ranges(
@@ -206,17 +242,34 @@ class Movements:
 
     def compute(self, plan: Any, x: Any, what: str, shape: Sequence[int], before: Cut, after: Cut) -> Any:
         """Run a plan of a computation around movements, and note it."""
-        world = self.mesh.world
         if self.notes:
-            self.moved.append(self._computed(plan, x, what, shape, before, after))
-        return plan.run(world, x)
+            with alone(self.mesh.world) as world:
+                return self._noted(world, partial(plan.run, world), x, what, shape, before, after)
+        self.requests += 1
+        return plan.run(self.mesh.world, x)
 
-    def _computed(self, plan: Any, x: Any, what: str, shape: Sequence[int], before: Cut, after: Cut) -> Moved:
+    def computed(
+        self, run: Callable[[Any], Any], x: Any, what: str, shape: Sequence[int], before: Cut, after: Cut
+    ) -> Any:
+        """Return `run(x)`, a function that moves data, and note it."""
+        if self.notes:
+            return self._noted(self.mesh.world, run, x, what, shape, before, after)
+        self.requests += 1
+        return run(x)
+
+    def _noted(
+        self, world: World, run: Callable[[Any], Any], x: Any, what: str, shape: Sequence[int], before: Cut, after: Cut
+    ) -> Any:
+        """Note what a function moves, and return an array like its result."""
+        self.requests += 1
         with trace_context.set(anchors=None):
-            traced = jax.make_jaxpr(partial(plan.run, self.mesh.world))(x)
-        read = read_program(self.mesh.world.transport, traced.jaxpr)
+            traced, result = jax.make_jaxpr(run, return_shape=True)(x)
+        read = read_program(world.transport, traced.jaxpr)
         operations = tuple(operation for operation in read if isinstance(operation, Operation))
         numbers = [tuple(self.mesh.size(axes) for axes in cut) for cut in (before, after)]
         line, primitive = self.asked_by
         dtype = np.dtype(jnp.result_type(x)).name
-        return Moved(line, primitive, what, tuple(shape), dtype, numbers[0], numbers[1], operations)
+        self.moved.append(
+            Moved(line, primitive, what, tuple(shape), dtype, numbers[0], numbers[1], operations, self.times)
+        )
+        return jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), result)

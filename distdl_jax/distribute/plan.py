@@ -21,12 +21,12 @@ class Plan:
     @property
     def messages(self) -> int:
         """The number of this worker's messages and collective operations."""
-        return sum(len(moved.operations) for moved in self.moved)
+        return sum(moved.times * len(moved.operations) for moved in self.moved)
 
     @property
     def bytes(self) -> int:
         """The number of bytes that this worker sends."""
-        return sum(operation.bytes_sent for moved in self.moved for operation in moved.operations)
+        return sum(moved.times * operation.bytes_sent for moved in self.moved for operation in moved.operations)
 
     def __str__(self) -> str:
         moving = [moved for moved in self.moved if moved.operations]
@@ -42,8 +42,8 @@ class Plan:
                     moved.what,
                     f"{moved.dtype}{list(moved.shape)}",
                     before if before == after else f"{before} -> {after}",
-                    str(len(moved.operations)),
-                    bytes_text(sum(operation.bytes_sent for operation in moved.operations)),
+                    str(moved.times * len(moved.operations)),
+                    bytes_text(moved.times * sum(operation.bytes_sent for operation in moved.operations)),
                 )
             )
         rows.append(("all", "", "", "", "", str(self.messages), bytes_text(self.bytes)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.distribute.layouts import Axes, Cut, Mesh, axes_in, trimmed, uncut
+from distdl_jax.distribute.layouts import Axes, Cut, Layout, Mesh, axes_in, grown, trimmed, uncut
 from distdl_jax.distribute.movements import Movements, Needed
 from distdl_jax.tracing.tie import tie
 
@@ -26,6 +27,11 @@ class Tensor:
     - `cut`, `pending`: its layout: which axes cut which dimension, and along which axes the arrays are terms of a sum.
     - `make`: for a *lazy* value, this worker's block in any cut, computed without communication: constants, random
       bits, enlarging broadcasts, and what is computed from them. So no worker makes the whole array.
+    - `is_exact`: whether it is computed from integers and constants alone, so that it is the same on all workers to the
+      bit; None if that isn't known yet.
+    - `collects`, `is_carried`: whether terms are added to it later, here or in the next pass of a loop. Such a sum
+      doesn't travel with others before it is due.
+    - `wanted`: the cut in which it is to be in the end, if that is known.
     """
 
     def __init__(
@@ -41,13 +47,32 @@ class Tensor:
         self.movements, self.shape, self.dtype = movements, tuple(shape), dtype
         self.cut, self.pending, self.make = trimmed(cut, shape), frozenset(pending), make
         self.is_wanted_whole = False
+        self.is_read, self.views = False, list[Any]()  # the views of it; whether more than views reads it
+        self.is_exact: bool | None = None
+        self.collects = self.is_carried = False
+        self.wanted: Cut | None = None
+        self.is_known: Callable[[], np.ndarray] | None = None
         self._at: dict[Cut, Any] = {} if make else {self.cut: block}
         self._fetched: dict[Any, Any] = {}
 
     @classmethod
     def copies(cls, movements: Movements, x: Any) -> Tensor:
         """Return the value of which every worker has the whole array `x`."""
-        return cls(movements, np.shape(x), jax.typeof(x).dtype, uncut(np.shape(x)), x)
+        value = cls(movements, np.shape(x), jax.typeof(x).dtype, uncut(np.shape(x)), x)
+        if not isinstance(x, jax.core.Tracer) and isinstance(value.dtype, np.dtype):  # no key of jax.random
+            value.is_known = partial(np.asarray, x)
+        return value
+
+    def known(self) -> np.ndarray | None:
+        """Return the whole value, if it is computed from constants of the program alone; otherwise None."""
+        return None if self.is_known is None else self.is_known()
+
+    @classmethod
+    def laid_out(cls, movements: Movements, aval: Any, layout: Layout, block: Any) -> Tensor:
+        """Return the value of a type and a layout, from this worker's array."""
+        x = cls(movements, aval.shape, aval.dtype, layout.cut, block, layout.pending)
+        x.is_exact = layout.is_exact
+        return x
 
     @property
     def mesh(self) -> Mesh:
@@ -76,6 +101,8 @@ class Tensor:
 
     def natural(self) -> Cut:
         """Return the cut that costs the least to read: its own; a large pending sum is scattered."""
+        if self.pending and self.wanted is not None and self.size >= SCATTERED_FROM:
+            return grown(self.shape, self.cut, tuple(a if self.pending.issuperset(a) else () for a in self.wanted))
         if self.is_lazy or not self.pending or self.is_wanted_whole or self.size < SCATTERED_FROM:
             return self.cut
         axes = tuple(sorted(self.pending))
@@ -106,8 +133,16 @@ class Tensor:
             if self.make is not None:
                 self._at[wanted] = self.make(wanted)
             else:
-                self._at[wanted] = self.movements.cut_again(self._at[self.cut], self.shape, self.cut, wanted)
+                block = self.movements.cut_again(self._at[self.cut], self.shape, self.cut, wanted)
+                if self._is_large(wanted):
+                    return block  # gathered again by the next reader: it would stay until the backward pass
+                self._at[wanted] = block
         return self._at[wanted]
+
+    def _is_large(self, cut: Cut) -> bool:
+        """Say whether more than the program's `gather` bytes have been gathered for a block in this cut."""
+        limit, blocks = self.movements.gather, self.mesh.size(axes_in(cut))
+        return limit is not None and self.mesh.size(axes_in(self.cut)) > blocks and self.bytes > limit * blocks
 
     def whole(self) -> Any:
         """Return the whole array."""

@@ -3,150 +3,75 @@
 A periodic convolution is written as three concatenations and a window. Each of these maps the indices of its result,
 one dimension at a time, to indices of the value behind; so the maps are composed, and the entries that a worker needs
 are fetched once, where the result is read.
+
+A stencil has many views of one value, each shifted by a few entries. One after another they would fetch one row each.
+So the interpreter makes all views of a value as soon as the value is there (it costs nothing), and the first that is
+read fetches a *neighbourhood*, what all of them read: this worker's block with a margin, filled beyond the ends of the
+value. Each view is a slice of it, which a compiler fuses into one loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from itertools import accumulate, pairwise
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.core import Tracer
 
-from distdl_jax.distribute.layouts import Cut, trimmed
+from distdl_jax.distribute.index_maps import Beyond, IndexMap, Segment, shift_of
+from distdl_jax.distribute.layouts import Cut, axes_in, trimmed
 from distdl_jax.distribute.movements import Needed
 from distdl_jax.distribute.tensors import Tensor
 from distdl_jax.plans.decomposition import Range, balanced_ranges
 from distdl_jax.tracing.tie import tie
 
 
-class Segment(NamedTuple):
-    """`length` consecutive indices of a view: entries start, start + step, ... of the value behind it, or the fill."""
-
-    length: int
-    start: int | None
-    step: int = 1
-
-    def part(self, first: int, stop: int) -> Segment:
-        """Return the indices from `first` to `stop` of the segment."""
-        return Segment(stop - first, None if self.start is None else self.start + first * self.step, self.step)
-
-    def source(self) -> Range:
-        """Return the range of entries that it reads."""
-        assert self.start is not None
-        last = self.start + (self.length - 1) * self.step
-        return min(self.start, last), max(self.start, last) + 1
-
-
-@dataclass(frozen=True)
-class IndexMap:
-    """A map from the indices of one dimension of a view to those of the value behind it."""
-
-    segments: tuple[Segment, ...]
-
-    @classmethod
-    def of(cls, segments: Iterable[Segment]) -> IndexMap:
-        """Return the map of consecutive segments, with those merged that continue each other."""
-        merged: list[Segment] = []
-        for segment in segments:
-            if not segment.length:
-                continue
-            if merged and (joined := _joined(merged[-1], segment)):
-                merged[-1] = joined
-            else:
-                merged.append(segment)
-        return cls(tuple(merged))
-
-    @property
-    def length(self) -> int:
-        """The number of indices."""
-        return sum(segment.length for segment in self.segments)
-
-    def within(self, start: int, stop: int) -> list[Segment]:
-        """Return the segments of the indices from `start` to `stop`."""
-        found, first = [], 0
-        for segment in self.segments:
-            low, high = max(start, first), min(stop, first + segment.length)
-            if low < high:
-                found.append(segment.part(low - first, high - first))
-            first += segment.length
-        return found
-
-    def sliced(self, start: int, stop: int, stride: int = 1) -> IndexMap:
-        """Return the map of every `stride`-th index from `start` to `stop`."""
-        segments: list[Segment] = []
-        first = 0
-        for segment in self.segments:
-            low = max(start, first)
-            low += -(low - start) % stride
-            count = len(range(low, min(stop, first + segment.length), stride))
-            begin = None if segment.start is None else segment.start + (low - first) * segment.step
-            segments.append(Segment(count, begin, segment.step * stride))
-            first += segment.length
-        return IndexMap.of(segments)
-
-    def reversed(self) -> IndexMap:
-        """Return the map of the indices in reverse."""
-        return IndexMap.of(
-            Segment(n, None if start is None else start + (n - 1) * step, -step)
-            for n, start, step in reversed(self.segments)
-        )
-
-    def padded(self, low: int, high: int) -> IndexMap:
-        """Return the map with fill at its ends, or without their indices where a width is negative."""
-        cut = self.sliced(max(0, -low), max(self.length + min(0, high), max(0, -low)))
-        return IndexMap.of([Segment(max(0, low), None), *cut.segments, Segment(max(0, high), None)])
-
-    def hull(self, start: int, stop: int, n: int) -> tuple[Range, list[Segment]]:
-        """Return the range that the indices from `start` to `stop` read, and their segments within it.
-
-        Beyond its ends, of length `n`, the value goes on periodically: so what wraps around is read in one piece.
-        """
-        hull: Range | None = None
-        placed = []
-        for segment in self.within(start, stop):
-            if segment.start is None:
-                placed.append(segment)
-                continue
-            low, high = segment.source()
-            if hull is None:
-                shift, hull = 0, (low, high)
-            else:
-                shift = min((0, -n, n), key=partial(_grown_length, hull, low, high))
-                hull = min(hull[0], low + shift), max(hull[1], high + shift)
-            placed.append(segment._replace(start=segment.start + shift))
-        return hull or (0, 0), placed
-
-
-def _joined(a: Segment, b: Segment) -> Segment | None:
-    if a.start is None or b.start is None:
-        return Segment(a.length + b.length, None) if a.start is b.start else None
-    step = a.step if a.length > 1 else b.step if b.length > 1 else 1
-    continues = b.start == a.start + a.length * step and (b.length == 1 or b.step == step)
-    return Segment(a.length + b.length, a.start, step) if continues else None
-
-
-def _grown_length(hull: Range, low: int, high: int, shift: int) -> int:
-    return max(hull[1], high + shift) - min(hull[0], low + shift)
-
-
 class View(Tensor):
-    """A value whose indices are mapped, dimension by dimension, to those of `base`; `fill` is where they are not."""
+    """A value whose indices are mapped, dimension by dimension, to those of `base`; `fill` is where they are not.
 
-    def __init__(self, base: Tensor, maps: Sequence[IndexMap], fill: Any = None) -> None:
+    `scaled`: multiplies what is read by a number, such as a stencil's coefficient. Its zeros stay zeros.
+    """
+
+    def __init__(
+        self,
+        base: Tensor,
+        maps: Sequence[IndexMap],
+        fill: Any = None,
+        scaled: Callable[[Array], Array] | None = None,
+    ) -> None:
         shape = tuple(index_map.length for index_map in maps)
         super().__init__(base.movements, shape, base.dtype, trimmed(base.natural(), shape))
-        self.base, self.maps, self.fill = base, tuple(maps), fill
+        self.base, self.maps, self.fill, self.scaled = base, tuple(maps), fill, scaled
         self._at = {}
+        base.views.append(self)
 
     def at(self, cut: Iterable[Sequence[int]]) -> Any:
         wanted = trimmed(cut, self.shape)
         if wanted not in self._at:
-            self._at[wanted] = self._read(wanted, {})
+            shared = self._shared() if wanted == self.cut else None
+            block = self._read(wanted, {}) if shared is None else shared.read(self)
+            self._at[wanted] = block if self.scaled is None else self.scaled(block)
         return self._at[wanted]
+
+    def _shared(self) -> Neighbourhood | None:
+        """Return what this view and others read together; None if it reads alone."""
+        key = "neighbourhood", self.base.natural()
+        if key not in self.base._fetched:
+            self.base._fetched[key] = neighbourhood(self.base, [view for view in self.base.views if view.is_read])
+        found: Neighbourhood | None = self.base._fetched[key]
+        return found if found is not None and self in found.shifts else None
+
+    def _may_have(self, fill: Any) -> bool:
+        """Say whether a view of this one can have a fill: its own; what is scaled, only zeros."""
+        is_zero = self.scaled is None or same_fill(fill, 0)
+        return is_zero and (self.fill is None or same_fill(fill, self.fill))
+
+    def has_fill(self, fill: Any) -> bool:
+        """Say whether the view is known to have this fill."""
+        return self.fill is not None and same_fill(self.fill, fill)
 
     def ranges(self, cut: Cut, needed: Needed, periodic: Iterable[int] = ()) -> Array:
         if not needed:
@@ -155,19 +80,21 @@ class View(Tensor):
         wanted = trimmed(cut, self.shape)
         along = tuple(sorted((d, tuple((int(a), int(b)) for a, b in ranges)) for d, ranges in needed.items()))
         if (wanted, along) not in self._fetched:
-            self._fetched[wanted, along] = self._read(wanted, dict(along))
+            block = self._read(wanted, dict(along))
+            self._fetched[wanted, along] = block if self.scaled is None else self.scaled(block)
         return self._fetched[wanted, along]
 
     def _read(self, cut: Cut, needed: Needed) -> Array:
         """Return this worker's block, or the ranges that it needs: one exchange of the base, and local pieces."""
         mesh, base = self.mesh, self.base
-        base_cut = trimmed(cut, base.shape)
+        base_cut = self._cut_of_base(cut)
         mine: list[Range] = []
         fetch: dict[int, list[Range]] = {}
         wraps = []
         for d, (n, index_map) in enumerate(zip(base.shape, self.maps, strict=True)):
             m = self.shape[d]
-            ranges = needed.get(d) or (balanced_ranges(m, mesh.size(cut[d])) if cut[d] else [(0, m)])
+            whole = [(0, m)] * mesh.size(base_cut[d])
+            ranges = needed.get(d) or (balanced_ranges(m, mesh.size(cut[d])) if cut[d] else whole)
             mine.append(tuple(ranges)[mesh.place(cut, self.shape, d) if cut[d] else 0])
             if not base_cut[d]:
                 continue
@@ -183,6 +110,14 @@ class View(Tensor):
                 low, segments = 0, index_map.within(*mine[d])
             x = self._pieces(x, d, low, segments)
         return x
+
+    def _cut_of_base(self, cut: Cut) -> Cut:
+        """Return the cut in which the base is read: along a length of 1 its own, of which all fetch one row."""
+        own, used = list(trimmed(cut, self.base.shape)), axes_in(cut)
+        for d, axes in enumerate(self.base.natural()):
+            if self.shape[d] == 1 and not own[d] and not used & set(axes):
+                own[d], used = axes, used | set(axes)
+        return tuple(own)
 
     def _pieces(self, x: Array, d: int, low: int, segments: Sequence[Segment]) -> Array:
         """Return the entries of the segments along dimension `d` of `x`, whose first entry has the index `low`."""
@@ -204,17 +139,172 @@ class View(Tensor):
         return tie(pieces[0] if len(pieces) == 1 else lax.concatenate(pieces, d), x)
 
 
+# --- neighbourhoods ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbourhood:
+    """This worker's block of a value with a margin, for some views.
+
+    - `block`: the entries from `lows`, along each dimension; negative ones lie before the value's first.
+    - `shifts`: of each view that reads it, along each dimension.
+    """
+
+    block: Array
+    lows: tuple[int, ...]
+    shifts: dict[View, tuple[int, ...]]
+
+    def read(self, view: View) -> Array:
+        """Return this worker's block of a view."""
+        box = view.mesh.box(view.cut, view.shape)
+        starts = [own[0] + shift - low for own, shift, low in zip(box, self.shifts[view], self.lows, strict=True)]
+        lengths = [stop - start for start, stop in box]
+        if 0 in lengths:
+            return tie(jnp.zeros(lengths, self.block.dtype), self.block)
+        return lax.slice(self.block, starts, [start + n for start, n in zip(starts, lengths, strict=True)])
+
+
+def neighbourhood(base: Tensor, views: Sequence[View]) -> Neighbourhood | None:
+    """Return what several views of `base` read; None if it isn't worth it, or they don't fit together.
+
+    All decide by the ranges of all workers. It is worth it if no worker fetches more than the views would one by one.
+    """
+    cut = base.natural()
+    shifts: dict[View, tuple[int, ...]] = {}
+    beyond: list[Beyond] = [None] * len(base.shape)
+    fill = None
+    for view in views:
+        found = [shift_of(each.segments, n) for each, n in zip(view.maps, base.shape, strict=True)]
+        if any(each is None for each in found):
+            continue
+        along = [each for each in found if each is not None]
+        kinds = [old or new for old, (_, new) in zip(beyond, along, strict=True)]
+        fits = all(new in (None, kind) for kind, (_, new) in zip(kinds, along, strict=True))
+        filled = any(new == "fill" for _, new in along)
+        if (
+            not fits
+            or (filled and fill is not None and not view.has_fill(fill))
+            or view.cut != trimmed(cut, view.shape)
+        ):
+            continue
+        beyond, fill = kinds, view.fill if filled and fill is None else fill
+        shifts[view] = tuple(shift for shift, _ in along)
+    if len(shifts) < 2:
+        return None
+    hulls = [_hulls(base, cut, shifts, d, beyond[d]) for d in range(len(base.shape))]
+    return None if None in hulls else _fetched(base, cut, hulls, beyond, fill, shifts)  # type: ignore[arg-type]
+
+
+def _hulls(base: Tensor, cut: Cut, shifts: dict[View, tuple[int, ...]], d: int, beyond: Beyond) -> list[Range] | None:
+    """Return, for each index along `d`, the entries that the views read; None if these are too many."""
+    n, p = base.shape[d], base.mesh.size(cut[d])
+    reads = []
+    for view, shift in shifts.items():
+        m = view.shape[d]
+        ranges = balanced_ranges(m, p) if view.cut[d] else [(0, m)] * p
+        reads.append([(a + shift[d], b + shift[d]) for a, b in ranges])
+    hulls: list[Range] = []
+    for own, each in zip(balanced_ranges(n, p) if cut[d] else [(0, n)], zip(*reads, strict=True), strict=True):
+        some = [(a, b) for a, b in each if a < b]
+        # Along a dimension that is whole, the block isn't cropped: nothing would be saved.
+        ends = some if cut[d] and some else [*some, own]
+        low, high = min(a for a, _ in ends), max(b for _, b in ends)
+        singly = sum(_margin(own, each) for each in some)
+        if (
+            _margin(own, (low, high)) > singly
+            or low < -n
+            or high > 2 * n
+            or (beyond is None and not 0 <= low <= high <= n)
+        ):
+            return None
+        hulls.append((low, high))
+    return hulls
+
+
+def _margin(own: Range, read: Range) -> int:
+    return max(0, own[0] - read[0]) + max(0, read[1] - own[1])
+
+
+def _fetched(
+    base: Tensor,
+    cut: Cut,
+    hulls: list[list[Range]],
+    beyond: Sequence[Beyond],
+    fill: object,
+    shifts: dict[View, tuple[int, ...]],
+) -> Neighbourhood:
+    needed: dict[int, list[Range]] = {}
+    mine = [each[base.mesh.place(cut, base.shape, d) if cut[d] else 0] for d, each in enumerate(hulls)]
+    for d, (n, ranges) in enumerate(zip(base.shape, hulls, strict=True)):
+        inside = ranges if beyond[d] == "wrap" else [_clipped(each, n) for each in ranges]
+        if cut[d] and inside != list(balanced_ranges(n, base.mesh.size(cut[d]))):
+            needed[d] = inside
+    block = base.ranges(cut, needed, [d for d in needed if beyond[d] == "wrap"])
+    widths = [(0, 0, 0)] * len(hulls)
+    for d, (n, (low, high)) in enumerate(zip(base.shape, mine, strict=True)):
+        if beyond[d] == "fill":
+            start, stop = _clipped((low, high), n) if cut[d] else (0, n)
+            widths[d] = (start - low, high - stop, 0)
+        elif not cut[d] and (low < 0 or high > n):
+            ends = lax.slice_in_dim(block, n + low, n, axis=d), lax.slice_in_dim(block, 0, high - n, axis=d)
+            block = lax.concatenate([ends[0], block, ends[1]], d)
+    if any(map(any, widths)):
+        block = lax.pad(block, jnp.asarray(fill, block.dtype), widths)
+    return Neighbourhood(block, tuple(low for low, _ in mine), shifts)
+
+
+def _clipped(read: Range, n: int) -> Range:
+    start = min(max(read[0], 0), n)
+    return start, max(start, min(read[1], n))
+
+
+# --- views ------------------------------------------------------------------------------------------------------------
+
+
 def mapped(x: Tensor, change: Callable[[IndexMap, int], IndexMap], fill: Any = None) -> Tensor:
     """Return a view of `x` with its maps changed by `change(map, dimension)`.
 
     What is lazy or pending is made here, in its natural cut. A view with another fill is read first.
     """
-    if isinstance(x, View) and (fill is None or x.fill is None or same_fill(fill, x.fill)):
-        base, maps, fill = x.base, x.maps, x.fill if fill is None else fill
+    scaled = None
+    if isinstance(x, View) and (fill is None or x._may_have(fill)):
+        base, maps, fill, scaled = x.base, x.maps, x.fill if fill is None else fill, x.scaled
     else:
-        base, maps = x, tuple(IndexMap((Segment(n, 0),)) if n else IndexMap(()) for n in x.shape)
+        base, maps = x, _every_index(x.shape)
         base = Tensor(x.movements, x.shape, x.dtype, x.natural(), x.at(x.natural())) if x.is_lazy or x.pending else x
-    return View(base, [change(index_map, d) for d, index_map in enumerate(maps)], fill)
+    return View(base, [change(index_map, d) for d, index_map in enumerate(maps)], fill, scaled)
+
+
+def multiplied(x: Tensor, by: Callable[[Array], Array]) -> View:
+    """Return a view of `x`, multiplied by a number when it is read."""
+    if not isinstance(x, View):
+        return View(x, _every_index(x.shape), None, by)
+    before = x.scaled
+    return View(x.base, x.maps, x.fill, by if before is None else lambda block: by(before(block)))
+
+
+def _every_index(shape: Sequence[int]) -> tuple[IndexMap, ...]:
+    return tuple(IndexMap((Segment(n, 0),)) if n else IndexMap(()) for n in shape)
+
+
+def sum_as_view(x: Tensor, y: Tensor) -> View | None:
+    """Return x + y as a view: two of one value, padded with zeros, which don't overlap. So JAX transposes a roll."""
+    if not (isinstance(x, View) and isinstance(y, View) and x.base is y.base and x.scaled is y.scaled):
+        return None
+    differ = [d for d, (a, b) in enumerate(zip(x.maps, y.maps, strict=True)) if a != b]
+    if x.shape != y.shape or len(differ) != 1 or not (x.has_fill(0) and y.has_fill(0)):
+        return None
+    (d,) = differ
+    ends = sorted({end for each in (x, y) for end in accumulate(segment.length for segment in each.maps[d].segments)})
+    segments = []
+    for start, stop in pairwise([0, *ends]):
+        (a,), (b,) = x.maps[d].within(start, stop), y.maps[d].within(start, stop)
+        if a.start is not None and b.start is not None:
+            return None
+        segments.append(b if a.start is None else a)
+    maps = [IndexMap.of(segments) if e == d else index_map for e, index_map in enumerate(x.maps)]
+    is_filled = any(segment.start is None for index_map in maps for segment in index_map.segments)
+    return View(x.base, maps, x.fill if is_filled else None, x.scaled)
 
 
 def rearranged(x: Tensor, dims: Sequence[int | None]) -> View | None:
@@ -237,7 +327,7 @@ def rearranged(x: Tensor, dims: Sequence[int | None]) -> View | None:
         after = [() if d is None else cut[d] for d in dims]
         base._fetched[key] = Tensor(base.movements, shape, base.dtype, trimmed(after, shape), block)
     one = IndexMap((Segment(1, 0),))
-    return View(base._fetched[key], [one if d is None else x.maps[d] for d in dims], x.fill)
+    return View(base._fetched[key], [one if d is None else x.maps[d] for d in dims], x.fill, x.scaled)
 
 
 def same_fill(a: Any, b: Any) -> bool:

@@ -1,18 +1,16 @@
-"""All-sum-reduce, the sum of a team's subtensors on each worker; and replicated values, with such a gradient."""
+"""All-sum-reduce: the sum of a team's subtensors on each worker; and copies, whose gradient is such a sum."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any, Self
+from typing import Self
 
 import jax
-import numpy as np
 from jax import Array
 
-from distdl_jax.errors import PlanError
 from distdl_jax.functional.block_checks import common_shape_dtype, is_differentiable, outside
 from distdl_jax.functional.calls import function_call
 from distdl_jax.functional.collectives import allreduce_in_team, allreduce_operations
@@ -23,9 +21,7 @@ from distdl_jax.plans.alike import representatives, workers_of
 from distdl_jax.plans.broadcasting import reduction_axes, reduction_teams
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import union
-from distdl_jax.transports.agreement import exchange_named_shapes, is_array
 from distdl_jax.transports.world import Workers, World
-from distdl_jax.validation import checked_axes
 from distdl_jax.watchdog.programs.ir import Operation
 
 
@@ -45,11 +41,6 @@ class TeamMovement:
 
 class AllSum(TeamMovement):
     """One worker's part of an all-sum-reduction."""
-
-    @property
-    def same_on(self) -> Workers:
-        """The workers that have the same result."""
-        return self.team
 
     def run(self, world: World, x: Array) -> Array:
         with jax.named_scope("all_sum_reduce"):
@@ -177,149 +168,3 @@ class Copy(TeamMovement):
 
     def operations(self, worker: int, x: ShapeDtype) -> tuple[Operation, ...]:
         return ()
-
-
-@dataclass(frozen=True)
-class ReplicatedPlan(AllSumPlan):
-    """A value replicated on each of `teams`: only its gradient moves, which is summed over the team."""
-
-    name: str = field(default="tree", compare=False)
-
-    def __post_init__(self) -> None:
-        self._check(self.name, "hold copies of it")
-
-    def _movement(self, team: Workers, differentiable: bool) -> Copy:
-        return Copy(team, differentiable)
-
-
-def plan_replicated(
-    shape_dtypes: ShapeDtypes,
-    P: Partition,
-    axes: int | Sequence[int] | None = None,
-    name: str = "tree",
-    kind: type[ReplicatedPlan] = ReplicatedPlan,
-) -> ReplicatedPlan:
-    """Plan one leaf of `replicated` from the shapes and dtypes on the workers of P, or on some of its teams."""
-    teams = teams_of(P, _along(P, axes), shape_dtypes)
-    return kind(teams, taking_part(shape_dtypes, *teams), name)
-
-
-def replicated(tree: Any, P: Partition, axes: int | Sequence[int] | None = None) -> Any:
-    """Mark values as replicated on all workers of `P`, so that their gradient is the sum over the copies.
-
-    A parameter that every worker uses with its own data, such as the scale of a normalisation, is one variable with
-    many copies. JAX gives each worker the gradient of its own copy; the optimiser needs their sum, the same on all
-    workers, to keep the copies equal. With P of shape p_0 x ... x p_{D-1}, workers with equal indices outside `axes`
-    hold copies of one value:
-
-        y_w = x_w,        the gradient on w = the sum of dy_u over all u that hold copies of x_w
-
-    There is no communication in the forward pass. Apply it to parameters, where a function starts to use them, not to
-    values computed from other workers' data: the gradient of the output of an `all_sum_reduce` or a `broadcast` is
-    already summed.
-
-    **Arguments:**
-
-    - `tree`: a pytree of arrays of any shape and dtype, the same on all workers of a team; other leaves are unchanged.
-      Anything outside P. The copies must be equal; their values are not compared.
-    - `P`: the partition whose workers hold copies.
-    - `axes`: the dimensions of P along which values are replicated. Default: all, for a single value.
-
-    **Returns:** `tree`.
-
-    **Raises:** `InvalidArgumentError` for a dimension that P doesn't have; `PlanError`, on every worker of a team,
-    if leaves differ in shape or dtype between its workers.
-
-    >>> import jax, distdl_jax as dj
-    >>> P = dj.Partition().create_partition_inclusive([0])
-    >>> float(jax.grad(lambda scale: (replicated(scale, P) * jax.numpy.arange(3.0)).sum())(2.0))
-    3.0
-
-    Source: Hewett and Grady (2020): the adjoint of a copy is a sum. `TensorSpec(..., replicated=...)` describes it.
-    """
-    check_partitions(P=P)
-    return _copied(tree, P, _along(P, axes), ReplicatedPlan)
-
-
-def _copied(tree: Any, P: Partition, along: tuple[int, ...], kind: type[ReplicatedPlan]) -> Any:
-    """Return a tree of copies along dimensions of P, whose arrays are moved by plans of this kind."""
-    team = P.create_allreduction_partition(along)
-    if team.size <= 1:
-        return tree
-    paths_and_leaves, structure = jax.tree.flatten_with_path(tree)
-    arrays = {f"tree{jax.tree_util.keystr(path)}": leaf for path, leaf in paths_and_leaves if is_array(leaf)}
-    shapes = exchange_named_shapes(P.world, team.ranks, f"replicated on {P.describe()} along {along}", arrays)
-    _check_names(shapes)
-    plans = [
-        plan_replicated({worker: of_worker[name] for worker, of_worker in shapes.items()}, P, along, name, kind)
-        for name in arrays
-    ]
-    copies = iter([plan.run(P.world, x) for plan, x in zip(plans, arrays.values(), strict=True)])
-    return jax.tree.unflatten(structure, [next(copies) if is_array(leaf) else leaf for _, leaf in paths_and_leaves])
-
-
-def _along(P: Partition, axes: int | Sequence[int] | None) -> tuple[int, ...]:
-    return tuple(range(P.dim)) if axes is None else checked_axes("axes", axes, P.shape)
-
-
-def _check_names(shapes: Mapping[int, Mapping[str, ShapeDtype]]) -> None:
-    """Reject trees that differ between the workers of a team."""
-    first = min(shapes)
-    for worker, of_worker in shapes.items():
-        if different := sorted(of_worker.keys() ^ shapes[first].keys()):
-            holder = worker if different[0] in of_worker else first
-            raise PlanError(
-                f"`tree` must have the same arrays on all workers that hold copies of it, but `{different[0]}` is on "
-                f"worker {holder} and not on worker {worker + first - holder}."
-            )
-
-
-# --- from copies of a vector to blocks, and back ----------------------------------------------------------------------
-
-# `all_sum_reduce` and `replicated` map blocks to blocks: in <x, y>, the sum over all workers, each copy counts. When
-# every worker differentiates a function of copies alone, each of p backward passes begins with 1. So there a vector
-# counts once, <s, t> = <s_w, t_w> on any worker w; and between such vectors and blocks
-#     share s = (s, ..., s),    total x = x_0 + ... + x_{p-1},    <share s, x> = <s, total x>:
-# each is the adjoint of the other, in derivatives of any order. (With the adjoint of `all_sum_reduce`, a gradient would
-# be p times too large.)
-
-
-class Share(Copy):
-    """One worker's part of the map from a vector, of which all have copies, to a block on each worker."""
-
-    def adjoint(self) -> AllSum:
-        return Total(self.team, self.differentiable)
-
-
-class Total(AllSum):
-    """One worker's part of the map from blocks to their sum, of which all get copies."""
-
-    def adjoint(self) -> Any:
-        return Share(self.team, self.differentiable)
-
-
-@dataclass(frozen=True)
-class SharePlan(ReplicatedPlan):
-    """A vector with copies on each of `teams`, as a block of each worker."""
-
-    def _movement(self, team: Workers, differentiable: bool) -> Copy:
-        return Share(team, differentiable)
-
-
-@dataclass(frozen=True)
-class TotalPlan(AllSumPlan):
-    """The sum of the blocks of each of `teams`, as one vector with copies."""
-
-    def _movement(self, team: Workers, differentiable: bool) -> Movement:
-        return Total(team, differentiable)
-
-
-def share(tree: Any, P: Partition) -> Any:
-    """Return vectors of which all workers of P have copies as blocks, whose cotangents are summed."""
-    return _copied(tree, P, _along(P, None), SharePlan)
-
-
-def total_of_blocks(x: Array, P: Partition) -> Array:
-    """Return the sum of the blocks of P's workers, which have equal shapes and dtypes, as copies of one vector."""
-    block = ShapeDtype(x.shape, np.dtype(x.dtype))
-    return TotalPlan((P.ranks,), dict.fromkeys(P.ranks, block)).run(P.world, x)

@@ -134,6 +134,8 @@ def plan_convolution(
     _check_channels(windows.movement.halos.owned, channels.inputs)
     fetched = windows.after(x)
     to_work: MovementPlan
+    # Channels that are cut are gathered (weights whole on every worker) or copied along P_co to those that convolve
+    # them.
     if partitions.x is None:
         to_work = plan_all_gather(fetched, P_x, 1)
     else:
@@ -154,6 +156,7 @@ def plan_convolution(
     local: Mapping[int, LocalConvolution] = ByClass(partitions.work.ranks, labels, local_of)
     summands = products(copies, weights, local)
     to_y: MovementPlan
+    # A cut in input channels leaves each worker a term of every output: they are summed where y is wanted.
     if partitions.y is None:
         to_y = plan_reduce_scatter(summands, P_y, 1)
     else:

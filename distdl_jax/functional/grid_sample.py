@@ -219,6 +219,8 @@ def _planned(x: ShapeDtypes, grid: ShapeDtypes, P_x: Partition, how: _How) -> Sa
     outputs = owned_grid("grid", P_x, blocks)
     if prod(outputs.extent) and not prod(owned.extent):
         raise PlanError(f"`x` (of shape {shape_text(owned.extent)}) must have at least one entry to read.")
+    # Where a grid points is known at run time only. So a worker fetches all that points within `reach` of its own
+    # outputs can read, or everything.
     needed = list(owned.ranges)
     for d, n in enumerate(owned.extent[2:]):
         m = outputs.extent[d + 2]
@@ -260,6 +262,9 @@ def _sampled(x: Array, grid: Array, starts: Sequence[int], extent: Sequence[int]
     ]
     parts: list[Array] = []
     beyond = jnp.zeros(points.shape[:2], bool)
+    # Each point reads its 2^dims neighbours. Three things can be wrong with one: it lies outside of the tensor (it
+    # counts as zero), it wasn't fetched (the result is NaN: a displacement broke the promise), or its weight is zero
+    # (no matter).
     for corner in product(*sides):
         inside = fetched = jnp.ones(points.shape[:2], bool)
         at = jnp.zeros(points.shape[:2], np.int32)

@@ -33,6 +33,7 @@ from distdl_jax.tracing.marks import never_transposed, reverse_only
 from distdl_jax.tracing.program_reader import read_program
 from distdl_jax.tracing.scopes import movement_scope
 from distdl_jax.tracing.tie import materialize, nothing, tie
+from distdl_jax.transports.agreement import MovesDataError
 from distdl_jax.transports.world import Workers, World
 from distdl_jax.watchdog.programs.ir import Operation, operations
 from distdl_jax.watchdog.watch.status import worker_status
@@ -127,17 +128,14 @@ def adjoint_operations(part: Movement, worker: int, y: ShapeDtype) -> tuple[Oper
 def move(world: World, part: Movement, x: Array) -> Array:
     """Return this worker's block after the movement, given its block before."""
     if trace_context.whole_program:
-        raise PlanError(
-            "A function of whole arrays, which dj.distribute distributes, must not move data itself, by a function or "
-            "a layer of distdl_jax: it is written for a single process. Call these outside of it."
-        )
+        raise MovesDataError.by("a function or a layer")
     say_who_is_idle(world)
     with movement_scope():
         if not part.differentiable:
             return _run(world, part, reverse_only(x))
         parts, anchor, _ = _move(world, part, reverse_only(order_after_previous(x)))
     note_anchor(anchor)
-    return never_transposed(_joined(parts), getattr(part, "same_on", ()))
+    return never_transposed(_joined(parts))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

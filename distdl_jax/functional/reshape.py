@@ -20,6 +20,7 @@ from distdl_jax.functional.calls import function_call
 from distdl_jax.functional.collectives import tied_zeros
 from distdl_jax.functional.plan import Computation, ShapeDtypes, plan_and_run, taking_part
 from distdl_jax.partitions.partition import CartesianPartition, Partition, check_partitions
+from distdl_jax.plans.alike import derived
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.messages import ExchangePlan
 from distdl_jax.plans.reshaping import Reshaping
@@ -73,10 +74,14 @@ def plan_reshape(shape_dtypes: ShapeDtypes, P_x: Partition, P_y: Partition, shap
     owned, dtype = owned_grid("x", P_x, inputs), common_dtype("x", inputs, P_x.ranks)
     extent = _resolved(checked_shape(shape, P_y), owned.extent)
     reshaping = Reshaping(owned, ProductGrid.balanced(extent, P_y.shape, P_y.ranks))
-    flat = {
-        worker: ShapeDtype(reshaping.in_shape(worker), block.dtype) if worker in owned.cell_of else block
-        for worker, block in inputs.items()
-    }
+
+    def flat_block(worker: int) -> ShapeDtype:
+        block = inputs[worker]
+        return ShapeDtype(reshaping.in_shape(worker), block.dtype) if worker in owned.cell_of else block
+
+    # Equal blocks are equal when flat: one is computed for each shape, unless there are placeholders among them.
+    every_owns = len(inputs) == len(owned.ranks)
+    flat = derived(flat_block, inputs) if every_owns else {worker: flat_block(worker) for worker in inputs}
     return ReshapePlan(inputs, _FlatPlan("reshape", flat, dtype, reshaping))
 
 

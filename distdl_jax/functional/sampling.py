@@ -250,6 +250,7 @@ class SamplingPlan(Plan):
         halos = self.fetch.halos
         index = halos.owned.index(halos.owned.cell_of[world.rank])
         own = self.block(world.rank)
+        # Rows that are only chosen need no arithmetic: half precision is copied as it is, where a sum would be widened.
         if accumulation_dtype(self.dtype) != block.dtype == self.dtype and all(
             taps is None or taps.is_selection for taps in own
         ):
@@ -262,6 +263,7 @@ class SamplingPlan(Plan):
             else block.astype(accumulation_dtype(self.dtype))
         )
         for d, taps in enumerate(own):
+            # One dimension after another: the weights are products, so a contraction for each costs the least.
             if taps is not None:
                 y = taps.apply(y, d, halos.needed[d][index[d]][0])
                 if self.fill:

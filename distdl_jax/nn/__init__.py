@@ -1,5 +1,6 @@
 """Layers: the primitives as objects, and distributed layers as pure functions of their parameters."""
 
+from distdl_jax.distribute.map_blocks import Local
 from distdl_jax.nn.attention.attention import DistributedMultiHeadAttention
 from distdl_jax.nn.attention.embedding import DistributedEmbedding
 from distdl_jax.nn.base.layer import Layer
@@ -111,7 +112,6 @@ from distdl_jax.nn.spectral.spectral_conv import (
     DistributedSpectralConv3d,
     DistributedSpectralConv4d,
 )
-from distdl_jax.transforms.plain_functions import Local
 
 __all__ = [
     "AllGather",

@@ -214,6 +214,7 @@ def _of_attention(layer: DistributedMultiHeadAttention, module: str, arrays: Arr
     for kind, rest in (("weight", (e,)), ("bias", ())):
         if kind == "bias" and not layer.bias:
             continue
+        # PyTorch has one matrix of all rows, or three; Hugging Face has three with names of their own.
         packed = taken(f"in_proj_{kind}")
         if packed is not None:
             parts = dict(zip("qkv", np.split(packed, [h * d, (h + groups) * d]), strict=True))
@@ -223,6 +224,8 @@ def _of_attention(layer: DistributedMultiHeadAttention, module: str, arrays: Arr
         if len(parts) == 3:
             heads = {letter: _reshaped(module, rows, (-1, d, *rest)) for letter, rows in parts.items()}
             suffix = "" if kind == "weight" else "_bias"
+            # A fused weight holds, for each group, its queries and then its key and value: a cut by groups keeps them
+            # together.
             if layer.fused:
                 in_groups = [_reshaped(module, rows, (groups, -1, d, *rest)) for rows in heads.values()]
                 changed[f"qkv{suffix}"] = np.concatenate(in_groups, 1)

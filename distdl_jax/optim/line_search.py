@@ -94,6 +94,8 @@ def line_search(
         check_params("line_search", params)
         at, zeros = start(params)
 
+        # optax's search sees a function of one number, the distance along the update: so its inner products need no
+        # other worker, and the slope at the start is the only sum over the whole tensors.
         def searched(updates: Any, state: Any, params: Any, value: Array, grad: Any) -> Any:
             slope = whole.inner(jax.tree.map(jnp.conj, updates), grad)
             return search.update(
@@ -106,6 +108,7 @@ def line_search(
                 **rest,
             )
 
+        # Its loops test floating values. All workers follow the first one's, lest rounding ends one of them earlier.
         _, new_state = with_synced_loops(searched, whole.workers)(updates, state, params, value, grad)
         new_state = with_gradient(new_state, lambda: _restored(new_state.grad[0], new_state.grad[1], params))
         scaled = jax.tree.map(lambda u: (new_state.learning_rate * u).astype(u.dtype), updates)

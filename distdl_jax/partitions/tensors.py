@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -176,8 +176,8 @@ class TensorSpec(Immutable):
 
     def with_placeholders(self, shapes: Mapping[int, tuple[int, ...]]) -> TensorSpec:
         """Return an equal spec whose placeholders on other workers have the given shapes, by world rank."""
-        spec = TensorSpec(self.global_shape, self.partition, self.replicated)
-        spec._store(_placeholders=dict(shapes))
+        spec = object.__new__(TensorSpec)
+        spec._store(**{f.name: getattr(self, f.name) for f in fields(self)} | {"_placeholders": dict(shapes)})
         return spec
 
     @cached_property

@@ -43,6 +43,7 @@ def needed_ranges(
         raise InvalidArgumentError(
             f"`halos` (of length {len(halos)}) must have one entry for each of {len(owned.ranks)} workers."
         )
+    # Rows carry the corners, so all workers of one index along a dimension fetch what the neediest of them asks for.
     widest: list[dict[int, tuple[int, int]]] = [{} for _ in owned.shape]
     for cell, halo in enumerate(halos):
         if len(halo) != len(owned.shape):

@@ -20,6 +20,14 @@ class Anchors:
     link: Array | None
 
 
+@dataclass
+class LossesOfTrace:
+    """The losses found so far in the trace of a function that returns them, and their values."""
+
+    trace: Any
+    found: list[tuple[Any, Array]]
+
+
 class TraceContext(threading.local):
     """The state of this thread's trace.
 
@@ -31,6 +39,9 @@ class TraceContext(threading.local):
     - `compared`: whether the program is compared between the workers as a whole, so that its parts need not be.
     - `adds_up`: the function that adds up the workers' results of the function that is traced; empty if none does.
     - `called_with`: the arguments of the outermost call of a checked function, which its trace sees as tracers.
+    - `values`: the values of tracers where that call has them, by the tracer's id; see `known_values`.
+    - `losses`: of the innermost checked function that is traced; None outside of one.
+    - `is_first_call`: whether the current call of a checked function traced it.
     - `whole_program`: whether a function of whole arrays is traced, which will be distributed: nothing in it may move.
     - `to_compile`: whether all workers have agreed on the plan of a call that has yet to compile its program;
       `handled`: the exception that was being handled when they did.
@@ -42,6 +53,9 @@ class TraceContext(threading.local):
     compared = False
     adds_up = ""
     called_with: Any = None
+    values: dict[int, tuple[Any, Any]] | None = None
+    losses: LossesOfTrace | None = None
+    is_first_call = False
     whole_program = False
     to_compile = False
     handled: BaseException | None = None

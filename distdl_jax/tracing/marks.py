@@ -15,7 +15,7 @@ their purposes (`functional/movement.py` adds them):
 | `sent_first` | a worker computes while others wait for what it is to send |
 | `tie` of the anchor, an empty second result | the adjoint runs only where the output is used |
 | `tie` of the residual to x | a cotangent is batched on some workers only |
-| `never_transposed`, the mark of the end | who has copies is not known; transposing is refused in JAX's words |
+| `never_transposed`, the mark of the end | transposing is refused in JAX's words |
 
 The residual is separate from the anchor, for which `jax.checkpoint` would move the data again.
 """
@@ -33,7 +33,6 @@ from jax.interpreters import ad, batching, mlir
 
 from distdl_jax.errors import InvalidTypeError
 from distdl_jax.jax_compat import linearize_at_once
-from distdl_jax.plans.worker_ranks import Workers
 from distdl_jax.tracing.adjoint_order import is_inexact
 from distdl_jax.tracing.tie import tie
 
@@ -50,18 +49,9 @@ def is_start_of_movement(eqn: Any) -> bool:
     return eqn.primitive is _reverse_only
 
 
-def never_transposed(y: Array, copies: Workers = ()) -> Array:
-    """Return `y`, the result of a movement; transposing that itself, not its derivative, raises a `TypeError`.
-
-    `copies`: the workers that have the same result.
-    """
-    return _never_transposed.bind(y, copies=copies)
-
-
-def copies_left_by(eqn: Any) -> Workers | None:
-    """Return the workers with the same result of a movement if an equation is its end; None otherwise."""
-    copies: Workers | None = eqn.params["copies"] if eqn.primitive is _never_transposed else None
-    return copies
+def never_transposed(y: Array) -> Array:
+    """Return `y`, the result of a movement; transposing that itself, not its derivative, raises a `TypeError`."""
+    return _never_transposed.bind(y)
 
 
 def _refuse_transposition(*_: Any, **__: Any) -> NoReturn:
@@ -143,6 +133,19 @@ def layer_called(eqn: Any) -> str | None:
 
 
 _passed = identity("passed_to_layer", identity("tangent_of_a_parameter"))
+
+
+def part_of_sum(y: Array) -> Array:
+    """Return `y`, marked in a traced program as this worker's part of a sum over the workers."""
+    return _part_of_sum.bind(y) if isinstance(y, Tracer) else y
+
+
+def is_part_of_sum(eqn: Any) -> bool:
+    """Return whether an equation is the mark of a worker's part of a sum over the workers."""
+    return eqn.primitive is _part_of_sum
+
+
+_part_of_sum = identity("part_of_sum")
 
 
 def tied_to_params(y: Any, params: Any) -> Any:

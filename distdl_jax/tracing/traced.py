@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr
 
 from distdl_jax.jax_compat import is_transformed
 from distdl_jax.tracing.context import trace_context
+from distdl_jax.tracing.known_values import know_same
 
 T = TypeVar("T")
 
@@ -40,9 +41,11 @@ class Traced:
         self.places = places
         leaves, structure = jax.tree.flatten([args[place] for place in places])
 
-        def flat(*leaves: Any) -> list[Any]:
+        def flat(*traced: Any) -> list[Any]:
             values = list(args)
-            for place, value in zip(places, jax.tree.unflatten(structure, leaves), strict=True):
+            for leaf, tracer in zip(leaves, traced, strict=True):
+                know_same(leaf, tracer)
+            for place, value in zip(places, jax.tree.unflatten(structure, traced), strict=True):
                 values[place] = value
             # JAX sets the mesh, even if there is none, for an equation that it evaluates again. If it is set from the
             # start, everything traced here (movements, functions under jit) is found there, and not traced twice.
@@ -53,7 +56,8 @@ class Traced:
 
         # Evaluated eagerly, a movement that is one call is compiled once; its parts would each be compiled every time.
         eagerly = not isinstance(jax.numpy.zeros(()), Tracer)
-        with trace_context.set(movements_as_calls=eagerly):
+        values = {} if trace_context.values is None else trace_context.values
+        with trace_context.set(movements_as_calls=eagerly, values=values):
             self.program = jax.make_jaxpr(jax.jit(flat) if as_call and not eagerly else flat)(*leaves)
 
     def leaves(self, args: Sequence[Any]) -> list[Any]:

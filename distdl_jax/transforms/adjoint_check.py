@@ -14,11 +14,11 @@ import numpy as np
 from jax import Array
 from jax.extend.core import ClosedJaxpr
 
-from distdl_jax.errors import CopiesWarning, InvalidArgumentError, PlanError
+from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.jax_compat import bound_again, constant_arguments
 from distdl_jax.kernels.dtypes import wide_as
 from distdl_jax.partitions.partition import Partition
-from distdl_jax.source_lines import function_name, is_library, warn_user
+from distdl_jax.source_lines import function_name, is_library
 from distdl_jax.tracing.adjoint_order import (
     AdjointOrder,
     anchor_of,
@@ -32,7 +32,6 @@ from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.jaxprs import CustomVjp, custom_vjp, defined_at, equations, is_opaque_call
 from distdl_jax.tracing.program_reader import constants_text, line_of_equation, moved_constants, read_program
 from distdl_jax.tracing.traced import Traced
-from distdl_jax.transforms.copies_warning import Sum, copied_loss, copied_loss_text
 from distdl_jax.transforms.opaque_call import evaluate_opaquely
 from distdl_jax.transports.world import Transport, Workers, World
 from distdl_jax.validation import check_numbers
@@ -46,7 +45,6 @@ _VALUE_ASKED_FOR = (
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
-_DERIVATIVE = "the derivative of "
 
 
 class Outcome(Enum):
@@ -62,14 +60,12 @@ class Outcome(Enum):
 class _Report(NamedTuple):
     """A worker's part in the comparison, and the decision on all.
 
-    - `text`: the error, or the mismatch; in a TRACED decision, the warning about the losses.
-    - `program`: the communication of the derivative. `copied`: the loss if it may count more than once.
+    - `text`: the error, or the mismatch. `program`: the communication of the derivative.
     """
 
     outcome: Outcome
     text: str | None = None
     program: Program = ()
-    copied: Sum | None = None
 
 
 def same_adjoints(
@@ -81,13 +77,11 @@ def same_adjoints(
     kwargs: Mapping[str, Any],
     places: Sequence[int],
     transposes: str | None = None,
-    is_loss: bool = False,
-) -> tuple[Callable[..., Any], bool]:
-    """Return `derivative(fun)` of `args`, with the same adjoints on all workers, and whether it is traced.
+) -> tuple[Callable[..., Any], Traced | None]:
+    """Return `derivative(fun)` of `args`, with the same adjoints on all workers, and `fun` as it was traced, if it was.
 
     Collective in `workers`. `fun` is traced once, unless it can't be on some worker because it needs values.
-    `transposes`: the name of a derivative that itself transposes adjoints. `is_loss`: whether the user's scalars are
-    added up, so that one that is the same on all workers is worth a warning.
+    `transposes`: the name of a derivative that itself transposes adjoints.
 
     **Raises:** the exceptions of tracing; `PlanError`, on all workers, if another one raises that, or the programs
     can't be made to complete together; `InvalidArgumentError`, on all, if `transposes` is given and a user's derivative
@@ -95,14 +89,14 @@ def same_adjoints(
     """
     together = workers.size > 1 and workers.active
     if together:
-        comparison = _Comparison(workers.world, workers.ranks, f"{_DERIVATIVE}{function_name(fun)}")
+        comparison = _Comparison(workers.world, workers.ranks, f"the derivative of {function_name(fun)}")
         traced = comparison.trace(fun, args, kwargs, places)
         if traced is not None:
-            chosen = comparison.differentiate(traced, derivative, has_aux, args, transposes, is_loss)
+            chosen = comparison.differentiate(traced, derivative, has_aux, args, transposes)
             if chosen is not None:
-                return chosen, True
+                return chosen, traced
     dependent = with_all_adjoints(fun, has_aux, chained_from=places if together else None)
-    return partial(derivative(dependent), **kwargs), False
+    return partial(derivative(dependent), **kwargs), None
 
 
 @dataclass(frozen=True)
@@ -137,7 +131,6 @@ class _Comparison:
         has_aux: bool,
         args: Sequence[Any],
         transposes: str | None,
-        is_loss: bool,
     ) -> Callable[..., Any] | None:
         """Return the derivative, by a program that completes with the other workers'; None if some can't trace it.
 
@@ -145,7 +138,6 @@ class _Comparison:
         that users' derivatives move no data; and one with movements in a chain.
         """
         tied, rules = False, _custom_rules(traced.program)
-        copied = copied_loss(traced.program.jaxpr) if is_loss and traced.first_is_traced else None
 
         def attempt(tied: bool) -> tuple[Traced, _Report]:
             order = AdjointOrder(self.world.transport, tied)
@@ -157,7 +149,7 @@ class _Comparison:
             with self._reporting_all_but():
                 candidate = Traced(derivative(ordered), args, {}, traced.places, as_call=True)
             program = read_program(self.world.transport, candidate.program.jaxpr)
-            return candidate, self.agree(_Report(Outcome.TRACED, program=program, copied=copied))
+            return candidate, self.agree(_Report(Outcome.TRACED, program=program))
 
         candidate, decision = (traced, self.agree(_Report(Outcome.CUSTOM_RULES))) if rules else attempt(tied)
         if decision.outcome is Outcome.CUSTOM_RULES:
@@ -174,8 +166,6 @@ class _Comparison:
                 moved = moved_constants(traced.program.jaxpr)
                 moved_on = self.world.agree(self.team, f"what is constant in {self.name}", moved)
                 raise PlanError(text + constants_text(moved_on))
-            case _Report(text=str(warning)) if self.world.rank == self.team[0]:
-                warn_user(warning, CopiesWarning)
         return partial(_evaluate, candidate, AdjointOrder(self.world.transport, tied=False))
 
     @contextmanager
@@ -256,8 +246,7 @@ def _decide(name: str, reports: Mapping[int, _Report]) -> _Report:
     }
     if partners <= {None, *programs} and (problem := problem_text(name, programs)) is not None:
         return _Report(Outcome.MISMATCH, problem)
-    losses = {worker: report.copied for worker, report in reports.items()}
-    return _Report(Outcome.TRACED, copied_loss_text(name.removeprefix(_DERIVATIVE), losses))
+    return _Report(Outcome.TRACED)
 
 
 # --- derivatives written by users ------------------------------------------------------------------------------------

@@ -59,9 +59,7 @@ def split(name: str, tree: Any) -> tuple[list[Any], Rest]:
 class JittedOfAnyLeaves:
     """A jitted function, `checked`, that takes leaves of any kind; made by `dj.jit` of a distributed function."""
 
-    def __init__(
-        self, fun: Callable[..., Any], checked: Callable[..., Any], jit: Callable[..., Any], options: dict[str, Any]
-    ) -> None:
+    def __init__(self, fun: Callable[..., Any], checked: Any, jit: Callable[..., Any], options: dict[str, Any]) -> None:
         self._checked, self._options = checked, options
 
         def of_arrays(arrays: list[Any], rest: Rest) -> tuple[list[Any], Rest]:
@@ -81,6 +79,12 @@ class JittedOfAnyLeaves:
             )
         arrays, rest = self._of_arrays(*split("args", args))
         return rest.joined(arrays)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the traced program of these arguments, as `jax.jit`'s."""
+        if kwargs or all(map(is_array, jax.tree.leaves(args))):
+            return self._checked.trace(*args, **kwargs)
+        return self._of_arrays.trace(*split("args", args))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

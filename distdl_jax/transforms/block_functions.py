@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 import jax
@@ -12,22 +11,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from distdl_jax.errors import DistDLError, InvalidArgumentError, PlanError
+from distdl_jax.errors import DistDLError, PlanError
 from distdl_jax.functional.block_checks import outside, zero_volume_shape
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.partitions.partition import Partition, check_partitions
 from distdl_jax.partitions.static import Static
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.source_lines import function_name
+from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.tie import tie
-from distdl_jax.transforms.plain_functions import follow, is_elementwise, refusal
 from distdl_jax.transports.agreement import agree
 from distdl_jax.validation import check_function
 
 
 @dataclass(frozen=True)
 class BlockFunction(Static):
-    """The result of `map_blocks`: a function for all workers, of blocks on P."""
+    """A function for all workers, of blocks on P. Outside of P there are zero-volume arrays, and 0 for numbers."""
 
     fun: Callable[..., Any]
     P: Partition
@@ -48,6 +47,8 @@ class BlockFunction(Static):
 
     def __call__(self, *trees: Any, **options: Any) -> Any:
         """Return `fun(*trees, **options)` on the workers of P, and its placeholders on all others."""
+        if trace_context.whole_program:
+            return self.fun(*trees, **options)
         if trees and not self.P.active and len(getattr(trees[0], "shape", ())) == self.P.dim:
             outside(self.P.world, trees[0])
         anchors = [_anchor(leaf) for leaf in jax.tree.leaves((trees, options)) if _is_traceable(leaf)]
@@ -67,19 +68,8 @@ class BlockFunction(Static):
         self._check(*trees, **options)
         return jax.tree.map(jnp.asarray, self.fun(*trees, **options))
 
-    def _check(self, x: Any = None, *others: Any, **options: Any) -> None:
-        """Reject a function that mixes a split dimension of its first argument, except by partial sums."""
-        split = {d: p for d, p in enumerate(self.P.shape) if p > 1}
-        if not split or not hasattr(x, "shape") or len(x.shape) != self.P.dim or is_elementwise(self.fun, self.P.dim):
-            return
-
-        @wraps(self.fun)
-        def of_first(x: Array) -> Any:
-            return self.fun(x, *others, **options)
-
-        text = refusal(follow([of_first], x), split, may_be_partial=True, may_merge=True)
-        if text is not None:
-            raise InvalidArgumentError(text)
+    def _check(self, *trees: Any, **options: Any) -> None:
+        """Reject what the function must not be called on: nothing."""
 
     def _agreed(self, trees: Any, options: Any) -> tuple[Any, Any]:
         """Return the result of `fun`, on the workers of P, and its shapes and dtypes on the first of them.
@@ -138,44 +128,6 @@ class BlockFunction(Static):
             for worker, block in x.items()
         }
         return BlocksPlan(blocks)
-
-
-def map_blocks(fun: Callable[..., Any], P: Partition) -> BlockFunction:
-    """Return a function of blocks on P that all workers can call: `fun` runs only on the workers of P.
-
-    Layers leave a zero-volume array on the workers outside their partition. Arithmetic works on these, but indexing,
-    `reshape`, `softmax` and means don't. `map_blocks(fun, P)(x, y, ...)` avoids the `if P.active`:
-
-        on P:       fun(x_w, y_w, ...)
-        elsewhere:  a zero-volume array for each array in the result of `fun`, 0 for each scalar
-
-    So a scalar is this worker's part of a loss. On every worker JAX sees a result that depends on all arguments,
-    whatever `fun` does with them there, so all workers differentiate in the same way, including with `jax.grad`.
-
-    **Arguments:**
-
-    - `fun`: a function of blocks, which moves no data. It may take and return any pytrees; on all workers of P it must
-      return the same tree, dtypes and positions of scalars. Differentiable values should be arguments, not variables in
-      its closure. It may return partial sums of its first argument, a block on P; a function that otherwise mixes
-      entries along a split dimension, as a softmax would, is rejected, unless it is an `nn.Local`.
-    - `P`: the partition of the blocks.
-
-    **Returns:** a function of the same arguments. Blocks are this worker's, zero-volume outside P. Collective in the
-    world, if P doesn't have all of its workers: one agreement while tracing, and no message when it runs. It can be
-    used in `nn.Sequential`, where it takes and returns one array. Its placeholders have the first dimension of its
-    first array.
-
-    **Raises:** errors of `fun`, on all workers, as a `PlanError` if another one raised it; `InvalidArgumentError` if it
-    mixes blocks' parts of a dimension; `PlanError` if results differ between the workers of P; `InvalidTypeError` if
-    `fun` is not a function or `P` not a partition.
-
-    >>> import jax.numpy as jnp, distdl_jax as dj
-    >>> P = dj.Partition().grid([1, 1])
-    >>> add_embedding = map_blocks(lambda x, e: x + e[:, :, None], P)
-    >>> add_embedding(jnp.ones((2, 3, 5)), jnp.ones((2, 3))).shape
-    (2, 3, 5)
-    """
-    return BlockFunction(fun, P)
 
 
 def _is_traceable(leaf: Any) -> bool:

@@ -16,7 +16,7 @@ from jax import Array
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from distdl_jax.errors import PLAN_OF, CopiesWarning, PlanError, SetupError
+from distdl_jax.errors import PLAN_OF, PlanError, SetupError
 from distdl_jax.jax_compat import (
     check_for_nans_again,
     hiding_frames,
@@ -26,15 +26,16 @@ from distdl_jax.jax_compat import (
     wait_for_program,
 )
 from distdl_jax.partitions.spec_trees import different_masks, masked_places
-from distdl_jax.source_lines import function_name, warn_user
+from distdl_jax.source_lines import function_name
 from distdl_jax.tracing.cache_keys import sizes_in_key
 from distdl_jax.tracing.closures import static_arguments
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.effect_free_call import call_without_effect
+from distdl_jax.tracing.known_values import know_arguments
 from distdl_jax.tracing.marks import refuse_forward_mode
 from distdl_jax.tracing.program_reader import constants_text, moved_constants, read_flow
 from distdl_jax.transforms.any_leaves import JittedOfAnyLeaves
-from distdl_jax.transforms.copies_warning import Drift, drift_text, drifts
+from distdl_jax.transforms.equal_losses import WithLosses, returning_losses, without_losses
 from distdl_jax.transports.open_world import world_of, worlds_used
 from distdl_jax.transports.world import OutsideWorldError, World
 from distdl_jax.validation import check_function, difference
@@ -72,7 +73,8 @@ def jit(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
 
     All workers of the world must call the function, and trace it in the same call: if a shape, dtype or static argument
     changes on some workers only, they raise that error. For functions that only some workers call (e.g. a metric on the
-    root), use `jax.jit`. A step that lets copies of a parameter drift apart gives a `CopiesWarning`.
+    root), use `jax.jit`. The first call waits for its result, and gives a `CopiesWarning` if the workers' losses in a
+    `dj.value_and_grad` are equal, so that they count once for each.
 
     **Arguments:**
 
@@ -122,8 +124,11 @@ def check(fun: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Report:
     """
     check_function("fun", fun)
     name = function_name(fun)
+    if trace_context.whole_program:  # it is of whole arrays, and moves nothing
+        return Report(name, {}, None)
     with worker_status().call(f"check of {name}"), worker_status().traced():
-        traceable = fun if hasattr(fun, "trace") else jax.jit(unequal(fun))
+        takes_any_leaves = getattr(fun, "takes_any_leaves", False)
+        traceable = fun if hasattr(fun, "trace") else jit(fun) if takes_any_leaves else jax.jit(unequal(fun))
         with trace_context.set(compared=True, sizes_agreed=True), worlds_used() as worlds:
             traced = traceable.trace(*args, **kwargs)
         world, program, flow = _read(traced.jaxpr, worlds, _variables(fun, args, kwargs))
@@ -154,16 +159,18 @@ class CheckedFunction(Generic[P, R]):
         self._name = function_name(fun)
         # The outer function has the options that a jitted function within another may not have.
         inner = {key: value for key, value in options.items() if not key.startswith(("donate", "compiler_options"))}
-        self._inner: Any = jax.jit(unequal(fun), **inner)
+        # With `out_shardings` JAX would ask for the losses' ones, too.
+        traceable = unequal(fun) if "out_shardings" in options else returning_losses(unequal(fun))
+        self._inner: Any = jax.jit(traceable, **inner)
         # The log in which calls count, by worker (of dj.simulate, too): none if one trace counts and another doesn't.
         self._counts_in: WeakKeyDictionary[WorkerStatus, CallLog | None] = WeakKeyDictionary()
         self._effects: list[Any] = []  # of the messages that it is known to send: by MPI, in dj.simulate
 
         @wraps(fun)
         def compared(*args: Any, **kwargs: Any) -> Any:
-            if not trace_context.compared:
+            if not trace_context.compared and not trace_context.whole_program:
                 self._trace(args, kwargs)
-            return self._inner(*args, **kwargs)
+            return without_losses(self._inner(*args, **kwargs))
 
         @wraps(fun)
         def compared_alone(*args: Any, **kwargs: Any) -> tuple[dict[int, Array], Any]:
@@ -185,18 +192,21 @@ class CheckedFunction(Generic[P, R]):
             return self._jitted(*args, **kwargs)
         status = worker_status()
         with status.call(self._name, self._counts_in.get(status)), sizes_in_key((args, kwargs)):
-            trace_context.to_compile, trace_context.called_with = False, (args, kwargs)
+            trace_context.to_compile = trace_context.is_first_call = False
+            trace_context.called_with = (args, kwargs)
             try:
                 if transformed or self._alone is None:
                     return self._jitted(*args, **kwargs)
                 done, result = self._run(args, kwargs) if self._effects else self._alone(*args, **kwargs)
+                if isinstance(result, WithLosses):
+                    if trace_context.is_first_call:
+                        result.compare()
+                    result = result.result
             except Exception as error:
                 if trace_context.to_compile:  # the caller may catch it, but the others wait
                     status.cannot_run(error)
                 refuse_forward_mode(error)
                 raise
-            finally:
-                trace_context.called_with = None
             for number, array in done.items():
                 set_last_program(self._effects[number], array)
             return result
@@ -210,15 +220,15 @@ class CheckedFunction(Generic[P, R]):
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, World | None]:
         """Trace it, and compare its communication; return the traced program, and its world."""
         with worker_status().traced():
-            with trace_context.set(compared=True, sizes_agreed=True), worlds_used() as worlds:
+            with trace_context.set(compared=True, sizes_agreed=True, values={}), worlds_used() as worlds:
                 traced = self._inner.trace(*args, **kwargs)
             masked = masked_places(args=args, kwargs=kwargs, **_result_of(traced))
-            drifting = partial(_drifting, traced.jaxpr.jaxpr, args, kwargs)
             variables = _variables(self._fun, args, kwargs)
-            world, log = _compare(self._name, traced.jaxpr, variables, worlds, masked, drifting)
+            world, log = _compare(self._name, traced.jaxpr, variables, worlds, masked)
             counts_in = self._counts_in.setdefault(worker_status(), log)
             self._counts_in[worker_status()] = log if counts_in is log else None
         trace_context.to_compile, trace_context.handled = True, sys.exc_info()[1]
+        trace_context.is_first_call = True
         return traced, world
 
     def _call_without_effect(
@@ -268,6 +278,7 @@ def unequal(fun: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(fun)
     def other(*args: Any, **kwargs: Any) -> Any:
+        know_arguments((args, kwargs))
         return fun(*args, **kwargs)
 
     return other
@@ -287,15 +298,14 @@ def _listen_for_compilations() -> None:
 
 @dataclass(frozen=True)
 class _Contribution:
-    """A worker's program for the comparison: 64-bit numbers or not, operations, origins of values, masked leaves, the
-    calls before it, and the parameters that it may let drift apart."""
+    """A worker's program for the comparison: 64-bit numbers or not, operations, origins of values, masked leaves, and
+    the calls before it."""
 
     x64: bool
     program: Program
     flow: Flow
     masked: tuple[str, ...]
     earlier: Earlier = field(compare=False)
-    drifting: dict[str, Drift] = field(compare=False)
 
 
 _SEVERAL_WORLDS = (
@@ -322,7 +332,6 @@ def _compare(
     variables: dict[str, Any],
     worlds: list[World],
     masked: tuple[str, ...],
-    drifting: Callable[[], dict[str, Drift]],
 ) -> tuple[World | None, CallLog | None]:
     """Raise on all workers if the programs of the function don't complete together.
 
@@ -340,50 +349,37 @@ def _compare(
     start, call_log = perf_counter(), world.calls
     earlier = Earlier(0, None) if call_log is None else call_log.earlier()
     x64 = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined, unused-ignore]
-    mine = _Contribution(x64, program, flow, masked, earlier, drifting())
+    mine = _Contribution(x64, program, flow, masked, earlier)
 
-    def decide(contributions: dict[int, _Contribution]) -> tuple[str | None, int | None, str | None]:
+    def decide(contributions: dict[int, _Contribution]) -> tuple[str | None, int | None]:
         programs = {worker: one.program for worker, one in contributions.items()}
         world.remember(name, programs)
         number = max(one.earlier.number for one in contributions.values()) + 1 if takes_all(programs) else None
         earlier = {worker: one.earlier for worker, one in contributions.items()}
         widths = {worker: "on" if one.x64 else "off" for worker, one in contributions.items()}
         if (problem := difference("jax_enable_x64", widths)) is not None:
-            return problem, 0, None
+            return problem, 0
         if (problem := different_masks({worker: one.masked for worker, one in contributions.items()})) is not None:
-            return f"{name}: {problem}", 0, None
+            return f"{name}: {problem}", 0
         if (different := different_earlier_calls(name, earlier)) is not None:
-            return different[0], 0, None
+            return different[0], 0
         problem = problem_text(name, programs, {worker: one.flow for worker, one in contributions.items()})
-        return problem, number, drift_text(name, {worker: one.drifting for worker, one in contributions.items()})
+        return problem, number
 
     # A worker that runs its operations one by one does not run the compared program.
     label = f"{PLAN_OF}{name}{' (jax_disable_jit)' if jax.config.jax_disable_jit else ''}"  # type: ignore[attr-defined, unused-ignore]
     everyone = tuple(range(world.size))
-    problem, number, warning = world.agree(everyone, label, mine, decide)
+    problem, number = world.agree(everyone, label, mine, decide)
     log.info("the plan of %s was compared in %.1f ms", name, 1e3 * (perf_counter() - start))
     if problem is not None:
         if call_log is not None:
             call_log.cannot_compare()
         moved = world.agree(everyone, f"what is constant in {PLAN_OF}{name}", moved_constants(closed.jaxpr))
         raise PlanError(problem + constants_text(moved))
-    if warning is not None and world.rank == 0:
-        warn_user(warning, CopiesWarning)
     if call_log is None or number is None:
         return world, None
     worker_status().agreed_on(call_log, number, name)
     return world, call_log
-
-
-def _drifting(jaxpr: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Drift]:
-    """Return the parameters that a traced function lets drift apart, by the values with which it is called."""
-    values: list[Any] = jax.tree.leaves(trace_context.called_with)
-    leaves = jax.tree.leaves((args, kwargs))
-    if len(values) != len(leaves):
-        return {}
-    values = [value for value, leaf in zip(values, leaves, strict=True) if isinstance(leaf, Tracer)]
-    names = jaxpr.debug_info.arg_names or ()
-    return drifts(jaxpr, names, values) if len(values) == len(jaxpr.invars) == len(names) else {}
 
 
 def _read(closed: ClosedJaxpr, worlds: list[World], variables: dict[str, Any]) -> tuple[World | None, Program, Flow]:

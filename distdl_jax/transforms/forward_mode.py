@@ -20,6 +20,7 @@ from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.functional.movement import to_be_transposed
 from distdl_jax.partitions.partition import Partition, check_workers
 from distdl_jax.tracing.adjoint_order import is_inexact, note_anchor, with_all_adjoints
+from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.tie import tie
 from distdl_jax.transforms.adjoint_check import same_adjoints
 from distdl_jax.transforms.linearity import depends_on_first
@@ -65,6 +66,8 @@ def jvp(
 
     Source: Hewett and Grady (2020), movements as linear operators; transposed twice, a linear map is itself.
     """
+    if trace_context.whole_program:  # of which there is one, on whole arrays; so below
+        return jax.jvp(fun, tuple(primals), tuple(tangents), has_aux)
     _check_together("jvp", fun, partition, lambda: check_tangents(primals, tangents), has_aux)
     point, direction = Varying(tuple(primals)), Varying(tuple(tangents), like=tuple(primals))
     along, *_ = _same_adjoints(
@@ -92,6 +95,8 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False, par
     >>> derivative(jnp.array([1.0, 0.0])).tolist(), derivative(jnp.array([0.0, 1.0])).tolist()
     ([2.0, 0.0], [0.0, 6.0])
     """
+    if trace_context.whole_program:
+        return jax.linearize(fun, *primals, has_aux=has_aux)  # type: ignore[call-overload]
     _check_together("linearize", fun, partition, lambda: check_numbers("primals", primals), has_aux)
     point = Varying(primals)
     zeros = jax.tree.map(jnp.zeros_like, point.leaves)
@@ -141,6 +146,8 @@ def hvp(
     >>> hvp(lambda x: jnp.sum(x**3), (jnp.array([1.0, 2.0]),), (jnp.array([1.0, 10.0]),)).tolist()
     [6.0, 120.0]
     """
+    if trace_context.whole_program:
+        return jax.jvp(jax.grad(fun, argnums), tuple(primals), tuple(tangents))[1]
     chosen: tuple[int, ...] = ()
 
     def check() -> None:
@@ -191,6 +198,8 @@ def linear_transpose(
     >>> transpose(jnp.array([1.0, 2.0]))[0].tolist()
     [3.0, 6.0, 0.0]
     """
+    if trace_context.whole_program:
+        return jax.linear_transpose(fun, *primals)
 
     def check() -> None:
         for path, leaf in jax.tree.leaves_with_path(primals):
@@ -201,6 +210,7 @@ def linear_transpose(
                 )
 
     _check_together("linear_transpose", fun, partition, check)
+    # A linear function has the same transpose at every point; at 0 an affine one loses its constant.
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), primals)
 
     @wraps(fun)
@@ -254,8 +264,8 @@ def _same_adjoints(
         return derivative(fun)
 
     workers = Partition() if partition is None else partition
-    differentiated, is_traced = same_adjoints(workers, of, fun, has_aux, args, {}, (0,), transposes)
-    return differentiated, chosen[-1], is_traced
+    differentiated, traced = same_adjoints(workers, of, fun, has_aux, args, {}, (0,), transposes)
+    return differentiated, chosen[-1], traced is not None
 
 
 def _of_leaves(fun: Callable[..., Any], point: Varying, has_aux: bool) -> _LeafFunction:

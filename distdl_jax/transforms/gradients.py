@@ -17,7 +17,7 @@ from distdl_jax.source_lines import function_name
 from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.tie import tie
 from distdl_jax.transforms.adjoint_check import same_adjoints
-from distdl_jax.transforms.copies_warning import marked, marked_gradient
+from distdl_jax.transforms.equal_losses import note_loss
 from distdl_jax.transports.agreement import agree
 from distdl_jax.transports.open_world import world_of
 from distdl_jax.validation import check_function, checked_boolean, checked_integers
@@ -93,8 +93,9 @@ def value_and_grad(
 
     Inside of a function of `dj.distribute`, on whole arrays, it is `jax.value_and_grad`.
 
-    Like `jax.jit`, it traces `fun`: once, even if called outside of jit. It warns (`CopiesWarning`) about a loss that
-    is the same on all workers of a sum, so that it counts once for each.
+    Like `jax.jit`, it traces `fun`: once, even if called outside of jit. In the first call of a function of `dj.jit`
+    that takes the derivative, and with `DISTDL_JAX_DEBUG=1` in each call, it warns (`CopiesWarning`) if the losses are
+    equal on all workers that have one, so that the value counts once for each. `dj.part` is a worker's part of it.
 
     >>> import jax.numpy as jnp
     >>> value, gradient = value_and_grad(lambda x: jnp.sum(x**2))(jnp.arange(3.0))
@@ -112,8 +113,9 @@ def value_and_grad(
         if trace_context.whole_program:
             return jax.value_and_grad(fun, argnums, has_aux, **options)(*args, **kwargs)
         workers = all_workers() if partition is None else partition
-        value, gradient = local(*args, **kwargs)
+        (value, gradient), traced = local(*args, **kwargs)
         value, *aux = value if has_aux else (value,)
+        note_loss(function_name(fun), value, workers, traced)
         # Under jax.vmap even for a constant: all workers have the same number of values to sum.
         value = summed(tie(value, *(x for x in jax.tree.leaves((args, kwargs)) if mapped_sizes(x))), workers)
         return (value, *aux) if has_aux else value, gradient
@@ -177,7 +179,8 @@ def grad(
     """
     argnums = _checked_argnums(fun, argnums, partition)
     has_aux = checked_boolean("has_aux", has_aux)
-    return _derivative_of_sum(jax.grad, fun, argnums, has_aux, partition, options)
+    derivative = _derivative_of_sum(jax.grad, fun, argnums, has_aux, partition, options)
+    return hiding_frames(wraps(fun)(lambda *args, **kwargs: derivative(*args, **kwargs)[0]))
 
 
 def _checked_argnums(fun: Any, argnums: Any, partition: Any) -> int | tuple[int, ...]:
@@ -196,7 +199,10 @@ def _derivative_of_sum(
     partition: Partition | None,
     options: dict[str, Any],
 ) -> Callable[..., Any]:
-    """Return `derivative(fun, argnums, has_aux, **options)`, with the same adjoints on all workers."""
+    """Return `derivative(fun, argnums, has_aux, **options)`, with the same adjoints on all workers.
+
+    Its result comes with `fun` as it was traced, if it was.
+    """
 
     def local(fun: Callable[..., Any]) -> Callable[..., Any]:
         return derivative(fun, argnums, has_aux, **options)
@@ -206,18 +212,14 @@ def _derivative_of_sum(
     @wraps(fun)
     def differentiated(*args: Any, **kwargs: Any) -> Any:
         if trace_context.whole_program:  # of which there is one, on whole arrays
-            return local(fun)(*args, **kwargs)
+            return local(fun)(*args, **kwargs), None
         workers = all_workers() if partition is None else partition
         numbers = argnums if isinstance(argnums, tuple) else (argnums,)
         places = [n + len(args) * (n < 0) for n in numbers]
         if not all(0 <= place < len(args) for place in places):
             raise InvalidArgumentError(f"`argnums` (={argnums}) must name positional arguments, 0 to {len(args) - 1}.")
-        varying, number = marked([args[place] for place in places])
-        args = tuple(varying[places.index(n)] if n in places else arg for n, arg in enumerate(args))
-        result = same_adjoints(workers, local, fun, has_aux, args, kwargs, places, is_loss=True)[0](*args)
-        if derivative is jax.value_and_grad:
-            return result[0], marked_gradient(result[1], number)
-        return (marked_gradient(result[0], number), result[1]) if has_aux else marked_gradient(result, number)
+        chosen, traced = same_adjoints(workers, local, fun, has_aux, args, kwargs, places)
+        return chosen(*args), traced
 
     return hiding_frames(differentiated)
 

@@ -101,14 +101,7 @@ def map_overlap(f: Callable[..., Any], x: Array, P: Partition, depth: Any, bound
                 )
         return jax.tree.map(lambda leaf: lax.slice(leaf, starts, stops), y)
 
-    return _Overlapping(on_blocks, P)(x)
-
-
-class _Overlapping(BlockFunction):
-    """A function of blocks that may mix the entries of a split dimension, since it has the neighbours' ones."""
-
-    def _check(self, *trees: Any, **options: Any) -> None:
-        pass
+    return BlockFunction(on_blocks, P)(x)
 
 
 def _widened(
@@ -130,6 +123,7 @@ def _widened(
         n, own, kind = owned.extent[d], owned.ranges[d][i], kinds[d]
         start, stop = _wide_range(own, depths[d], n, kind)
         starts.append(own[0] - start)
+        # What lies beyond the tensor mirrors entries within it, which have come with the halo: no further message.
         if kind in ("reflect", "nearest"):
             wide = jnp.take(wide, _sources(start, stop, n, kind) - needed[d][i][0], axis=d, mode="clip")
         elif not isinstance(kind, str):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
-from distdl_jax.functional.all_sum_reduce import share, total_of_blocks
+from distdl_jax.functional.copies import share, total_of_blocks
 from distdl_jax.jax_compat import mapped_sizes
 from distdl_jax.partitions.partition import Partition, check_workers
 from distdl_jax.plans.shape_dtype import ShapeDtype

@@ -13,11 +13,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from distdl_jax.errors import DistDLError, InvalidTypeError
+from distdl_jax.errors import DistDLError, InvalidTypeError, PlanError
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.tracing.context import trace_context
 from distdl_jax.transports.world import Workers, World
 
 T = TypeVar("T")
+
+
+class MovesDataError(PlanError):
+    """A function of whole arrays moves data itself."""
+
+    @classmethod
+    def by(cls, what: str) -> MovesDataError:
+        """Return the error for a function that calls `what`."""
+        return cls(
+            f"A function of whole arrays is written for a single process, but this one calls {what} of distdl_jax, "
+            "which communicates. Call it outside of dj.distribute, or use JAX's own functions: on whole arrays, which "
+            "dj.distribute divides itself."
+        )
 
 
 class _Failed(NamedTuple):
@@ -42,6 +56,8 @@ def agree(
 
     `world.agree` is the layer below: it handles contributions that can't raise.
     """
+    if trace_context.whole_program:
+        raise MovesDataError.by(f"`{what.split('(')[0].split(' ')[0]}`")
     if world.records:
         return world.known(what, contribute())  # type: ignore[attr-defined]
     value: T | DistDLError

@@ -80,6 +80,24 @@ def messages() -> Drawing:
     return drawing
 
 
+def plan() -> Drawing:
+    """Return what moves in a gradient of a small network in plain JAX, of one convolution, a pool and a norm."""
+
+    def loss(kernel: jax.Array, x: jax.Array) -> jax.Array:
+        y = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        y = jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        return jnp.mean(y / (1 + jnp.max(jnp.abs(y), axis=(1, 2), keepdims=True)))
+
+    def program() -> Drawing:
+        spec = dj.TensorSpec((2, 66, 64, 1), dj.Partition().grid([1, 2, 2, 1]))
+        f = dj.distribute(jax.value_and_grad(loss), (None, spec))
+        kernel, x = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((3, 3, 1, 8), spec.local_shape))
+        return dj.draw(f.plan(kernel, x))
+
+    drawing: Drawing = dj.simulate(4, program)[0]
+    return drawing
+
+
 # --- Tensors of one layer beside each other, for docs/partitions.md --------------------------------------------------
 
 
@@ -228,7 +246,7 @@ def gallery_plate() -> Drawing:
 PICTURES: dict[str, Callable[[], Drawing]] = {
     each.__name__.replace("_", "-"): each
     for each in (
-        *(grid, blocks, volume, repartition, halo_exchange, broadcast, sum_reduce, convolution, messages),
+        *(grid, blocks, volume, repartition, halo_exchange, broadcast, sum_reduce, convolution, messages, plan),
         *(
             cut_samples,
             cut_space,

@@ -98,6 +98,18 @@ def test_a_program_without_dead_equations() -> None:
     assert len(living.in_avals) == 2
 
 
+@what_breaks(jax_compat.expansion)
+def test_an_operation_is_expanded() -> None:
+    """As JAX has some since 0.12; primitives, and all operations of earlier versions, aren't."""
+    closed = jax.make_jaxpr(lambda x: jnp.nonzero(x + 1, size=2)[0])(jnp.arange(4))
+    for eqn in closed.eqns:
+        body = jax_compat.expansion(eqn)
+        assert (body is None) == (eqn.primitive.name != "call_hi_primitive")
+        if body is not None:
+            assert [aval.shape for aval in body.out_avals] == [var.aval.shape for var in eqn.outvars]
+            assert "call_hi_primitive" not in str(body)
+
+
 @what_breaks(jax_compat.at_line_of)
 def test_what_is_traced_takes_the_line_of_an_equation() -> None:
     first = jax.make_jaxpr(squared_twice)(1.0).jaxpr.eqns[0]

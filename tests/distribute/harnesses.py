@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
+import re
 import sys
 import warnings
 from collections import Counter
@@ -63,6 +64,8 @@ class Case:
         except Exception as error:
             return f"skipped: {error}"
 
+        layouts: list[TensorSpec] = []
+
         def program() -> list[np.ndarray]:
             P = dj.Partition()
             specs = [
@@ -70,8 +73,10 @@ class Case:
                 for x, grid in zip(self.args, self.grids, strict=True)
             ]
             blocks = [x if spec is None else spec.block(x) for x, spec in zip(self.args, specs, strict=True)]
-            results = dj.distribute(self.harness.dyn_fun, tuple(specs), dj.COPIES, gather=gather)(*blocks)
-            return [np.asarray(_numbers(y)) for y in jax.tree.leaves(results)]
+            f = dj.distribute(self.harness.dyn_fun, tuple(specs), dj.BLOCKS, gather=gather)
+            if P.rank == 0:
+                layouts.extend(jax.tree.leaves(f.output_specs(*blocks)))
+            return [np.asarray(_numbers(y)) for y in jax.tree.leaves(f(*blocks))]
 
         try:
             of_workers = dj.simulate(self.workers, program)
@@ -80,10 +85,16 @@ class Case:
         except Exception as error:
             return f"wrong: {type(error).__name__}: {str(error)[:300]}"
         for worker, found in enumerate(of_workers):
-            for a, b in zip(found, expected, strict=True):
-                if text := different(a, b):
+            for a, b, spec in zip(found, expected, layouts, strict=True):
+                if text := different(a, block_of(b, spec, worker)):
                     return f"wrong: worker {worker}: {text}"
         return "equal"
+
+
+def block_of(whole: np.ndarray, spec: TensorSpec, worker: int) -> np.ndarray:
+    """Return a worker's block of a whole array."""
+    box = spec._box(spec.partition.ranks.index(worker))
+    return whole[tuple(slice(*each) for each in box)]
 
 
 def _numbers(y: Any) -> Any:
@@ -112,6 +123,12 @@ def different(a: np.ndarray, b: np.ndarray) -> str | None:
     return None if error <= 100 * eps else f"error {error:.1e}"
 
 
+def reason(refusal: str) -> str:
+    """Return why something was refused, without the place, shapes and numbers."""
+    text = re.sub(r" of .*? at \S+ ", " ", refusal.removeprefix("refused: "), count=1).split(". Lay ")[0]
+    return re.sub(r"\[?[\d, ]*\d\]?|worker \d+|<.*?>", "#", text)[:160]
+
+
 def cases(rng: random.Random, of_each: int | None, groups: Sequence[str] = ()) -> Iterator[Case]:
     """Yield cases: of each group so many, or all."""
     for group, harnesses in by_group().items():
@@ -132,17 +149,21 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     counts: Counter[str] = Counter()
-    refused: Counter[str] = Counter()
+    refused: Counter[tuple[str, str]] = Counter()
     drawn = cases(random.Random(options.seed), options.each, [g for g in options.groups.split(",") if g])
     for case in itertools.islice(drawn, options.first, None):
         outcome = case.outcome(options.gather)
         kind = outcome.split(":")[0]
         counts[kind] += 1
         if kind == "refused":
-            refused[case.harness.group_name] += 1
+            refused[case.harness.group_name, reason(outcome)] += 1
         if kind == "wrong":
             print(case.text, "\n   ", outcome, flush=True)
-    print(dict(counts), "refused:", dict(refused))
+        if counts.total() % 100 == 0:
+            print("so far:", dict(counts), flush=True)
+    for (group, why), count in sorted(refused.items()):
+        print(f"refused: {group}: {count}: {why}")
+    print(dict(counts))
     sys.exit(1 if counts["wrong"] else 0)
 
 

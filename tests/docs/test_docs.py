@@ -16,9 +16,9 @@ BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
-def blocks(page: Path, info: str) -> list[str]:
-    """Return the code blocks of a page whose first line is ``` and exactly `info`."""
-    return [code for found, code in BLOCK.findall(page.read_text()) if found.strip() == info]
+def blocks(page: Path, *infos: str) -> list[str]:
+    """Return the code blocks of a page whose first line is ``` and exactly one of `infos`."""
+    return [code for found, code in BLOCK.findall(page.read_text()) if found.strip() in infos]
 
 
 def name_of(page: Path) -> str:
@@ -47,8 +47,9 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     ended = run_all([*over_mpi.values()], 4, limit=500, cwd=folder)
     if on_threads:
         ended += run_all([*on_threads.values()], limit=500, cwd=folder)
-    assert [status for status, _ in ended] == [0] * len(RUNNABLE)
-    return {name: output for name, (_, output) in zip([*over_mpi, *on_threads], ended, strict=True)}
+    of_pages = dict(zip([*over_mpi, *on_threads], ended, strict=True))
+    assert not {name: output for name, (status, output) in of_pages.items() if status}
+    return {name: output for name, (_, output) in of_pages.items()}
 
 
 @pytest.mark.limit(1200)
@@ -61,6 +62,19 @@ def test_the_code_runs_and_prints_what_the_page_says(page: Path, printed: dict[s
             output[place:]
         )
         place = output.index(line, place) + 1
+
+
+@pytest.mark.limit(600)
+@pytest.mark.parametrize("framework", ["equinox", "haiku"])
+def test_each_tab_runs(framework: str, tmp_path: Path) -> None:
+    """On four threads: a tab's code defines anew what the first one defined."""
+    pytest.importorskip(framework, reason="its tab is tested where it is installed")
+    page, program = ROOT / "docs" / "ten-minutes.md", tmp_path / "program.py"
+    assert blocks(page, f"python {framework}")
+    program.write_text("\n\n".join(blocks(page, "python", f"python {framework}")))
+    ((status, output),) = run_all([["-m", "distdl_jax", "--simulate", 4, program]], limit=500, cwd=tmp_path)
+    assert status == 0, output
+    assert "".join(blocks(page, "text")) == output
 
 
 def test_no_page_takes_the_mean_over_workers_for_that_of_a_tensor() -> None:

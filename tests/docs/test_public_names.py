@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,20 @@ def test_a_listing_has_the_public_names_alone(module: str) -> None:
     public()  # imports all of it
     namespace = getattr(dj, module) if module else dj
     assert dir(namespace) == sorted(namespace.__all__)
+
+
+def test_help_of_a_layer_explains_what_it_lists() -> None:
+    """Members without a leading underscore are a user's: arguments, the number of dimensions, and others with a
+    docstring."""
+    unexplained = set()
+    for cls in filter(inspect.isclass, (getattr(dj.nn, name) for name in dj.nn.__all__)):
+        of_user = {*inspect.signature(cls).parameters, *getattr(cls, "__dataclass_fields__", ()), "dims"}
+        for name, kind, _, value in inspect.classify_class_attrs(cls):
+            has_text = kind != "data" or isinstance(value, property | cached_property)
+            is_listed = not (name.startswith("_") or name in of_user or isinstance(value, Removed))
+            if is_listed and not (has_text and inspect.getdoc(value)):
+                unexplained.add(f"{cls.__name__}.{name}")
+    assert not unexplained
 
 
 def test_parameters_and_states_are_the_recorded_ones() -> None:

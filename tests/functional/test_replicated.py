@@ -11,7 +11,7 @@ from all_workers import refusal
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.functional.all_sum_reduce import plan_replicated
+from distdl_jax.functional.copies import plan_replicated
 from distdl_jax.plans.shape_dtype import ShapeDtype
 
 pytestmark = [pytest.mark.primitives]

@@ -9,7 +9,7 @@ import numpy as np
 
 import distdl_jax as dj
 from distdl_jax import nn
-from distdl_jax.functional.all_sum_reduce import plan_replicated
+from distdl_jax.functional.copies import plan_replicated
 from distdl_jax.functional.gathering import plan_gather, plan_scatter
 from distdl_jax.functional.largest import plan_top_k
 from distdl_jax.functional.reductions import plan_reduction

@@ -12,8 +12,8 @@ import pytest
 
 import distdl_jax as dj
 from distdl_jax import TensorSpec, checkpoint
+from distdl_jax.functional import copies
 from distdl_jax.settings import Settings
-from distdl_jax.transforms import replica_check
 
 FUNCTIONS: dict[str, Callable[[Any, Any, Path], Any]] = {
     "save": lambda tree, specs, path: checkpoint.save(path / "run", tree, specs),
@@ -32,7 +32,7 @@ FUNCTIONS: dict[str, Callable[[Any, Any, Path], Any]] = {
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_missing_leaf_is_refused(function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one worker or on all: every worker raises, in the same words but for who it was."""
-    monkeypatch.setattr(replica_check, "current_settings", lambda: Settings(debug=True))
+    monkeypatch.setattr(copies, "current_settings", lambda: Settings(debug=True))
 
     def program() -> None:
         P = dj.Partition()

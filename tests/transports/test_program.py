@@ -99,7 +99,7 @@ def test_readmes_program_runs_in_one_command_without_mpi(tmp_path: Path) -> None
     readme = (ROOT / "README.md").read_text()
     code = re.search(r"^```python\n(.*?)^```$", readme, re.M | re.S)
     assert code is not None
-    (tmp_path / "program.py").write_text(code[1] + "\nif P.rank == 0:\n    print('value', value)\n")
+    (tmp_path / "program.py").write_text(code[1] + "\nif P.rank == 0:\n    print('loss', loss)\n")
     then = f"""
 import distdl_jax as dj
 from distdl_jax.__main__ import main
@@ -108,7 +108,7 @@ assert not any(name.startswith("mpi4") for name in sys.modules)
 dj.Partition()
 """
     status, output = run_alone("-c", WITHOUT_MPI + then)
-    assert status == 1 and re.search(r"^value \d+", output, re.M), output
+    assert status == 1 and re.search(r"^loss 0\.\d+", output, re.M), output
     assert "SetupError: A partition needs MPI" in output and "dj.simulate(n, program)" in output
     assert "python -m distdl_jax --simulate 4 program.py" in readme
 

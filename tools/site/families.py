@@ -29,7 +29,9 @@ FAMILIES = (
     Family(
         "distribute",
         "Functions of whole arrays",
-        "Run an ordinary JAX function on blocks. Guide: [your own network, as it is](../distribute.md).",
+        "Run an ordinary JAX function on blocks. `dj.VARIABLE`, `dj.COPIES`, `dj.PARTS` and `dj.BLOCKS` are [words of "
+        "its specs](../distribute.md#specs); its result `f` has `f.plan(*args)`, [what moves](../how-to/which-way.md), "
+        "and `f.output_specs(*args)`. Guides: [ten minutes](../ten-minutes.md), [specs and limits](../distribute.md).",
         "distribute constrain with_rule",
     ),
     Family(
@@ -37,8 +39,8 @@ FAMILIES = (
         "Programs and derivatives",
         "Compile, differentiate and check programs of all workers. Guides: [the contract](../contract.md), "
         "[the sharp bits](../sharp-bits.md), [faults](../faults.md), [simulate](../simulate.md).",
-        "simulate jit check value_and_grad grad total jvp hvp linearize linear_transpose replicated check_replicated "
-        "progress close",
+        "simulate jit check value_and_grad grad part total jvp hvp linearize linear_transpose replicated "
+        "check_replicated progress close",
     ),
     Family(
         "primitives",

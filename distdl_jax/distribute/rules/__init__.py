@@ -3,7 +3,9 @@
 from distdl_jax.distribute.rules import (  # noqa: F401
     derivatives,
     dimensions,
+    dynamic,
     elementwise,
+    fourier,
     indexing,
     loops,
     pieces,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from distdl_jax.distribute.interpreter import Run, Site, rule
+from distdl_jax.distribute.interpreter import Site, rule
 from distdl_jax.distribute.layouts import Cut, axes_in
 from distdl_jax.distribute.tensors import Tensor
 from distdl_jax.jax_compat import bound_again
@@ -53,8 +53,11 @@ class _OnBlocks:
             for x, cut, array in zip(self.xs, self.cuts, arrays, strict=True)
         ]
 
-    def _run(self) -> Run:
-        return Run(self.site.movements, self.site.run.gather)
+    def _evaluated(self, program: Any, args: Sequence[Tensor]) -> list[Tensor]:
+        run = self.site.run.inside()
+        results = run.evaluate(program.jaxpr, program.consts, args)
+        run.settle_together(results)
+        return results
 
     def _out(self, ys: Sequence[Tensor]) -> list[Any]:
         if self.cuts_out is None:
@@ -75,7 +78,7 @@ class _OnBlocks:
             found = structure(self.site.eqn)
             assert isinstance(found, Call)
             program = found.body
-        return self._out(self._run().evaluate(program.jaxpr, program.consts, values))
+        return self._out(self._evaluated(program, values))
 
     def forward(self, *primals: Any) -> tuple[list[Any], Any]:
         """Return the results' blocks, and what the backward pass needs, with the operands that are differentiated."""
@@ -99,7 +102,7 @@ class _OnBlocks:
         trees: list[Any] = []
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self.xs]
         closed, (_, residual_shapes) = jax.make_jaxpr(whole, return_shape=True)(*shapes)
-        results = self._run().evaluate(closed.jaxpr, closed.consts, self._values([primal.value for primal in primals]))
+        results = self._evaluated(closed, self._values([primal.value for primal in primals]))
         ys, residuals = results[: len(self.floats)], results[len(self.floats) :]
         cuts = [residual.readable() for residual in residuals]
         self.pulled[changing] = trees[-1], residual_shapes, cuts
@@ -126,7 +129,7 @@ class _OnBlocks:
         for out, cut, ct in outs:
             ct = jnp.zeros(ct.shape, ct.dtype) if isinstance(ct, SymbolicZero) else ct
             args.append(Tensor(site.movements, out.shape, out.dtype, cut, ct, self._copied_along(cut)))
-        found = iter(self._run().evaluate(closed.jaxpr, closed.consts, args))
+        found = iter(self.site.run.inside().evaluate(closed.jaxpr, closed.consts, args))
         return tuple(
             next(found).terms(cut, self._copied_along(cut)) if changes else None
             for cut, changes in zip(self.cuts, changing, strict=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from distdl_jax.distribute.interpreter import ELEMENTWISE, LINEAR, Site, rule
+from distdl_jax.distribute.interpreter import LINEAR, Site, rule
 from distdl_jax.distribute.layouts import Cut, trimmed, uncut
+from distdl_jax.distribute.programs import ELEMENTWISE
 from distdl_jax.distribute.tensors import Tensor
 from distdl_jax.distribute.views import rearranged
 from distdl_jax.partitions.initialization import NotElementwiseError, random_bits_of_box
@@ -20,7 +21,7 @@ _NAMES = """
 abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz complex conj
 convert_element_type copy copy_p cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
 igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi
-name ne neg nextafter not or polygamma population_count pow random_gamma_grad real reduce_precision
+name ne neg nextafter not one_minus_square or polygamma population_count pow random_gamma_grad real reduce_precision
 regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin
 sinh sqrt square stop_gradient sub tan tanh xor zeta
 """
@@ -64,6 +65,16 @@ LINEAR |= {
 @rule(*ELEMENTWISE)
 def elementwise(site: Site, *xs: Tensor) -> Tensor:
     """Layouts meet: the largest operand's cut wins. What only lazy and small operands make is lazy."""
+    return _elementwise(site, site.bind, *xs)
+
+
+@rule("Ldexp")
+def ldexp(site: Site, *xs: Tensor) -> Tensor:
+    """As an object, it holds the whole shapes: it is called again."""
+    return _elementwise(site, jnp.ldexp, *xs)
+
+
+def _elementwise(site: Site, function: Callable[..., Any], *xs: Tensor) -> Tensor:
     shape = site.shape
 
     def own(x: Tensor, cut: Cut) -> Cut:
@@ -72,10 +83,15 @@ def elementwise(site: Site, *xs: Tensor) -> Tensor:
         return tuple(axes if n == m else () for axes, n, m in zip(cut, x.shape, shape, strict=True))
 
     def make(cut: Cut) -> Any:
-        return site.bind(*(x.at(own(x, cut)) for x in xs))
+        return function(*(x.at(own(x, cut)) for x in xs))
 
     if site.wants_whole:
         return site.value(make(uncut(shape)), uncut(shape))
+    if site.is_update and (wanted := site.wanted[0]) is not None:
+        # Moving one operand costs what moving the result would; of two, one should be there already.
+        large = [x.natural() for x in xs if x.shape == shape and not x.is_lazy]
+        if len(large) == 1 or wanted in large:
+            return site.value(make(wanted), wanted)
     wishes = [
         (d, axes, 0 if x.is_lazy else x.size)
         for x in xs

@@ -11,10 +11,12 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
+from distdl_jax.distribute.index_maps import IndexMap, Segment
 from distdl_jax.distribute.interpreter import Site, rule
 from distdl_jax.distribute.layouts import Axes, trimmed
+from distdl_jax.distribute.rules.elementwise import elementwise
 from distdl_jax.distribute.tensors import Tensor
-from distdl_jax.distribute.views import IndexMap, Segment, View, mapped, same_fill
+from distdl_jax.distribute.views import View, mapped, same_fill, sum_as_view
 from distdl_jax.plans.decomposition import balanced_ranges
 from distdl_jax.tracing.tie import tie
 
@@ -125,6 +127,12 @@ def concatenate(site: Site, *xs: Tensor) -> Tensor:
     return site.value(tie(site.bind(*some) if len(some) > 1 else some[0], *pieces), cut)
 
 
+@rule("add_any")
+def add_any(site: Site, x: Tensor, y: Tensor) -> Tensor:
+    """Pieces that don't overlap are one view; otherwise it works element by element."""
+    return sum_as_view(x, y) or elementwise(site, x, y)
+
+
 def _one_view(axis: int, xs: tuple[Tensor, ...]) -> View | None:
     """Return the concatenation as a view, if all operands are views of one value that differ along `axis` only."""
     views = [x for x in xs if isinstance(x, View)]
@@ -136,7 +144,7 @@ def _one_view(axis: int, xs: tuple[Tensor, ...]) -> View | None:
     for x in xs:
         if x is base:
             maps.append(tuple(IndexMap((Segment(n, 0),)) if n else IndexMap(()) for n in x.shape))
-        elif isinstance(x, View) and x.base is base:
+        elif isinstance(x, View) and x.base is base and x.scaled is None:
             maps.append(x.maps)
         else:
             return None

@@ -94,8 +94,9 @@ def arg_extreme(site: Site, x: Tensor) -> Tensor:
         cut = x.whole_along([d])
         return site.value(site.bind(x.at(cut)), _without(cut, (d,)))
     block = -x.at(cut) if negated else x.at(cut)
-    y = argmax_of(block, site.mesh.partition(cut), site.mesh.grid(cut, x.shape), d)
-    return site.value(y.astype(site.outs[0].dtype), _without(cut, (d,)))
+    P, grid, after = site.mesh.partition(cut), site.mesh.grid(cut, x.shape), tuple(_without(cut, (d,)))
+    y = site.movements.computed(lambda x: argmax_of(x, P, grid, d), block, "argmax", x.shape, cut, after)
+    return site.value(y.astype(site.outs[0].dtype), after)
 
 
 @rule("cumsum", "cumprod", "cummax", "cummin")
@@ -107,7 +108,10 @@ def cumulative(site: Site, x: Tensor) -> Tensor:
     plan = plan_cumulative(
         site.name, site.movements.blocks(cut, x.shape, x.dtype), site.mesh.partition(cut), d, reverse
     )
-    y = running(site.name, plan, site.mesh.world, x.at(cut), d, reverse)
+    world = site.mesh.world
+    y = site.movements.computed(
+        lambda x: running(site.name, plan, world, x, d, reverse), x.at(cut), "running sums", x.shape, cut, cut
+    )
     return site.value(y.astype(x.dtype), cut)
 
 
@@ -131,7 +135,7 @@ def tridiagonal_solve(site: Site, *xs: Tensor) -> Tensor:
     """The right-hand side's last dimension, and leading ones, are a batch."""
     *diagonals, b = xs
     n = len(b.shape)
-    cut = list(_claimed_elsewhere(site, b, [n - 2]))
+    cut = list(claimed_elsewhere(site, b, [n - 2]))
     return site.value(site.bind(*(x.at(cut[: n - 1]) for x in diagonals), b.at(cut)), cut)
 
 
@@ -142,7 +146,6 @@ def _last_two(site: Site, x: Tensor) -> Sequence[int]:
 WHOLE_ALONG = {
     "cumlogsumexp": lambda site, x: [site.params["axis"]],
     "sort": lambda site, x: [site.params["dimension"]],
-    "fft": lambda site, x: range(len(x.shape) - len(site.params["fft_lengths"]), len(x.shape)),
 } | dict.fromkeys(
     (
         "cholesky",
@@ -168,7 +171,7 @@ def on_whole_dimensions(site: Site, *xs: Tensor) -> list[Tensor]:
     """The dimensions along which it works are made whole: their cuts move to others, or are gathered."""
     dims = list(WHOLE_ALONG[site.name](site, xs[0]))
     largest = max(xs, key=lambda x: x.size)
-    cut = _claimed_elsewhere(site, largest, dims)
+    cut = claimed_elsewhere(site, largest, dims)
     results = site.bind(*(x.at(cut[: len(x.shape)]) for x in xs))
     results = results if site.eqn.primitive.multiple_results else [results]
     n = len(xs[0].shape)
@@ -178,7 +181,7 @@ def on_whole_dimensions(site: Site, *xs: Tensor) -> list[Tensor]:
     ]
 
 
-def _claimed_elsewhere(site: Site, x: Tensor, dims: Sequence[int]) -> Cut:
+def claimed_elsewhere(site: Site, x: Tensor, dims: Sequence[int]) -> Cut:
     """Return the cut with `dims` whole, or refuse: all of a large value would have to be gathered."""
     cut = x.whole_along(dims)
     gather = site.run.gather
@@ -192,5 +195,5 @@ def _claimed_elsewhere(site: Site, x: Tensor, dims: Sequence[int]) -> Cut:
 def triangular_solve(site: Site, a: Tensor, b: Tensor) -> Tensor:
     """Leading dimensions are a batch."""
     dims = _last_two(site, b)
-    cut = _claimed_elsewhere(site, b, list(dims))
+    cut = claimed_elsewhere(site, b, list(dims))
     return site.value(site.bind(a.at(cut), b.at(cut)), cut)

@@ -116,7 +116,9 @@ def convolution(site: Site, x: Tensor, w: Tensor) -> Tensor:
     (xb, xc, *xs), (wo, wi, *ws), (yb, yc, *ys) = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
     # As in a kernel's gradient, whose "kernel" is about as long as x. The taps of a true one, if cut, are gathered.
     along_taps = [
-        k for k, (d, e) in enumerate(zip(xs, ws, strict=True)) if w.natural()[e] and 2 * w.shape[e] > x.shape[d]
+        k
+        for k, (d, e) in enumerate(zip(xs, ws, strict=True))
+        if w.natural()[e] and 2 * _span(int(w.shape[e]), int(params["rhs_dilation"][k])) > x.shape[d]
     ]
     granted = _granted(site, x, w, along_taps)
     group = granted.get("group", ())
@@ -154,6 +156,11 @@ def convolution(site: Site, x: Tensor, w: Tensor) -> Tensor:
     return site.value(y, out_cut, pending)
 
 
+def _span(taps: int, dilation: int) -> int:
+    """Return the length from the first to the last entry of a window."""
+    return (taps - 1) * dilation + 1
+
+
 def _granted(site: Site, x: Tensor, w: Tensor, along_taps: Sequence[int]) -> Mapping[Any, Axes]:
     params = site.params
     numbers, groups, batches = params["dimension_numbers"], params["feature_group_count"], params["batch_group_count"]
@@ -179,7 +186,7 @@ def _window(site: Site, w: Tensor, k: int, places: tuple[int, int, int], is_cut:
     d, of_w, of_y = places
     params, taps = site.params, int(w.shape[of_w])
     dilation, (low, high) = int(params["rhs_dilation"][k]), params["padding"][k]
-    span, stride, base = (taps - 1) * dilation + 1, int(params["window_strides"][k]), int(params["lhs_dilation"][k])
+    span, stride, base = _span(taps, dilation), int(params["window_strides"][k]), int(params["lhs_dilation"][k])
     return Window(d, stride, span, int(low), int(high), base, site.shape[of_y], (taps, dilation) if is_cut else None)
 
 
@@ -191,6 +198,15 @@ _FILLS = {
 }
 
 
+def _of_reduction(site: Site) -> list[Window]:
+    names = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
+    along = zip(*(site.params[name] for name in names), site.shape, strict=True)
+    return [
+        Window(d, int(stride), (int(size) - 1) * int(dilation) + 1, int(low), int(high), int(base), m)
+        for d, (size, stride, (low, high), base, dilation, m) in enumerate(along)
+    ]
+
+
 @rule(*_FILLS, "reduce_window")
 def reduce_window(site: Site, *args: Tensor) -> list[Tensor]:
     """Windows with their halo; padding is the initial value."""
@@ -198,20 +214,7 @@ def reduce_window(site: Site, *args: Tensor) -> list[Tensor]:
     number = len(args) // 2 if site.name == "reduce_window" else len(args)
     xs, initial = args[:number], args[number:]
     cut = xs[0].readable()
-    windows = [
-        Window(d, int(stride), (int(size) - 1) * int(dilation) + 1, int(low), int(high), int(base), m)
-        for d, (size, stride, (low, high), base, dilation, m) in enumerate(
-            zip(
-                params["window_dimensions"],
-                params["window_strides"],
-                params["padding"],
-                params["base_dilation"],
-                params["window_dilation"],
-                site.shape,
-                strict=True,
-            )
-        )
-    ]
+    windows = _of_reduction(site)
     reads = [WindowsRead(x, cut, windows) for x in xs]
     fills = [value.whole() for value in initial] or [_FILLS[site.name](np.dtype(x.dtype)) for x in xs]
     blocks = [read.fetched(fill) for read, fill in zip(reads, fills, strict=True)]
@@ -233,6 +236,18 @@ def reduce_window(site: Site, *args: Tensor) -> list[Tensor]:
     results = site.bind(*blocks, *(value.whole() for value in initial), padding=tuple(reads[0].padding))
     results = results if site.eqn.primitive.multiple_results else [results]
     return [site.value(y, out_cut, n=n) for n, y in enumerate(results)]
+
+
+@rule("select_and_gather_add")
+def select_and_gather_add(site: Site, tangent: Tensor, x: Tensor) -> Tensor:
+    """The tangent of a pooling: of the selected entry of each window."""
+    cut, largest = x.readable(), site.params["select_prim"].name == "ge"
+    reads = [WindowsRead(each, cut, _of_reduction(site)) for each in (tangent, x)]
+    fill = extreme(np.dtype(x.dtype), largest=not largest)
+    blocks = [read.fetched(value) for read, value in zip(reads, (0, fill), strict=True)]
+    out_cut = trimmed(reads[0].axes, site.shape)
+    y = _nothing(site, out_cut, site.outs[0].dtype, *blocks, nothing=False)
+    return site.value(site.bind(*blocks, padding=tuple(reads[0].padding)) if y is None else y, out_cut)
 
 
 @rule("select_and_scatter_add")

@@ -350,12 +350,14 @@ class DistributedMultiHeadAttention(PartitionedLayer):
         world = self.P_x.world
         with jax.named_scope("DistributedMultiHeadAttention"):
             params = self._opened(params)
+            # A mask for all samples and heads gets those dimensions, so that the plan knows one form only.
             if attn_mask is not None and getattr(attn_mask, "ndim", None) == 2:
                 attn_mask = attn_mask[None, None]
             if mask is not None and getattr(mask, "ndim", None) == 2:
                 mask = mask[None, None]
             others = {MEMORY: memory, MASK: attn_mask, SEEN: mask, PADDING: key_padding_mask}
             given = {name: value for name, value in others.items() if value is not None}
+            # One agreement for everything that this call brings: a missing mask on one worker is told, not waited for.
             plan = self._agree_on_plan(params | entries_of(cache) | given, x)
             if mask is not None:
                 attn_mask = ~mask
@@ -366,6 +368,7 @@ class DistributedMultiHeadAttention(PartitionedLayer):
                 _, k, v = self._projected(own, plan.gather_memory.run(world, memory).astype(plan.dtype))
             if self.rotary is not None:
                 places = (plan.places[world.rank], plan.key_places[world.rank])
+                # Angles are those of the position in the whole sequence, whichever worker holds it.
                 firsts = [at[0] if cache is None else cache["length"] for at in places]
                 q, k = (rotated(a, b, self.rotary) if a.size else a for a, b in zip((q, k), firsts, strict=True))
             if cache is not None:
@@ -373,6 +376,7 @@ class DistributedMultiHeadAttention(PartitionedLayer):
             else:
                 block = block_of(k, v, key_padding_mask)
                 heads = plan.run(world, q, block, Extras(attn_mask, key), self.dropout)
+            # Heads are summed over before the bias is added: it must count once, not once a worker.
             y = plan.scatter.run(world, tie(jnp.einsum("nshd,ehd->nse", heads, own["out"]), heads, own["out"]))
             y = y + own["out_bias"] if self.bias else y
             return y if cache is None else (y, cache)

@@ -12,8 +12,8 @@ from jax import Array
 
 from distdl_jax.errors import PlanError
 from distdl_jax.functional.all_gather import GatherPlan
-from distdl_jax.functional.all_sum_reduce import ReplicatedPlan
 from distdl_jax.functional.block_checks import owned_grid
+from distdl_jax.functional.copies import ReplicatedPlan
 from distdl_jax.functional.halo_exchange import RangesPlan, plan_ranges
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.functional.repartition import RepartitionPlan, plan_repartition

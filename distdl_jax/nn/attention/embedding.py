@@ -185,6 +185,8 @@ class DistributedEmbedding(WeightedLayer):
         for rank, worker in enumerate(work.ranks):
             _, i, j = index_of(rank, work.shape)
             blocks[worker] = (*rows[i], columns[j][1] - columns[j][0])
+        # Each worker looks up the indices whose rows it holds, and gives zeros for the others: the sum over P_v is the
+        # row.
         for worker, copy in copies.items():
             shape = (*copy.shape, blocks[worker][2]) if worker in blocks else (*copy.shape[:1], 0)
             products[worker] = ShapeDtype(shape, of_params.dtype)

@@ -223,6 +223,8 @@ def _backward(
     delta = jnp.moveaxis(jnp.sum(dy.astype(wide) * y.astype(wide), -1), 2, 1) - cotangents[2]
     dq, d_block, d_mask = _block_gradients(ring, ring.own, block, extras, q, dy, log_sum, delta)
     d_masks = [(ring.own, d_mask)]
+    # Backwards a block of keys visits each worker's queries again, and its gradient travels home at once. Each message
+    # is tied to the previous one: all workers send in one order, and only one visiting block is in memory.
     for step in ring.steps:
         keys, queries, lent, taken = step.turn.share(ring.index)
         rows, before = ring.rows(queries), tie(dq, d_block)

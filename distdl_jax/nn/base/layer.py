@@ -17,7 +17,7 @@ import re
 from abc import abstractmethod
 from dataclasses import fields
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, Self, TypeGuard, overload, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeGuard, overload, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -37,9 +37,10 @@ from distdl_jax.partitions.tensors import TensorSpec, check_spec
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import union
 from distdl_jax.source_lines import user_line
+from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.marks import passed_to
 from distdl_jax.tracing.scopes import name_and_line
-from distdl_jax.transports.agreement import structure_text
+from distdl_jax.transports.agreement import MovesDataError, structure_text
 from distdl_jax.transports.world import Workers
 from distdl_jax.validation import check_key
 
@@ -149,10 +150,9 @@ class BaseLayer(Static):
     A layer without parameters may be called with the input alone: `layer(x)`.
     """
 
-    def __new__(cls, *_: Any, **__: Any) -> Self:
-        self = super().__new__(cls)
-        self._store(_built_at=user_line())  # for messages; equal layers may be built at different lines
-        return self
+    def _begin(self) -> None:
+        if "_built_at" not in vars(self):
+            self._store(_built_at=user_line())  # for messages; equal layers may be built at different lines
 
     @abstractmethod
     def param_specs(self) -> Any:
@@ -292,11 +292,17 @@ class PartitionedLayer(BaseLayer):
 
     def _applied(self, params: Any, x: Array) -> Array:
         """Return this worker's block of the output."""
+        if trace_context.whole_program:
+            return self._formula(params, x)
         if self.P_x.world.rank not in self._team:
             return outside(self.P_x.world, x)
         with jax.named_scope(type(self).__name__):
             params = self._opened(params)
             return self._run(self._agree_on_plan(params, x), params, x)
+
+    def _formula(self, params: Any, x: Array) -> Array:
+        """Return the output from whole arrays, inside of a distributed function; only some layers have a formula."""
+        raise MovesDataError.by(f"the layer `{type(self).__name__}`")
 
     def _opened(self, params: Any) -> Any:
         """Return a call's parameters without flax's variables, marked as this layer's in the traced program."""

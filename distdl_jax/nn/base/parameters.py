@@ -9,8 +9,8 @@ import numpy as np
 from jax import Array
 
 from distdl_jax.errors import InvalidTypeError, PlanError
-from distdl_jax.functional.all_sum_reduce import ReplicatedPlan, plan_replicated
 from distdl_jax.functional.block_checks import check_placeholders
+from distdl_jax.functional.copies import ReplicatedPlan, plan_replicated
 from distdl_jax.functional.plan import ShapeDtypes
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.alike import derived, workers_of

@@ -152,28 +152,28 @@ gradients of w and b are summed.
 class DistributedFeatureConv1d(DistributedConv1d):
     """A 1-D convolution on a partition that splits features, not channels: PyTorch's Conv1d, block for block."""
 
-    required_kind = "feature"
+    _required_kind = "feature"
 
 
 @_feature_conv
 class DistributedFeatureConv2d(DistributedConv2d):
     """A 2-D convolution on a partition that splits features, not channels: PyTorch's Conv2d, block for block."""
 
-    required_kind = "feature"
+    _required_kind = "feature"
 
 
 @_feature_conv
 class DistributedFeatureConv3d(DistributedConv3d):
     """A 3-D convolution on a partition that splits features, not channels: PyTorch's Conv3d, block for block."""
 
-    required_kind = "feature"
+    _required_kind = "feature"
 
 
 @_feature_conv
 class DistributedFeatureConv4d(DistributedConv4d):
     """A 4-D convolution on a partition that splits features, not channels."""
 
-    required_kind = "feature"
+    _required_kind = "feature"
 
 
 _channel_conv = in_dimensions(
@@ -198,28 +198,28 @@ is gathered or sums are scattered along the channels, depending on `split`.
 class DistributedChannelConv1d(DistributedConv1d):
     """A 1-D convolution on partitions that split channels, not features: PyTorch's Conv1d, block for block."""
 
-    required_kind = "channel"
+    _required_kind = "channel"
 
 
 @_channel_conv
 class DistributedChannelConv2d(DistributedConv2d):
     """A 2-D convolution on partitions that split channels, not features: PyTorch's Conv2d, block for block."""
 
-    required_kind = "channel"
+    _required_kind = "channel"
 
 
 @_channel_conv
 class DistributedChannelConv3d(DistributedConv3d):
     """A 3-D convolution on partitions that split channels, not features: PyTorch's Conv3d, block for block."""
 
-    required_kind = "channel"
+    _required_kind = "channel"
 
 
 @_channel_conv
 class DistributedChannelConv4d(DistributedConv4d):
     """A 4-D convolution on partitions that split channels, not features."""
 
-    required_kind = "channel"
+    _required_kind = "channel"
 
 
 _general_conv = in_dimensions(
@@ -243,25 +243,25 @@ along P_ci. On one partition, x is gathered or sums are scattered along the chan
 class DistributedGeneralConv1d(DistributedConv1d):
     """A 1-D convolution on partitions that split both channels and features: PyTorch's Conv1d, block for block."""
 
-    required_kind = "general"
+    _required_kind = "general"
 
 
 @_general_conv
 class DistributedGeneralConv2d(DistributedConv2d):
     """A 2-D convolution on partitions that split both channels and features: PyTorch's Conv2d, block for block."""
 
-    required_kind = "general"
+    _required_kind = "general"
 
 
 @_general_conv
 class DistributedGeneralConv3d(DistributedConv3d):
     """A 3-D convolution on partitions that split both channels and features: PyTorch's Conv3d, block for block."""
 
-    required_kind = "general"
+    _required_kind = "general"
 
 
 @_general_conv
 class DistributedGeneralConv4d(DistributedConv4d):
     """A 4-D convolution on partitions that split both channels and features."""
 
-    required_kind = "general"
+    _required_kind = "general"

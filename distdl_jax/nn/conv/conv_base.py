@@ -26,10 +26,10 @@ class DistributedConv(WeightedLayer):
     """The base of the convolutions, of any number of dimensions; see `DistributedConv2d`.
 
     - `dims`: the number of feature dimensions.
-    - `required_kind`: the one algorithm that a class accepts; None for all."""
+    - `_required_kind`: the one algorithm that a class accepts; None for all."""
 
     dims: ClassVar[int]
-    required_kind: ClassVar[Kind | None] = None
+    _required_kind: ClassVar[Kind | None] = None
 
     P_x: Partition
     P_y: Partition | None = None
@@ -60,9 +60,9 @@ class DistributedConv(WeightedLayer):
         channels = {"in_channels": self.in_channels, "out_channels": self.out_channels}
         P_y, P_W = given_or_derived(self.dims, self.P_x, self.P_y, self.P_W, split, channels, self.groups)
         self._store(P_y=P_y, P_W=P_W)
-        if self.required_kind not in (None, self.kind):
+        if self._required_kind not in (None, self.kind):
             raise InvalidArgumentError(
-                f"P_x, P_y and P_W need the {self.kind} algorithm, but this class implements the {self.required_kind} "
+                f"P_x, P_y and P_W need the {self.kind} algorithm, but this class implements the {self._required_kind} "
                 "one."
             )
 

@@ -43,7 +43,7 @@ class DistributedConvLSTMCell(Recurrent):
     - `dims`: the number of feature dimensions."""
 
     dims: ClassVar[int]
-    carried = ("h", "c")
+    _carried = ("h", "c")
 
     P_x: Partition
     in_channels: int

@@ -12,8 +12,8 @@ from jax import Array, lax
 
 from distdl_jax.errors import PlanError
 from distdl_jax.functional.all_gather import plan_all_gather
-from distdl_jax.functional.all_sum_reduce import ReplicatedPlan
 from distdl_jax.functional.block_checks import common_dtype, owned_grid
+from distdl_jax.functional.copies import ReplicatedPlan
 from distdl_jax.functional.plan import (
     BlocksPlan,
     MovementPlan,

@@ -11,7 +11,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.functional.all_sum_reduce import ReplicatedPlan
+from distdl_jax.functional.copies import ReplicatedPlan
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.nn.base.input_checks import real_grid

@@ -17,7 +17,7 @@ from distdl_jax.functional.plan import BlocksPlan, Plan, ShapeDtypes, taking_par
 from distdl_jax.nn.base.input_checks import real_grid
 from distdl_jax.nn.base.layer import describe
 from distdl_jax.nn.dense.pointwise import DistributedPointwise
-from distdl_jax.nn.networks.layer_compatibility import check_activation
+from distdl_jax.nn.networks.function_runs import activated
 from distdl_jax.nn.networks.network import Network, RunPart, params_of_part
 from distdl_jax.nn.shape.global_pool import DistributedGlobalAvgPool
 from distdl_jax.partitions.partition import Partition
@@ -124,10 +124,7 @@ class DistributedSqueezeExcitation(Network):
         with jax.named_scope(type(self).__name__):
             self.plan(exchange_shapes(self.P_x.world, tuple(sorted(self.P_x.ranks)), describe(self), x))  # checks x
             (squeeze, fc1), (excite, fc2) = self._parts
-            squeezed = self._activated(self.activation, run(squeeze, fc1, self._pool(x)))
-            scale = self._activated(self.scale_activation, run(excite, fc2, squeezed))
+            copied = tuple(range(2, self.P_x.dim))
+            squeezed = activated(self.activation, self.P_x, run(squeeze, fc1, self._pool(x)), copied)
+            scale = activated(self.scale_activation, self.P_x, run(excite, fc2, squeezed), copied)
             return tie(x * scale, scale)  # JAX drops the dependencies of empty arrays
-
-    def _activated(self, function: Callable[[Array], Array], x: Array) -> Array:
-        check_activation(function, self.P_x, x, tuple(range(2, self.P_x.dim)))
-        return function(x)

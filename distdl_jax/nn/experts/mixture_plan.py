@@ -265,6 +265,7 @@ def plan_mixture(
     own = {name: block for name, block in params[P_W.ranks[0]].items() if name != "router"}
     rows = jax.ShapeDtypeStruct((tokens.whole[0] * dispatch.capacity, features), sent.dtype)
     one = {name: ShapeDtype(block.shape[1:], block.dtype) for name, block in own.items()}
+    # The expert is any function of rows: its shape on one expert's rows tells what it returns, and in which dtype.
     result = jax.eval_shape(expert, {name: jax.ShapeDtypeStruct(*block) for name, block in one.items()}, rows)
     _check_result(result, rows)
     out = np.dtype(jnp.promote_types(sent.dtype, result.dtype))
@@ -275,6 +276,8 @@ def plan_mixture(
         for worker, (start, stop) in zip(P_W.ranks, back.needed.ranges[0], strict=True)
     }
     dtype = accumulation_dtype(np.dtype(jnp.promote_types(sent.dtype, router.dtype)))
+    # The balancing loss needs each expert's probabilities, and the number of tokens: one sum. Counts are whole numbers,
+    # which float32 would lose above 2^24, and travel apart.
     sums = dict.fromkeys(P_x.ranks, ShapeDtype((dispatch.experts + 1,), dtype))
     counts = dict.fromkeys(P_x.ranks, ShapeDtype((dispatch.experts,), np.dtype(np.int32)))
     return MixturePlan(

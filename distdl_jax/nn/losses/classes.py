@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import prod
 from typing import Any
@@ -23,6 +23,7 @@ from distdl_jax.functional.plan import ShapeDtypes
 from distdl_jax.kernels.dtypes import in_own_width
 from distdl_jax.nn.losses.loss import Loss, Pair
 from distdl_jax.partitions.partition import Partition
+from distdl_jax.partitions.static import converter
 from distdl_jax.partitions.tensors import TensorSpec, check_spec
 from distdl_jax.plans.decomposition import Box, box_shape, index_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
@@ -173,13 +174,11 @@ class DistributedCrossEntropyLoss(LossOverClasses):
     Source: Narayanan et al. (2021), arXiv:2104.04473 (classes split); PyTorch's CrossEntropyLoss.
     """
 
-    weight: Sequence[float] | None = None
+    weight: Sequence[float] | None = field(default=None, metadata=converter(partial(checked_weights, each="class")))
     ignore_index: int | None = -100
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.weight is not None:
-            vars(self)["weight"] = checked_weights("weight", self.weight, "class")
         super().__post_init__()
         if not is_real(self.label_smoothing) or not 0 <= self.label_smoothing <= 1:
             raise InvalidArgumentError(f"`label_smoothing` (={self.label_smoothing!r}) must be a number from 0 to 1.")

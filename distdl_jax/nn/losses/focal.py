@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from jax import Array
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.nn.losses.classes import LossOverClasses, along_classes, of_labels, samples
 from distdl_jax.nn.losses.loss import Pair, softplus
+from distdl_jax.partitions.static import converter
 from distdl_jax.tracing.tie import tie
 from distdl_jax.validation import checked_weights, is_real
 
@@ -58,15 +61,16 @@ class DistributedFocalLoss(LossOverClasses):
     (whose mean, with `use_softmax`, also divides by the number of classes).
     """
 
-    alpha: float | Sequence[float] | None = None
+    alpha: float | Sequence[float] | None = field(
+        default=None, metadata=converter(partial(checked_weights, each="class", or_one=True))
+    )
     gamma: float = 2.0
     use_softmax: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.alpha is not None:
-            alpha = checked_weights("alpha", self.alpha, "class", or_one=True)
-            vars(self)["alpha"] = alpha
+        alpha: Any = self.alpha
+        if alpha is not None:
             if not isinstance(alpha, tuple) and not 0 <= alpha <= 1:
                 raise InvalidArgumentError(f"`alpha` (={alpha!r}) must be a number from 0 to 1, or None.")
             if isinstance(alpha, tuple) and not self.use_softmax:

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -18,12 +19,14 @@ from distdl_jax.functional.block_checks import common_dtype, outside, owned_grid
 from distdl_jax.kernels.dtypes import accumulation_dtype, in_own_width
 from distdl_jax.nn.base.layer import describe
 from distdl_jax.partitions.partition import Partition, check_partitions
-from distdl_jax.partitions.static import Static
+from distdl_jax.partitions.static import Static, converter
 from distdl_jax.plans.decomposition import ProductGrid
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.text import T, documented
+from distdl_jax.tracing.context import trace_context
+from distdl_jax.tracing.marks import part_of_sum
 from distdl_jax.tracing.tie import tie
-from distdl_jax.transports.agreement import exchange_named_shapes
+from distdl_jax.transports.agreement import MovesDataError, exchange_named_shapes
 from distdl_jax.validation import check_function, checked_weights, is_real
 
 Reduction = Literal["mean", "sum", "none", "batchmean"]
@@ -37,11 +40,15 @@ BELOW_ALL_LOGS = -1000.0
 
 @dataclass(frozen=True)
 class Pair:
-    """The blocks of prediction and target on the workers of P_x, by world rank, and the grid of the prediction."""
+    """The blocks of prediction and target on the workers of P_x, by world rank.
+
+    - `grid`: of the prediction. `cell`: this worker's number in it.
+    """
 
     prediction: Mapping[int, ShapeDtype]
     target: Mapping[int, ShapeDtype]
     grid: ProductGrid
+    cell: int | None
 
     @property
     def wide(self) -> np.dtype:
@@ -92,12 +99,22 @@ class Loss(Static):
 
         **Raises:** `PlanError`, on every worker of P_x, if blocks don't fit.
         """
+        if trace_context.whole_program:
+            return self._formula(prediction, target)
         if not self.P_x.active:
             outside(self.P_x.world, prediction, "prediction")
             nothing = tie(jnp.zeros((), accumulation_dtype(np.dtype(prediction.dtype))), prediction)
-            return prediction if self.reduction == "none" else nothing
+            return part_of_sum(prediction if self.reduction == "none" else nothing)
         with jax.named_scope(type(self).__name__):
-            return self._part(self._exchanged(prediction, target), prediction, target)
+            return part_of_sum(self._part(self._exchanged(prediction, target), prediction, target))
+
+    def _formula(self, prediction: Array, target: Array) -> Array:
+        """Return the loss of whole arrays, inside of a distributed function; those over classes have no formula."""
+        if type(self)._part is not Loss._part:
+            raise MovesDataError.by(f"the loss `{type(self).__name__}`")
+        of_x, of_t = (ShapeDtype(tuple(x.shape), np.dtype(x.dtype)) for x in (prediction, target))
+        grid = ProductGrid.balanced(of_x.shape, (1,) * len(of_x.shape), (0,))
+        return self._part(Pair({0: of_x}, {0: of_t}, grid, 0), prediction, target)
 
     def _exchanged(self, prediction: Array, target: Array) -> Pair:
         """Exchange the shapes and dtypes of all workers of P_x."""
@@ -109,7 +126,7 @@ class Loss(Static):
         if not jnp.issubdtype(dtype, jnp.floating):
             raise PlanError(f"`prediction` must hold real floating-point numbers, but is {dtype}.")
         common_dtype("target", targets, self.P_x.ranks)
-        return Pair(predictions, targets, owned_grid("prediction", self.P_x, predictions))
+        return Pair(predictions, targets, owned_grid("prediction", self.P_x, predictions), self.P_x.rank)
 
     def _part(self, pair: Pair, prediction: Array, target: Array) -> Array:
         pair.check_target_is_like_prediction()
@@ -265,6 +282,9 @@ class DistributedBCELoss(Loss):
         return -(target * _log(prediction) + (1 - target) * _log(1 - prediction))
 
 
+_WEIGHTS = partial(checked_weights, each="entry along the last dimension", or_one=True)
+
+
 @_elementwise(
     "-(w t log s(x) + (1 - t) log(1 - s(x))), with s the sigmoid and w `pos_weight`",
     0.6931,
@@ -275,13 +295,7 @@ class DistributedBCELoss(Loss):
 class DistributedBCEWithLogitsLoss(Loss):
     """The binary cross entropy of logits split in any way, computed without overflow."""
 
-    pos_weight: float | Sequence[float] | None = None
-
-    def __post_init__(self) -> None:
-        if self.pos_weight is not None:
-            each = "entry along the last dimension"
-            vars(self)["pos_weight"] = checked_weights("pos_weight", self.pos_weight, each, or_one=True)
-        super().__post_init__()
+    pos_weight: float | Sequence[float] | None = field(default=None, metadata=converter(_WEIGHTS))
 
     def _terms(self, prediction: Array, target: Array, pair: Pair) -> Array:
         soft = softplus(-prediction)
@@ -297,8 +311,8 @@ class DistributedBCEWithLogitsLoss(Loss):
                 f"`pos_weight` has {len(self.pos_weight)} entries, but the last dimension of `prediction` has length "
                 f"{pair.grid.extent[-1]}."
             )
-        assert self.P_x.rank is not None
-        return np.asarray(self.pos_weight, pair.wide)[slice(*pair.grid.box(self.P_x.rank)[-1])]
+        assert pair.cell is not None
+        return np.asarray(self.pos_weight, pair.wide)[slice(*pair.grid.box(pair.cell)[-1])]
 
 
 @_elementwise(

@@ -25,7 +25,7 @@ RunPart = Callable[[Any, Any, Array], Array]
 
 
 class Network(BaseLayer):
-    """A layer made of layers and plain functions. Functions are assumed to leave blocks in place."""
+    """A layer made of layers and plain functions, of whole arrays."""
 
     @property
     @abstractmethod

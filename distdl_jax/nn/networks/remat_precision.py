@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from distdl_jax.nn.base.layer import BaseLayer, Ends, Layer, ends_of
 from distdl_jax.nn.base.parameters import unboxed
 from distdl_jax.nn.networks.network import first_partition, last_partition
 from distdl_jax.partitions.partition import Partition
+from distdl_jax.partitions.static import converter
 from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.plans.alike import derived
 from distdl_jax.plans.shape_dtype import ShapeDtype
@@ -125,6 +126,13 @@ class Remat(Wrapper):
     apply = __call__
 
 
+def _floating(name: str, value: Any) -> np.dtype:
+    dtype = checked_dtype(name, value)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise InvalidArgumentError(f"`{name}` (={value!r}) must be a floating dtype.")
+    return np.dtype(dtype)
+
+
 @dataclass(frozen=True)
 class Precision(Wrapper):
     """A layer with arithmetic and movements in another precision than its parameters.
@@ -153,18 +161,8 @@ class Precision(Wrapper):
     """
 
     layer: Any
-    compute: DTypeLike = jnp.bfloat16
-    output: DTypeLike | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("compute", "output"):
-            given = getattr(self, name)
-            if given is not None:
-                dtype = checked_dtype(name, given)
-                if not jnp.issubdtype(dtype, jnp.floating):
-                    raise InvalidArgumentError(f"`{name}` (={given!r}) must be a floating dtype.")
-                vars(self)[name] = np.dtype(dtype)
+    compute: DTypeLike = field(default=jnp.bfloat16, metadata=converter(_floating))
+    output: DTypeLike | None = field(default=None, metadata=converter(_floating))
 
     def plan(self, x: ShapeDtypes, params: Any = None) -> Plan:
         """Plan the layer for all workers' blocks; see `Layer.plan`."""

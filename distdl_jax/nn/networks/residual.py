@@ -11,16 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from distdl_jax.distribute.inner import ON_BLOCKS
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.functional.plan import BlocksPlan, Plan, ShapeDtypes
 from distdl_jax.nn.base.layer import Ends, Layer, ends_of
-from distdl_jax.nn.networks.layer_compatibility import function_runs, in_equal_blocks, rearranged, team_of
+from distdl_jax.nn.networks.function_runs import function_runs, team_of
+from distdl_jax.nn.networks.layer_compatibility import in_equal_blocks, rearranged
 from distdl_jax.nn.networks.network import Network, RunPart, last_partition, params_of_part
 from distdl_jax.nn.shape.concatenate import Concatenate, ConcatenationPlan
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.plans.alike import derived, representatives, workers_of
 from distdl_jax.plans.shape_dtype import ShapeDtype, shape_text
 from distdl_jax.plans.worker_ranks import union
+from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.scopes import place_of_errors
 from distdl_jax.tracing.tie import tie
 from distdl_jax.transports.agreement import exchange_named_shapes, shape_dtype_of
@@ -142,14 +145,20 @@ class Residual(Network):
         return ResidualPlan(blocks, plans["body"], plans.get("shortcut"))
 
     def _forward(self, run: RunPart, x: Array) -> Array:
-        for layer in self.layers:  # functions alone: their partition is known here
-            for functions in function_runs((layer,), self.input_partition).values():
-                functions.check(x, team_of(self.layers))
+        def way(name: str, layer: Any) -> Array:
+            if layer is None:
+                return x
+            functions = function_runs([(name, layer)], self.input_partition).get(name)  # alone: P_x is known here
+            y = ON_BLOCKS if functions is None else functions(x, team_of(self.layers))
+            return run(name, layer, x) if y is ON_BLOCKS else y
+
         with jax.named_scope("Residual"):
-            return self._sum(*(x if layer is None else run(name, layer, x) for name, layer in self._parts))
+            return self._sum(*(way(name, layer) for name, layer in self._parts))
 
     def _sum(self, y: Array, other: Array) -> Array:
         P = self.output_partition
+        if trace_context.whole_program:
+            return y + other
         if P is not None and P.rank is None:
             return tie(y, other)
         names = "body(x)", "shortcut(x)"
@@ -270,6 +279,8 @@ class Skip(Network):
             y = run("body", self.body, x)
             if self.join == "add":
                 return Residual(self.body)._sum(y, x)
+            if trace_context.whole_program:
+                return jnp.concatenate([x, y], self.axis)
             return Concatenate(self._partition, self.axis)(x, y)
 
 

@@ -12,17 +12,17 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from distdl_jax.distribute.inner import ON_BLOCKS
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.functional.plan import BlocksPlan, Plan, ShapeDtypes
 from distdl_jax.nn.base.layer import Ends, Layer
+from distdl_jax.nn.networks.function_runs import FunctionRun, FunctionsPlan, function_runs, team_of
 from distdl_jax.nn.networks.layer_compatibility import (
     check_arrangement,
     check_taken,
     ends_of_chain,
-    function_runs,
     seams,
     spare_copies,
-    team_of,
 )
 from distdl_jax.nn.networks.network import Network, RunPart, params_of_part
 from distdl_jax.nn.networks.summary import network_table
@@ -30,6 +30,7 @@ from distdl_jax.nn.shape.input import Input
 from distdl_jax.partitions.tensors import TensorSpec, check_spec
 from distdl_jax.plans.alike import derived, representatives
 from distdl_jax.plans.shape_dtype import ShapeDtype
+from distdl_jax.tracing.context import trace_context
 from distdl_jax.tracing.scopes import place_of_errors
 from distdl_jax.transforms.block_functions import BlockFunction
 
@@ -61,10 +62,12 @@ class Sequential(Network):
     **Arguments:**
 
     - `layers`: layers (anything that satisfies `nn.Layer`, including another `Sequential`) and plain functions of an
-      array, like `jax.nn.relu`. A function is applied to each worker's block separately, including zero-volume ones,
-      unless it comes from `dj.map_blocks`. A function that sums, sorts, slices or multiplies along a split dimension,
-      or moves it away from where the next layer's input is split, is rejected; `nn.Local(function)` is called
-      unchecked.
+      array, like `jax.nn.relu`. A function is one of the whole array, where the partition is known: `dj.distribute`
+      runs it, so a softmax along a split dimension is that of the whole dimension. Its result is given where the next
+      layer takes it, at the end of the network on the same partition if it has as many dimensions; a number is this
+      worker's term of a sum, a part of a loss. What it closes over is whole, the same on all workers; derivatives by
+      that are refused if data moves. A function that is only one of blocks, since it closes over one or moves data, is
+      called on each worker's block; `nn.Local(function)` always is.
     - `x_spec`: the global shape and the partition of the input, against which each worker's block is checked: a whole
       tensor in place of a block is then rejected, as by `nn.Input`. The first dimension, the batch, may have another
       length. `nn.Sequential(*network, x_spec=other)` is the same network for inputs of another size.
@@ -78,8 +81,8 @@ class Sequential(Network):
     and loops work on the layers; a slice is a `Sequential`.
 
     **Raises:** `InvalidTypeError` for a layer that can't be called; `InvalidArgumentError`, on every worker, for layers
-    with different arrangements of the same workers; when applied, for a function that mixes entries along a split
-    dimension, and `PlanError` for a block that doesn't match `x_spec`.
+    with different arrangements of the same workers; when applied, for a function of blocks that mixes entries along a
+    split dimension, and `PlanError` for a block that doesn't match `x_spec`, or a function that can't be distributed.
 
     >>> import jax, distdl_jax as dj
     >>> P = dj.Partition().grid([1, 1])
@@ -139,8 +142,12 @@ class Sequential(Network):
         plans: list[Plan] = []
         if self.x_spec is not None:
             Input(self.x_spec).plan(x)
-        spared = spare_copies(self._layers)
+        spared, runs = spare_copies(self._layers), self._runs
+        until = 0
         for (place, layer), seam in zip(self._parts, seams(self._layers), strict=True):
+            if place < until:  # one of the functions that are planned together
+                plans.append(FunctionsPlan(x))
+                continue
             if spare := spared.get(place):
                 x = {
                     rank: block._replace(shape=(*block.shape[:-1], 0)) if rank in spare else block
@@ -149,25 +156,41 @@ class Sequential(Network):
             if seam is not None:
                 check_taken(seam, {worker: x[worker].shape for worker in seam.left_out if worker in x})
             is_layer = isinstance(layer, Layer)
+            if place in runs and (together := runs[place].planned(x)) is not None:
+                plans.append(together)
+                x, until = together.after(x), runs[place].stop
+                continue
             with place_of_errors(place, layer):
                 plans.append(layer.plan(x, params_of_part(params, place)) if is_layer else plan_function(layer, x))
             x = plans[-1].after(x)
         return SequentialPlan(x, tuple(plans))
 
     def _forward(self, run: RunPart, x: Array) -> Array:
+        if trace_context.whole_program:  # inside of a distributed function: of whole arrays
+            for place, layer in self._parts:
+                x = run(place, layer, x)
+            return x
         if self._input is not None:
             self._input.check(x, team_of(self._layers))
-        spared = spare_copies(self._layers)
-        runs = function_runs(self._layers, None if self.x_spec is None else Input(self.x_spec)._ends.P_y)
+        spared, runs = spare_copies(self._layers), self._runs
+        until = 0
         for (place, layer), seam in zip(self._parts, seams(self._layers), strict=True):
+            if place < until:
+                continue
             if seam is not None:
                 check_taken(seam, {seam.P_x.world.rank: jnp.shape(x)})
             if (spare := spared.get(place)) and layer.input_partition.world.rank in spare and jnp.ndim(x):
                 x = x[..., :0]
-            if place in runs:
-                runs[place].check(x, team_of(self._layers))
-            x = run(place, layer, x)
+            if place in runs and (y := runs[place](x, team_of(self._layers))) is not ON_BLOCKS:
+                x, until = y, runs[place].stop
+            else:
+                x = run(place, layer, x)
         return x
+
+    @property
+    def _runs(self) -> dict[int, FunctionRun]:
+        """The runs of plain functions whose input is known to be split, by the place of the first."""
+        return function_runs(self._parts, None if self.x_spec is None else Input(self.x_spec)._ends.P_y)
 
     @property
     def _input(self) -> Input | None:

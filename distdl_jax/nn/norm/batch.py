@@ -138,6 +138,7 @@ class DistributedBatchNorm(ChannelNorm):
         with jax.named_scope(type(self).__name__):
             (plan, params), new = self._agreed(params, x, state), state
             world = self.P_x.world
+            # Without running statistics evaluation uses the batch's own, as PyTorch's does.
             if training or not self.track_running_stats:
                 self._check_values(plan)
                 mean, variance = plan.moments.run(world, x)

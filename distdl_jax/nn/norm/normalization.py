@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError
-from distdl_jax.functional.all_sum_reduce import ReplicatedPlan
+from distdl_jax.functional.copies import ReplicatedPlan
 from distdl_jax.functional.plan import BlocksPlan, ShapeDtypes
 from distdl_jax.functional.statistics import Along, Entries, Moments
 from distdl_jax.kernels.dtypes import accumulation_dtype, in_own_width
@@ -74,7 +74,7 @@ class DistributedNorm(PartitionedLayer):
     """The base of the normalisations: a subclass defines which entries share a mean, and its parameters."""
 
     eps: float
-    centred: ClassVar[bool] = True
+    _centred: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -122,7 +122,7 @@ class DistributedNorm(PartitionedLayer):
         of_params = plan_replicated_params(params, self.param_specs())
         for plan in of_params.values():
             out = np.dtype(jnp.promote_types(out, plan.inputs[self.P_x.ranks[0]].dtype))
-        moments = Moments(grid, self._axes, self._entries, accumulation_dtype(out), self.centred)
+        moments = Moments(grid, self._axes, self._entries, accumulation_dtype(out), self._centred)
         blocks = derived(lambda worker: ShapeDtype(x[worker].shape, out), x)
         return NormPlan(blocks, moments, of_params, self._param_dims, self.eps, out)
 

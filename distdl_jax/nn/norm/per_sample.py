@@ -145,7 +145,7 @@ class DistributedRMSNorm(_OverFeatures):
     Source: Zhang and Sennrich (2019), arXiv:1910.07467; PyTorch's RMSNorm.
     """
 
-    centred: ClassVar[bool] = False
+    _centred: ClassVar[bool] = False
 
     eps: float = 1e-6
 

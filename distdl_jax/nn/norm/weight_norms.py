@@ -14,7 +14,8 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
-from distdl_jax.functional.all_sum_reduce import all_sum_reduce, replicated
+from distdl_jax.functional.all_sum_reduce import all_sum_reduce
+from distdl_jax.functional.copies import replicated
 from distdl_jax.functional.plan import Plan, ShapeDtypes
 from distdl_jax.kernels.dtypes import accumulation_dtype
 from distdl_jax.nn.base.calls import layer_call

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from numpy.lib.stride_tricks import sliding_window_view
 
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.plan import Plan, ShapeDtypes
 from distdl_jax.functional.sliding_windows import WindowsPlan, plan_windows
-from distdl_jax.kernels.dtypes import mean_dtype
+from distdl_jax.kernels.dtypes import extreme, mean_dtype
 from distdl_jax.kernels.geometry import Placement
 from distdl_jax.kernels.pooling import max_pool, sum_pool
 from distdl_jax.nn.base.dimensions import in_dimensions
@@ -114,6 +114,12 @@ class DistributedPool(ParameterFreeLayer):
         placement = plan.fetch.placement(plan.fetch.index(world.rank))
         return self._pool(block, placement).astype(output.dtype)
 
+    def _over_windows(self, x: Array, start: Any, operation: Callable[..., Array]) -> Array:
+        """Return an operation over the windows of a whole array."""
+        windows, ones = self._windows, (1, 1)
+        options = (*ones, *windows.kernel), (*ones, *windows.stride), ((0, 0), (0, 0), *windows.padding)
+        return lax.reduce_window(x, start, operation, *options, window_dilation=(*ones, *windows.dilation))
+
     def _dtype(self, dtype: np.dtype) -> np.dtype:
         """Return the dtype of the output, from the dtype of x."""
         return dtype
@@ -141,6 +147,10 @@ class DistributedMaxPool(DistributedPool):
         check_ordered(dtype)
         return dtype
 
+    def _formula(self, params: object, x: Array) -> Array:
+        start = extreme(self._dtype(np.dtype(x.dtype)), largest=False)
+        return self._over_windows(x, np.asarray(start, x.dtype), lax.max)
+
     def _pool(self, x: Array, placement: Placement) -> Array:
         return max_pool(x, self._windows.kernel, placement)
 
@@ -153,6 +163,14 @@ class DistributedAvgPool(DistributedPool):
 
     def _dtype(self, dtype: np.dtype) -> np.dtype:
         return mean_dtype(dtype)
+
+    def _formula(self, params: object, x: Array) -> Array:
+        x = x.astype(mean_dtype(np.dtype(x.dtype)))
+        zero = np.zeros((), x.dtype)
+        counts: Any = math.prod(self._windows.kernel)
+        if not self.count_include_pad:
+            counts = self._over_windows(jnp.ones((1, 1, *x.shape[2:]), x.dtype), zero, lax.add)
+        return self._over_windows(x, zero, lax.add) / counts
 
     def _pool(self, x: Array, placement: Placement) -> Array:
         x = x.astype(mean_dtype(np.dtype(x.dtype)))  # a sum of bytes may not fit in a byte

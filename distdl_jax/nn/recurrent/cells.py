@@ -15,8 +15,8 @@ from jax.typing import DTypeLike
 
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError
 from distdl_jax.functional.all_gather import plan_all_gather
-from distdl_jax.functional.all_sum_reduce import ReplicatedPlan
 from distdl_jax.functional.block_checks import outside
+from distdl_jax.functional.copies import ReplicatedPlan
 from distdl_jax.functional.plan import BlocksPlan, MovementPlan, ShapeDtypes
 from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.input_checks import real_grid
@@ -42,10 +42,10 @@ Parts = tuple[Array, ...]
 class Recurrent(PartitionedLayer):
     """The base of layers with a carry from step to step: `y, carry = layer(params, x, carry=carry)`.
 
-    - `carried`: the names of the parts of a carry, all of one shape.
+    - `_carried`: the names of the parts of a carry, all of one shape.
     """
 
-    carried: ClassVar[tuple[str, ...]] = ("h",)
+    _carried: ClassVar[tuple[str, ...]] = ("h",)
 
     @abstractmethod
     def _carry_spec(self, x_spec: TensorSpec) -> TensorSpec:
@@ -65,7 +65,7 @@ class Recurrent(PartitionedLayer):
             raise InvalidArgumentError(
                 f"`x_spec` (={x_spec!r}) must be the spec of a tensor on P_x, {self.P_x.describe()}, without copies."
             )
-        return self._tree((self._carry_spec(x_spec),) * len(self.carried))
+        return self._tree((self._carry_spec(x_spec),) * len(self._carried))
 
     def init_carry(self, x_spec: TensorSpec, dtype: DTypeLike = jnp.float32) -> Carry:
         """Return this worker's blocks of a zero carry, for inputs of `x_spec`; zero-volume arrays outside P_x."""
@@ -98,7 +98,7 @@ class Recurrent(PartitionedLayer):
             params = self._opened(params)
             entries = dict(zip(self._entries, given, strict=False))
             plan = self._agree_on_plan({**params, **entries} if isinstance(params, Mapping) else params, x)
-            parts = given or tuple(tie(jnp.zeros(self._carry_shape(plan), x.dtype), x) for _ in self.carried)
+            parts = given or tuple(tie(jnp.zeros(self._carry_shape(plan), x.dtype), x) for _ in self._carried)
             y, new = self._advance(plan, params, x, parts)
             if carry is None:
                 return y
@@ -114,20 +114,20 @@ class Recurrent(PartitionedLayer):
     @property
     def _entries(self) -> tuple[str, ...]:
         """How a user writes the parts of the carry, which are also the names for exchanging their shapes."""
-        several = len(self.carried) > 1
-        return tuple(f"carry[{k}]" if several else "carry" for k in range(len(self.carried)))
+        several = len(self._carried) > 1
+        return tuple(f"carry[{k}]" if several else "carry" for k in range(len(self._carried)))
 
     def _tree(self, parts: tuple[Any, ...]) -> Any:
-        return parts if len(self.carried) > 1 else parts[0]
+        return parts if len(self._carried) > 1 else parts[0]
 
     def _parts(self, carry: Carry | None) -> Parts:
         """Return the arrays of a carry; none if there is none."""
         if carry is None:
             return ()
-        parts = (carry,) if len(self.carried) == 1 else carry
-        is_whole = isinstance(parts, Sequence) and len(parts) == len(self.carried)
+        parts = (carry,) if len(self._carried) == 1 else carry
+        is_whole = isinstance(parts, Sequence) and len(parts) == len(self._carried)
         if not is_whole or not all(hasattr(part, "dtype") and hasattr(part, "shape") for part in parts):
-            kind = "an array" if len(self.carried) == 1 else f"the arrays ({', '.join(self.carried)})"
+            kind = "an array" if len(self._carried) == 1 else f"the arrays ({', '.join(self._carried)})"
             raise InvalidTypeError(f"`carry` (={carry!r}) must be {kind}, as returned by `init_carry`.")
         return tuple(parts)
 
@@ -179,7 +179,7 @@ class RecurrentCell(Recurrent):
 
     @staticmethod
     @abstractmethod
-    def step(of_x: Array, of_h: Array, parts: Parts) -> Parts:
+    def _step(of_x: Array, of_h: Array, parts: Parts) -> Parts:
         """Return the carry after a step, from this worker's gates of x and of h, ... x gates x features."""
 
     def __post_init__(self) -> None:
@@ -233,7 +233,7 @@ class RecurrentCell(Recurrent):
     def _next(self, plan: CellPlan, own: Params, of_x: Array, parts: Parts) -> Parts:
         """Return the carry after a step, from this worker's gates of x."""
         h = plan.gather_h.run(self.P_x.world, parts[0])
-        return self.step(of_x, self._of(own, "hh", h), parts)
+        return self._step(of_x, self._of(own, "hh", h), parts)
 
     def _of(self, own: Params, kind: str, x: Array) -> Array:
         """Return this worker's gates of x, or of h: ... x gates x features."""
@@ -315,7 +315,7 @@ class DistributedGRUCell(RecurrentCell):
     gates = 3
 
     @staticmethod
-    def step(of_x: Array, of_h: Array, parts: Parts) -> Parts:
+    def _step(of_x: Array, of_h: Array, parts: Parts) -> Parts:
         (h,) = parts
         r, z = (jax.nn.sigmoid(of_x[..., k, :] + of_h[..., k, :]) for k in (0, 1))
         n = jnp.tanh(of_x[..., 2, :] + r * of_h[..., 2, :])
@@ -339,11 +339,11 @@ class DistributedLSTMCell(RecurrentCell):
     and h' = o tanh(c').
     """
 
-    carried = ("h", "c")
+    _carried = ("h", "c")
     gates = 4
 
     @staticmethod
-    def step(of_x: Array, of_h: Array, parts: Parts) -> Parts:
+    def _step(of_x: Array, of_h: Array, parts: Parts) -> Parts:
         return lstm_step(*(of_x[..., k, :] + of_h[..., k, :] for k in range(4)), c=parts[1])
 
 

@@ -176,7 +176,7 @@ class DistributedGRU(OverTime):
     """A gated recurrent unit over sequences, with samples and features split: PyTorch's GRU, `batch_first`."""
 
     kind = DistributedGRUCell
-    carried = DistributedGRUCell.carried
+    _carried = DistributedGRUCell._carried
 
 
 @documented(
@@ -190,7 +190,7 @@ class DistributedLSTM(OverTime):
     """A long short-term memory over sequences, with samples and features split: PyTorch's LSTM, `batch_first`."""
 
     kind = DistributedLSTMCell
-    carried = DistributedLSTMCell.carried
+    _carried = DistributedLSTMCell._carried
 
 
 def _step(cell: RecurrentCell, plan: CellPlan, own: Params, parts: Parts, of_x: Array) -> tuple[Parts, Array]:

@@ -116,6 +116,7 @@ class Concatenate(Static):
                     f"`xs[{k}]` (of shape {grid.extent}) must have the blocks of `xs[0]` (of shape {grids[0].extent}) "
                     f"in every dimension but {axis}, but along dimension {d} their lengths are {its}, not {wanted}."
                 )
+        # The result is balanced again: each tensor gives every worker the part that falls into its range of the whole.
         own = balanced_ranges(sum(grid.extent[axis] for grid in grids), self.P_x.shape[axis])
         pieces, start = [], 0
         for grid, x in zip(grids, tensors, strict=True):

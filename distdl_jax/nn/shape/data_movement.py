@@ -203,6 +203,9 @@ class Repartition(_Primitive, function=functional.repartition, plan=plan_reparti
     P_y: Partition
     preserve_batch: bool = True
 
+    def _formula(self, params: Any, x: Array) -> Array:
+        return x
+
 
 Transpose = DistributedTranspose = Repartition
 """DistDL's earlier names for `Repartition`."""

@@ -7,6 +7,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jax import Array
+
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import owned_grid
 from distdl_jax.functional.plan import ShapeDtypes
@@ -25,6 +27,9 @@ class _Reshaping(ParameterFreeLayer):
 
     def _plan(self, x: ShapeDtypes, params: object) -> ReshapePlan:
         return plan_reshape(x, self.P_x, self.P_y, self._shape_from(owned_grid("x", self.P_x, x).extent))
+
+    def _formula(self, params: object, x: Array) -> Array:
+        return x.reshape(self._shape_from(x.shape))
 
     @abstractmethod
     def _shape_from(self, extent: tuple[int, ...]) -> tuple[int, ...]:

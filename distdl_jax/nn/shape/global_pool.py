@@ -53,6 +53,9 @@ class _GlobalPool(ParameterFreeLayer):
     def _copied(self) -> tuple[int, ...]:
         return self._features if self.copies else ()
 
+    def _formula(self, params: object, x: Array) -> Array:
+        return (jnp.mean if self.op == "mean" else jnp.max)(x, self._features, keepdims=True)
+
     def _plan(self, x: ShapeDtypes, params: object) -> GlobalPoolPlan:
         extent = owned_grid("x", self.P_x, x).extent
         if 0 in extent[2:]:

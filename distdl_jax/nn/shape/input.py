@@ -68,6 +68,11 @@ class Input(ParameterFreeLayer):
             )
         return Unmoved(x)
 
+    def _formula(self, params: object, x: Array) -> Array:
+        if x.shape[1:] != self.spec.global_shape[1:]:
+            raise PlanError(f"`x` is {shape_text(x.shape)}, but must be like the whole of {self.spec.describe()}.")
+        return x
+
     def check(self, x: Array, others: Iterable[int]) -> None:
         """Reject x, on this layer's workers and others, if any worker's block has another shape."""
         world, team = self.P_x.world, union(self.P_x.ranks, others)

@@ -18,7 +18,7 @@ from distdl_jax.functional.products import ProductPlan
 from distdl_jax.nn.base.calls import layer_call
 from distdl_jax.nn.base.layer import PartitionedLayer
 from distdl_jax.nn.conv.conv import CONVOLUTIONS
-from distdl_jax.nn.networks.layer_compatibility import check_activation
+from distdl_jax.nn.networks.function_runs import activated
 from distdl_jax.nn.networks.network import params_of_part
 from distdl_jax.nn.spectral.spectral_conv import SPECTRAL_CONVOLUTIONS, SpectralPlan
 from distdl_jax.partitions.partition import Partition, check_partitions
@@ -135,9 +135,6 @@ class DistributedFNOBlock(PartitionedLayer):
             if self.P_x.rank is None:
                 return y
             y = y + other
-            if self.activation is None:
-                return y
-            check_activation(self.activation, self.P_x, y)
-            return self.activation(y)
+            return y if self.activation is None else activated(self.activation, self.P_x, y)
 
     apply = __call__

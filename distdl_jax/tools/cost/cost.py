@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from math import inf, prod
-from typing import Any, NamedTuple
+from math import prod
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,20 +17,20 @@ from jax.typing import DTypeLike
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError, PlanError, Removed
 from distdl_jax.functional.plan import ShapeDtypes
 from distdl_jax.nn.base.layer import Layer
-from distdl_jax.nn.networks.network import Network
-from distdl_jax.nn.networks.pipeline import Pipeline
 from distdl_jax.partitions.spec_trees import is_spec
 from distdl_jax.partitions.tensors import TensorSpec, check_spec
 from distdl_jax.plans.alike import ByClass, derived, on_grids
 from distdl_jax.plans.shape_dtype import ShapeDtype
 from distdl_jax.plans.worker_ranks import worker_ranks
-from distdl_jax.text import aligned, number, quoted
+from distdl_jax.text import aligned, number
 from distdl_jax.tools.cost.amounts import Amounts, alike
 from distdl_jax.tools.cost.classes import groups
-from distdl_jax.tools.cost.layers import Chain, Counter, nodes_in
+from distdl_jax.tools.cost.layers import Chain, Counter, PlacedLayer, nodes_in, placed_layers
 from distdl_jax.tools.cost.memory import CompiledMemory, WorkerMemory, compile_step, worker_memory
+from distdl_jax.tools.cost.step import count_step
+from distdl_jax.tools.cost.units import BANDWIDTHS, TIMES, quantity
 from distdl_jax.transports.world import World
-from distdl_jax.validation import checked_boolean, checked_dtype
+from distdl_jax.validation import check_function, checked_boolean, checked_dtype
 
 VERSION = 3
 """Of the JSON format."""
@@ -72,63 +70,8 @@ def in_columns(amounts: Amounts, stored: int) -> list[float]:
 WAITING = "ms waiting"
 NOTE = "Waiting is a lower bound, messages x latency + bytes / bandwidth: without arithmetic, and without late workers."
 
-_BANDWIDTHS = {
-    "B/s": 1.0,
-    "kB/s": 1e3,
-    "MB/s": 1e6,
-    "GB/s": 1e9,
-    "GiB/s": 2.0**30,
-    "Mbit/s": 1e6 / 8,
-    "Gbit/s": 1e9 / 8,
-}
-_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-"""Units in bytes per second, and in seconds."""
-
-
-def _quantity(name: str, text: object, units: Mapping[str, float], example: str) -> float:
-    """Return the value of a positive number with a unit, such as "10 GB/s", in the unit whose factor is 1."""
-    if not isinstance(text, str):
-        raise InvalidTypeError(f"`{name}` (={text!r}) must be a string like {example!r}.")
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(\D+?)\s*", text)
-    with suppress(ValueError):
-        if match and match[2] in units and 0 < (value := float(match[1]) * units[match[2]]) < inf:
-            return value
-    raise InvalidArgumentError(
-        f"`{name}` (={quoted(text)}) must be a positive number with a unit, like {example!r}; units are "
-        f"{', '.join(units)}."
-    )
-
-
 OPTIMISERS = {"sgd": 0, "momentum": 1, "rmsprop": 1, "adagrad": 1, "lion": 1, "adam": 2, "adamw": 2}
 """The number of values that an optimiser stores for each parameter."""
-
-
-class PlacedLayer(NamedTuple):
-    """A layer or a function in a network; `name`: of its class, or of the function."""
-
-    place: str
-    layer: Any
-    name: str
-
-    @property
-    def param_specs(self) -> list[TensorSpec]:
-        """The specs of all parameters."""
-        if not isinstance(self.layer, Layer):
-            return []
-        leaves = jax.tree.leaves(self.layer.param_specs(), is_leaf=is_spec)
-        return [leaf for leaf in leaves if is_spec(leaf)]
-
-
-def placed_layers(layer: Callable[..., Any], place: str = "") -> Iterator[PlacedLayer]:
-    """Yield the layers within `layer`, at any depth, or the layer itself; places, "3.body.0", are those of actions."""
-    if not isinstance(layer, Network) or isinstance(layer, Pipeline):
-        yield PlacedLayer(place, layer, getattr(layer, "__name__", type(layer).__name__))
-        return
-    for name, part in layer._parts:
-        if part is not None:
-            yield from placed_layers(part, f"{place}.{name}" if place else str(name))
-    if layer._computes:
-        yield PlacedLayer(place, None, layer._computes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +89,8 @@ class Cost:
     _chain: Chain = field(default=(), repr=False, compare=False)
     _x: ShapeDtypes = field(default_factory=dict, repr=False, compare=False)
     _backward: bool = True
+
+    _ROW: ClassVar[str] = "layer"
 
     @property
     def flops(self) -> np.ndarray:
@@ -241,11 +186,11 @@ class Cost:
         Waiting is a lower bound, messages x latency + bytes / bandwidth: without arithmetic, and without late workers.
         """
         activations, waits = self.activations, bandwidth is not None or latency is not None
-        per_byte = 0.0 if bandwidth is None else 1 / _quantity("bandwidth", bandwidth, _BANDWIDTHS, "10 GB/s")
-        per_message = 0.0 if latency is None else _quantity("latency", latency, _TIMES, "2 us")
-        rows = [["layer", *COLUMNS]]
+        per_byte = 0.0 if bandwidth is None else 1 / quantity("bandwidth", bandwidth, BANDWIDTHS, "10 GB/s")
+        per_message = 0.0 if latency is None else quantity("latency", latency, TIMES, "2 us")
+        rows = [[self._ROW, *COLUMNS]]
         rows += ([each.title, *map(number, each.numbers(activations[each.place]))] for each in self.layers)
-        rows.append(["all layers", *map(number, in_columns(self.workers, self._most_live.max()))])
+        rows.append([f"all {self._ROW}s", *map(number, in_columns(self.workers, self._most_live.max()))])
         if waits:
             all_amounts = [*(each.amounts for each in self.layers), self.workers]
             seconds = [float(np.max(each.operations * per_message + each.bytes * per_byte)) for each in all_amounts]
@@ -274,40 +219,75 @@ class Cost:
     draw = Removed("dj.draw(cost)")
 
 
+@dataclass(frozen=True, eq=False)
+class StepCost(Cost):
+    """The cost of a function of blocks on each worker, from its traced programs; rows are the lines that send."""
+
+    _ROW: ClassVar[str] = "line"
+
+    @property
+    def memory(self) -> np.ndarray:
+        """The bytes of the fullest worker by XLA, for each worker: an upper bound for the others."""
+        if self.compiled is None:
+            raise InvalidArgumentError("The memory of a function is known to XLA alone: ask by `compiled=True`.")
+        return np.full_like(self.workers.parameters, self.compiled.total)
+
+    @property
+    def fullest(self) -> int:
+        """The world rank of the worker with the largest arguments, and of these the one that sends most."""
+        return int(np.lexsort((-self.bytes, -self.workers.parameters))[0])
+
+    @property
+    def activations(self) -> dict[str, np.ndarray]:
+        """Zeros: what is kept is known to XLA alone."""
+        return {layer.place: np.zeros_like(self.workers.parameters) for layer in self.layers}
+
+    @property
+    def _most_live(self) -> np.ndarray:
+        return self.workers.parameters if self.compiled is None else self.memory
+
+
 def _lists(amounts: Amounts) -> dict[str, list[int]]:
     return {field.name: getattr(amounts, field.name).tolist() for field in fields(amounts)}
 
 
 def cost(
     network: Callable[..., Any],
-    x_spec: TensorSpec,
-    *,
+    *specs: Any,
     optimiser: str = "adam",
     backward: bool = True,
     dtype: DTypeLike = jnp.float32,
     compiled: bool = False,
 ) -> Cost:
-    """Count the cost of a training step of `network` on each worker, without communication or execution.
+    """Count the cost of a training step on each worker, without communication or execution.
 
-    A step is the value of a loss of the output, the gradient of the parameters, and the optimiser's update. It works in
-    any world: in a job, in `dj.simulate`, and for any number of workers on `dj.planning_world(n)`. Each layer is
-    traced, for one worker of each shape of blocks. A layer of your own whose movements depend on shapes computed by
-    other workers is traced for each worker, on at most 256 workers.
+    The step is a distributed function, or any other function of blocks, with its arguments: `dj.cost(step, *specs)`. Or
+    it is that of a network of layers: the value of a loss of the output, the gradient of the parameters, and the
+    optimiser's update, `dj.cost(network, x_spec)`. It works in any world: in a job, in `dj.simulate`, and for any
+    number of workers on `dj.planning_world(n)`.
+
+    A distributed function is traced for each worker, on more than 16 for those at the ends of each dimension of the
+    grid, and for the second ones along it, which stand for all between. Each layer of a network is traced for one
+    worker of each shape of blocks. What depends on shapes computed by other workers (a layer of your own, a step of
+    layers) is traced for each worker, on at most 256.
 
     **Arguments:**
 
-    - `network`: a layer, or a network of layers.
-    - `x_spec`: the global shape and the partition of its input.
-    - `optimiser`: for its state: "adam", "adamw", "sgd", "momentum", "rmsprop", "adagrad" or "lion".
-    - `backward`: whether gradients are computed and parameters updated; otherwise only the forward pass.
-    - `dtype`: of the input and of the parameters; an input of indices has int32.
+    - `network`: a function, jitted or not; a layer, or a network of layers.
+    - `specs`: for a function, its arguments, with a `TensorSpec` in place of a block, and whole arrays or
+      `jax.ShapeDtypeStruct`s. For a network, the global shape and the partition of its input.
+    - `optimiser`: of a network, for its state: "adam", "adamw", "sgd", "momentum", "rmsprop", "adagrad" or "lion".
+    - `backward`: of a network, whether gradients are computed and parameters updated; otherwise only the forward pass.
+    - `dtype`: of blocks, and of a network's parameters; its input of indices has int32. In a function's, a block of
+      another dtype is `(spec, dtype)`.
     - `compiled`: whether to compile the step of the worker that needs most memory, which takes as long as in the job;
       its memory is in `Cost.compiled`. The number of workers is limited as for tracing.
 
-    **Returns:** the `Cost`.
+    **Returns:** the `Cost`. Of a function, its rows are the lines that send, all flops count as forward, `parameters`
+    are all arguments, and `memory` is known if it is compiled.
 
-    **Raises:** `InvalidTypeError` if `network` is not a layer or `x_spec` not a spec; `InvalidArgumentError` if
-    `optimiser` is not one of these; `PlanError` if x does not fit, or a layer that has to
+    **Raises:** `InvalidTypeError` if `network` is not a function, or `x_spec` not a spec; `InvalidArgumentError` if
+    `optimiser` is not one of these, or no argument has a spec; `PlanError` if x does not fit, or a layer that has to
     be traced for each worker is on too many.
 
     >>> import distdl_jax as dj
@@ -315,9 +295,20 @@ def cost(
     >>> layer = dj.nn.DistributedConv2d(P, in_channels=1, out_channels=2, kernel_size=3, padding=1)
     >>> dj.cost(layer, dj.TensorSpec((1, 1, 8, 8), P)).messages.tolist()
     [4, 3, 4, 3]
+    >>> f = dj.distribute(lambda x: x * x.mean(), (dj.TensorSpec((1, 1, 8, 8), P),), dj.BLOCKS)
+    >>> print(dj.cost(f, dj.TensorSpec((1, 1, 8, 8), P)).workers.collectives_forward.tolist())
+    [1, 1, 1, 1]
     """
-    if not isinstance(network, Layer) or isinstance(network, type):
-        raise InvalidTypeError(f"`network` (={network!r}) must be a layer; put functions into an nn.Sequential.")
+    if not isinstance(network, Layer):
+        check_function("network", network)
+        if optimiser != "adam" or backward is not True:
+            raise InvalidArgumentError("`optimiser` and `backward` are of networks: a function is the whole step.")
+        counted = count_step(network, specs, checked_dtype("dtype", dtype), checked_boolean("compiled", compiled))
+        lines = tuple(LayerCost(line, "", amounts) for line, amounts in counted.lines.items())
+        return StepCost(lines, counted.workers, counted.compiled)
+    if len(specs) != 1:
+        raise InvalidTypeError(f"dj.cost takes the spec of a network's input alone, but got {len(specs)} arguments.")
+    x_spec: TensorSpec = specs[0]
     check_spec(x_spec, "x_spec")
     if not isinstance(optimiser, str) or optimiser not in OPTIMISERS:
         raise InvalidArgumentError(f"`optimiser` (={optimiser!r}) must be one of {', '.join(OPTIMISERS)}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -16,9 +16,13 @@ from distdl_jax.functional.mark import Mark
 from distdl_jax.functional.plan import MovementPlan, Plan, ShapeDtypes
 from distdl_jax.nn.base.layer import Layer
 from distdl_jax.nn.dense.squeeze_excitation import DistributedSqueezeExcitation, ScalingPlan
+from distdl_jax.nn.networks.function_runs import FunctionsPlan
+from distdl_jax.nn.networks.network import Network
+from distdl_jax.nn.networks.pipeline import Pipeline
 from distdl_jax.nn.networks.residual import WAYS, Residual, ResidualPlan, Skip, SkipPlan
 from distdl_jax.nn.networks.sequential import Sequential, SequentialPlan
 from distdl_jax.partitions.spec_trees import is_spec
+from distdl_jax.partitions.tensors import TensorSpec
 from distdl_jax.tools.cost.traced import traced_by_all
 from distdl_jax.tools.cost.traces import NotRecorded, Trace, TracedClass, traced_classes
 from distdl_jax.transports.world import World
@@ -85,6 +89,11 @@ class Counter:
         - `has_gradient`: whether the gradient of `x` is computed.
         """
         match layer, plan:
+            case _, FunctionsPlan():  # the first of functions that are counted together, or another one
+                if plan.functions is None:
+                    return ()
+                classes = traced_by_all(plan.functions, x, self.world, self.dtype)
+                return (CountedLayer(place, classes, plan.after(x), False, has_gradient),)
             case Sequential(), SequentialPlan():
                 return self._one_after_the_other(enumerate(zip(layer, plan.plans, strict=True)), x, place, has_gradient)
             case Residual(), ResidualPlan():
@@ -188,3 +197,31 @@ def nodes_in(chain: Chain) -> Iterator[CountedLayer | Joined]:
 
 def _within(place: str, name: str) -> str:
     return f"{place}.{name}" if place else name
+
+
+class PlacedLayer(NamedTuple):
+    """A layer or a function in a network; `name`: of its class, or of the function."""
+
+    place: str
+    layer: Any
+    name: str
+
+    @property
+    def param_specs(self) -> list[TensorSpec]:
+        """The specs of all parameters."""
+        if not isinstance(self.layer, Layer):
+            return []
+        leaves = jax.tree.leaves(self.layer.param_specs(), is_leaf=is_spec)
+        return [leaf for leaf in leaves if is_spec(leaf)]
+
+
+def placed_layers(layer: Callable[..., Any], place: str = "") -> Iterator[PlacedLayer]:
+    """Yield the layers within `layer`, at any depth, or the layer itself; places, "3.body.0", are those of actions."""
+    if not isinstance(layer, Network) or isinstance(layer, Pipeline):
+        yield PlacedLayer(place, layer, getattr(layer, "__name__", type(layer).__name__))
+        return
+    for name, part in layer._parts:
+        if part is not None:
+            yield from placed_layers(part, f"{place}.{name}" if place else str(name))
+    if layer._computes:
+        yield PlacedLayer(place, None, layer._computes)

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from distdl_jax.distribute.plan import Plan
 from distdl_jax.errors import InvalidArgumentError, InvalidTypeError
 from distdl_jax.nn.base.layer import BaseLayer
 from distdl_jax.nn.shape.data_movement import HaloExchange
@@ -19,10 +20,11 @@ from distdl_jax.tools.draw.bars import draw_cost
 from distdl_jax.tools.draw.grids import draw_blocks, spec_as_blocks, workers_as_blocks
 from distdl_jax.tools.draw.layers import draw_layer
 from distdl_jax.tools.draw.messages import draw_report, draw_totals
+from distdl_jax.tools.draw.plans import draw_plan
 from distdl_jax.validation import checked_boolean, checked_dtype
 from distdl_jax.watchdog.programs.report import Report
 
-KINDS = "a partition, a spec, a layer of the library, the result of dj.check, or that of dj.cost"
+KINDS = "a partition, a spec, a layer of the library, the result of dj.check, that of dj.cost, or a plan"
 
 
 def draw(
@@ -33,7 +35,7 @@ def draw(
     halos: Mapping[int, Any] | None = None,
     in_order: bool = True,
 ) -> Drawing:
-    """Draw a partition, a tensor's blocks, a layer, a function's messages, or a cost.
+    """Draw a partition, a tensor's blocks, a layer, a function's messages or plan, or a cost.
 
     | x | shows |
     |---|---|
@@ -41,11 +43,12 @@ def draw(
     | a `TensorSpec` | the owners of the blocks |
     | a layer, with `x_spec` | its plan: the owners of all blocks before and after, and the boxes sent, with bytes |
     | a report of `dj.check` | the messages in order, and in which operations workers wait for ever |
+    | a plan: `f.plan(*args)` of `dj.distribute` | this worker's movements: arrays' blocks, what moves, and bytes |
     | a result of `dj.cost` | each layer's share of flops, of bytes sent and of bytes stored |
 
-    There is no communication, and every worker gets the same picture. Of more than 64 workers it shows some, of more
-    than 160 messages in order the first. A report's loop is drawn once, with the number of passes; of a conditional,
-    the first branch.
+    There is no communication, and every worker gets the same picture, but of a plan its own. Of more than 64 workers
+    it shows some, of more than 160 messages in order the first, of a plan 40 movements. A report's loop is drawn once,
+    with the number of passes; of a conditional, the first branch.
 
     **Arguments:**
 
@@ -61,7 +64,7 @@ def draw(
     **Raises:** `InvalidTypeError` if `x` is none of these, or `x_spec` of a layer not a spec; `InvalidArgumentError` if
     `x_spec` or `halos` is given for something else; `PlanError` if the layer's input does not fit.
 
-    >>> import distdl_jax as dj
+    >>> import jax, distdl_jax as dj
     >>> P = dj.planning_world(4)
     >>> print(dj.draw(P.grid([2, 1], [3, 1])))
     2 x 1 grid of 2 workers
@@ -80,6 +83,11 @@ def draw(
          +-----+-----+
      3:5 |  2  |  3  |
          +-----+-----+
+    >>> def program():
+    ...     f = dj.distribute(lambda x: x.sum(), dj.TensorSpec((6, 4), dj.Partition().grid([2, 1])))
+    ...     return str(dj.draw(f.plan(jax.ShapeDtypeStruct((3, 4), "float32")))).splitlines()[-1].split()
+    >>> dj.simulate(2, program)[0]
+    ['all', '1', '4', 'B']
     >>> layer = dj.nn.Repartition(P.grid([2, 1]), P.grid([1, 2]))
     >>> print(str(dj.draw(layer, dj.TensorSpec((4, 6), layer.P_x))).splitlines()[-1])
       24 bytes each: 0 → 1, 1 → 0
@@ -103,6 +111,8 @@ def draw(
             return draw_report(x) if in_order else draw_totals(x)
         case Cost():
             return draw_cost(x)
+        case Plan():
+            return draw_plan(x)
     raise InvalidTypeError(f"`x` (={quoted(x)}) must be {KINDS}.")
 
 

@@ -227,6 +227,7 @@ def profile(step: Callable[..., Any], *args: Any, steps: int = 20) -> Profile:
 
     everyone = tuple(range(world.size))
     world.agree(everyone, "the start of dj.profile", None)
+    # Clocks are compared over a communicator of its own, whose messages can't meet the step's.
     comm = MPI.COMM_WORLD.Dup()
     recording = record(step, args, steps, comm)
     comm.Free()

@@ -62,6 +62,7 @@ def meet(timed: Mapping[int, Sequence[Activity]]) -> Met:
     for sender, sent, receiver, received in arrows:
         wait((sender, sent), (receiver, received))
         wait((receiver, received), (sender, sent))
+    # All of a team leave together, when the last has come: the others waited for that one.
     for team in teams:
         last = max(team, key=lambda place: starts[place[0]][place[1]])
         for place in team:
@@ -216,6 +217,7 @@ def add_up(recorded: Mapping[int, Activities], steps: int) -> Totals:
             if each.kind != MESSAGE:
                 spans.append(Span(each.start, each.end, column + each.kind, False))
                 continue
+            # A message first waits until its partner has arrived; only then do its bytes travel.
             came = each.start if operation is None else next(until)
             spans.append(Span(each.start, came, column + _WAITING, True))
             spans.append(Span(came, each.end, column + _TRANSFER, True))
@@ -227,6 +229,7 @@ def add_up(recorded: Mapping[int, Activities], steps: int) -> Totals:
                 if operation is not None and (wait := waited.get(each.start)) is not None:
                     for other, took in causes(waits, wait).items():
                         layer.waited_for[worker, other] += took * 1e-9 / steps
+        # Activities overlap: each moment is given away once, so that the columns add up to the step.
         found = shares(spans, mine.steps, _KINDS * len(mine.rows))
         by_row, hidden = (each.reshape(-1, _KINDS) / steps for each in (found.seconds, found.hidden))
         for (_, times), numbers, under in zip(own, by_row, hidden, strict=True):
@@ -237,6 +240,7 @@ def add_up(recorded: Mapping[int, Activities], steps: int) -> Totals:
         idle[worker] = found.idle / steps
         for key, time in _middles(mine).items():
             middles[key] = min(time, middles.get(key, time))
+    # In the order of a step, by the middle of each layer's first pass: a layer may run on some workers only.
     ordered = [layers[key] for key in sorted(layers, key=lambda key: (*_order(*key), middles.get(key, np.inf)))]
     waited_for = sum((layer.waited_for for layer in ordered), np.zeros((workers, workers)))
     return Totals(tuple(ordered), seconds, idle, waited_for, met.matched and are_known)
@@ -305,6 +309,7 @@ def shares(spans: Sequence[Span], steps: Sequence[tuple[int, int]], columns: int
         + [(span.start, 2, number) for number, span in enumerate(spans) if span.end > span.start]
         + [(span.end, -2, number) for number, span in enumerate(spans) if span.end > span.start]
     )
+    # A sweep over all beginnings and ends; between two of them nothing changes. 1 marks steps, 2 spans.
     inside, before = 0, 0
     computing, communicating = set[int](), set[int]()
     for time, change, number in changes:

@@ -125,6 +125,7 @@ def open_world(comm: MPI.Intracomm | None = None) -> MPIWorld:
     known = comm.Get_attr(_world_attribute())
     if isinstance(known, MPIWorld) and not known.is_closed:
         return known
+    # In this order: a wrong launch is told before anyone waits, and the clock runs before the first agreement.
     check_launch()
     limits = current_settings().timeout
     if comm.Get_size() > 1:

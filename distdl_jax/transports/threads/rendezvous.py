@@ -68,6 +68,8 @@ class Rendezvous:
                 )
             me.begin(operation, given)
             try:
+                # The last to arrive completes the operation; whoever makes it impossible for all to go on says so at
+                # once. So no clock is needed: a job of threads can't hang.
                 if (problem := self._match(me)) is not None:
                     self._fail(problem)
                 elif stuck := self._stuck(me):

@@ -253,6 +253,7 @@ class Cursor:
         self.operation = None
         while self.stack:
             top = self.stack[-1]
+            # The end of a body: another pass, or back to what contains it.
             if top.next == len(top.items):
                 if top.left:
                     top.left -= 1
@@ -268,6 +269,7 @@ class Cursor:
                     self.operation = item
                     self.sends, self.receives = item.dest is not None, item.source is not None or item.from_any
                     self.joins = not item.is_message
+                    # An operation between two ends of nothing is done at once.
                     if self.sends or self.receives or self.joins:
                         return True
                 case Loop(length, body):

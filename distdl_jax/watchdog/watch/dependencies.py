@@ -41,6 +41,7 @@ def dependencies_of(worker: int, program: Program) -> Dependencies:
                     fixed = fixed and not item.from_any
                     if happens:
                         required.update(_required(worker, item))
+                # A loop of unknown length may run no pass: what is in it may happen, and isn't required.
                 case Loop(length, body):
                     fixed = fixed and (length is not None or not body)
                     walk(body, happens and bool(length))

@@ -11,7 +11,7 @@ from jobs import run_alone
 import distdl_jax as dj
 from distdl_jax import nn
 from distdl_jax.errors import shown_label
-from distdl_jax.tools.cost.cost import placed_layers
+from distdl_jax.tools.cost.layers import placed_layers
 
 WRONG = """
 import jax, jax.numpy as jnp, distdl_jax as dj

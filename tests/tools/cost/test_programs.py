@@ -1,6 +1,7 @@
 """What plans say that workers communicate in a training step is, operation by operation, what their programs do."""
 
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import jax
@@ -88,6 +89,8 @@ def test_parameters_and_what_the_optimiser_stores() -> None:
 ONE = dj.planning_world(1).grid([1, 1])
 MANY = dj.planning_world(300).grid([300, 1, 1])
 LINEAR, SPEC = nn.DistributedLinear(ONE, ONE, ONE, 5, 7), dj.TensorSpec((4, 5), ONE)
+SPEC_OF_MANY = dj.TensorSpec((300, 1, 5), MANY)
+TOGETHER = partial(nn.DistributedMaxPool1d(MANY, 2), {})
 AGAIN = nn.Remat(nn.DistributedConv1d(MANY, in_channels=1, out_channels=2, kernel_size=1))
 
 
@@ -103,9 +106,12 @@ AGAIN = nn.Remat(nn.DistributedConv1d(MANY, in_channels=1, out_channels=2, kerne
         ),
         (LINEAR, SPEC, {"backward": "no"}, dj.InvalidTypeError, r"`backward` \(='no'\) must be True or False"),
         (LINEAR, SPEC, {"dtype": "foo"}, dj.InvalidTypeError, r"`dtype` \(='foo'\) must be a dtype"),
-        (jax.nn.relu, SPEC, {}, dj.InvalidTypeError, r"`network` .* must be a layer"),
+        (3, SPEC, {}, dj.InvalidTypeError, r"`network` \(=3\) must be a function"),
+        (jnp.sin, jnp.zeros(3), {}, dj.InvalidArgumentError, r"`specs` must hold a TensorSpec"),
+        (jnp.sin, SPEC, {"optimiser": "sgd"}, dj.InvalidArgumentError, "`optimiser` and `backward` are of networks"),
+        (TOGETHER, SPEC_OF_MANY, {}, dj.InvalidArgumentError, r"has layers, so all workers trace it: at most 256"),
         (LINEAR, dj.TensorSpec((4, 6), ONE), {}, dj.PlanError, "`x` has shape"),
-        (AGAIN, dj.TensorSpec((300, 1, 5), MANY), {}, dj.PlanError, r"Remat can't .* on all of them: at most 256"),
+        (AGAIN, SPEC_OF_MANY, {}, dj.PlanError, r"Remat can't .* on all of them: at most 256"),
     ],
 )
 def test_what_can_not_be_predicted_is_refused(network: Any, spec: Any, options: Any, error: Any, words: str) -> None:

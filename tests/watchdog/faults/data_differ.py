@@ -70,13 +70,13 @@ def copies_differ():
     environment: DISTDL_JAX_DEBUG=1
     says: worker 1: the copies agree
     says: `tree['scale']` must be the same on all workers that hold copies of it, but is not on workers 0 and 1
-    says: (check_replicated at {file}:{+13} in step)
+    says: (compared at {file}:{+13} in step)
     """
     specs = {"scale": dj.TensorSpec((3,), P_all, replicated=1), "shift": dj.TensorSpec((2,), P_all, replicated=0)}
 
     @dj.jit
     def step(params, rate):
-        params = {name: dj.replicated(value, P_all, axes=1) - rate for name, value in params.items()}
+        params = params | {"scale": dj.replicated(params["scale"], P_all, axes=1) - rate}
         return dj.check_replicated(params, specs)
 
     params = {"scale": jnp.ones(3), "shift": jnp.arange(1.0) + rank}
@@ -216,14 +216,17 @@ def nan_check():
         logarithm(value * jnp.ones(4))
 
 
-def softmax_of_a_block():
-    """A softmax in a network goes over features that are split: each block would be normalised by itself.
+def closes_over_a_block():
+    """A softmax in a network goes over features that are split, but closes over a block: what is the whole of it?
 
-    says: softmax
-    says: works along dimension 1 of the block (reduce_max), which is split over 2 workers
-    says: nn.Local(function) applies it to each block separately
+    says: mixes entries of the block with other workers' (`reduce_max`
+    says: it is split along dimension 1 over 2 workers
+    says: `nn.Local(function)` applies it to each block separately
     """
-    network = nn.Sequential(nn.DistributedLinear(P_all, in_features=4, out_features=4), jax.nn.softmax)
+    shift = jnp.arange(2.0) + rank
+    network = nn.Sequential(
+        nn.DistributedLinear(P_all, in_features=4, out_features=4), lambda x: jax.nn.softmax(x + shift)
+    )
     dj.jit(network)(network.init(jax.random.key(0)), jnp.ones((3, 2)))
 
 

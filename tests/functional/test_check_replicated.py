@@ -9,15 +9,15 @@ import optax
 import pytest
 
 import distdl_jax as dj
+from distdl_jax.functional import copies
 from distdl_jax.settings import Settings
-from distdl_jax.transforms import replica_check
 
 DTYPES = ["bool", "int8", "float16", "bfloat16", "float32", "complex64", "float64"]
 
 
 @pytest.fixture(autouse=True)
 def debug(monkeypatch):
-    monkeypatch.setattr(replica_check, "current_settings", lambda: Settings(debug=True))
+    monkeypatch.setattr(copies, "current_settings", lambda: Settings(debug=True))
 
 
 @pytest.mark.simulated(2, 3)
@@ -93,7 +93,7 @@ def test_copies_are_compared_within_their_team():
 
 @pytest.mark.world(4)
 def test_nothing_is_sent_without_the_setting(monkeypatch):
-    monkeypatch.setattr(replica_check, "current_settings", lambda: Settings())
+    monkeypatch.setattr(copies, "current_settings", lambda: Settings())
     P = dj.Partition().grid([4])
     spec = dj.TensorSpec((), P, replicated=True)
     jaxpr = jax.make_jaxpr(lambda x: dj.check_replicated(x, spec))(jnp.float32(P.rank)).jaxpr
