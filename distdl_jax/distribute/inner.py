@@ -28,7 +28,7 @@ from distdl_jax.distribute.tensors import Tensor
 from distdl_jax.distribute.views import View
 from distdl_jax.errors import InvalidArgumentError, PlanError
 from distdl_jax.functional.block_checks import owned_grid, zero_volume_shape
-from distdl_jax.functional.plan import MovementPlan, Plan, ShapeDtypes
+from distdl_jax.functional.plan import ShapeDtypes
 from distdl_jax.functional.repartition import plan_repartition
 from distdl_jax.partitions.partition import Partition
 from distdl_jax.partitions.planning import planning_world
@@ -239,7 +239,7 @@ class _OfBlocks(Distributed):
 
     def dry_run(self) -> tuple[bool, list[Tensor]]:
         """Return whether anything moves, and the results, on shapes alone."""
-        movements, found = _OnShapes(self.traced.mesh, notes=True), list[Tensor]()
+        movements, found = Movements(self.traced.mesh, notes=True), list[Tensor]()
 
         def run(x: Any) -> None:
             found.extend(self._evaluated(replace(self.traced, leaves=[x]), movements))
@@ -333,28 +333,6 @@ class _OfBlocks(Distributed):
             own = trimmed(mesh.raw_cut_of(TensorSpec(y.shape, self.door.P)), y.shape)
             cut = tuple(() if set(axes) & y.pending else axes for axes in own)
         return cut, mesh.axes - axes_in(cut)
-
-
-class _OnShapes(Movements):
-    """Movements of which nothing but the results' shapes is wanted, also in a world without other workers."""
-
-    def run(self, plan: MovementPlan, *_: Any) -> Array:
-        """Return an array like the result of a movement."""
-        return self._like_result(plan)
-
-    def compute(self, plan: Any, *_: Any) -> Any:
-        """Return an array like the result of a computation around movements."""
-        return self._like_result(plan)
-
-    def _like_result(self, plan: Plan) -> Array:
-        self.requests += 1
-        y = plan.output(self.mesh.world.rank)
-        return jnp.zeros(y.shape, y.dtype)
-
-    def added_ranges(self, y: Array, shape: Sequence[int], cut: Cut, needed: Any) -> Array:
-        """Return an array like the blocks to which ranges are added."""
-        self.requests += 1
-        return jnp.zeros(self.mesh.block_shape(cut, shape), y.dtype)
 
 
 def _placeholder(shape: tuple[int, ...], of_x: tuple[int, ...]) -> tuple[int, ...]:
